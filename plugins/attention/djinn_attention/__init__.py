@@ -1,4 +1,4 @@
-"""Recognises attention by data flow: softmax(q·kᵀ)·v, as one op or as several."""
+"""Recognise attention by data flow: softmax(q·kᵀ)·v, as one op or as several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causal masks, read from the ops that computed them."""
+"""Recognise causal masks by the ops that compute them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STEPS = 16  # ops between counting and comparing
 
 
 def is_causal(graph: Graph, masks: tuple[int, ...], queries: int) -> bool | None:
-    """Return True if one of the masks hides later keys, False if none does, and None if a mask does not say."""
+    """Return True if a mask hides later keys, False if none does, None if this is unknown."""
     if queries == 1:
         return None
     read = [_read(graph, graph.flow.source(mask)) for mask in masks if _differs_by_query(graph, mask)]
@@ -45,7 +45,10 @@ def _read(graph: Graph, source: int) -> bool | None:
 
 
 def _bounds(graph: Graph, node: Node) -> list[bool | None]:
-    """Return for a comparison of positions whether it hides later keys, None if the sides are unknown; nothing for others."""
+    """Return, for a comparison of positions, whether it hides later keys; None if its sides are unknown.
+
+    Return an empty list for other nodes.
+    """
     pair = node.inputs[:2]
     if len(node.inputs) == 1:
         before = graph.flow.node(graph.flow.operands(node)[0])
@@ -71,7 +74,7 @@ def _by_key(graph: Graph, value: int) -> bool | None:
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """True if a value counts positions, perhaps from an offset."""
+    """Return True if a value counts positions, perhaps from an offset."""
     source = graph.flow.source(value)
     for _ in range(_STEPS):
         node = graph.flow.node(source)
@@ -88,7 +91,7 @@ def _counts(graph: Graph, value: int) -> bool:
 
 
 def _is_apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
-    """True if a mask joins masks of queries and masks of keys, as for padding, and ignores their relative positions."""
+    """Return True if a mask combines masks of queries and of keys, as for padding, without their relative positions."""
     node = graph.flow.node(source)
     if node is None or depth == 0 or node.operation.removesuffix("_") not in _JOINS:
         return False

@@ -1,4 +1,4 @@
-"""Finds the layers that feed attention, and merges parts of one attention."""
+"""Find the layers that feed attention, and merge parts of one attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Parts = list[Attention]
 
 
 def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
-    """Return the layers that lead to a value as the node `at` reads it: the source of the data of each, by its product."""
+    """Return the layers that lead to a value that the node `at` reads.
+
+    The result maps the product of each layer to the source of its data.
+    """
     node, layers = graph.nodes[at], dict[int, int]()
     source = graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
     for maker in graph.flow.ancestors(source, _ENDS, _NEAR):
@@ -34,7 +37,7 @@ def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
 
 
 def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
-    """Group attentions that are one: many of the same layers, and those whose results are written over each other."""
+    """Group attentions that are parts of one: they share layers, and their results overwrite each other."""
     if len(found) < 2 or all(attention.fused for attention in found):
         return [[attention] for attention in found]
     groups: dict[object, Parts] = defaultdict(list)
@@ -55,7 +58,7 @@ def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
 
 
 def _is_written_over(graph: Graph, end: int, ends: set[int]) -> bool:
-    """Return True if the result of the node `end` is written over a result of one of `ends`."""
+    """Return True if the result of node `end` overwrites a result of one of `ends`."""
     for user in graph.flow.descendants(end, limit=_OVER):
         operands = graph.flow.operands(graph.nodes[user])
         if graph.nodes[user].operation in _WRITES and len(operands) > 1:

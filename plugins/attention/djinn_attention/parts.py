@@ -1,4 +1,4 @@
-"""Attention whose scores or weights lie in parts, that adds scores up from layers, or that has no softmax."""
+"""Recognise attention whose scores are in parts or summed over layers, and attention without softmax."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_of_computed(at: Place) -> bool:
 
 
 def _moves_or_mixes_heads(at: Place) -> bool:
-    """True if an op moves or scales numbers, or is a product with a small square weight, which mixes heads."""
+    """Return True if an op moves or scales numbers, or mixes heads by a product with a small square weight."""
     if at.node.operation not in PRODUCTS:
         return True
     inputs = [
@@ -48,7 +48,7 @@ def _moves_or_mixes_heads(at: Place) -> bool:
 
 
 def _each_to_each(at: Place) -> bool:
-    """True if an addition spreads one operand over places that the other operand has."""
+    """Return True if an addition broadcasts one operand over positions of the other operand."""
     shapes = [meta.shape for meta in at.operands]
     return (
         len(shapes[0]) == len(shapes[1]) and any(s != at.result.shape for s in shapes) and 1 in (*shapes[0], *shapes[1])
@@ -66,7 +66,7 @@ def _is_less_log_sum(at: Place) -> bool:
 
 
 def _maps(at: Place) -> bool:
-    """True if an op is no product, or a product with given directions."""
+    """Return True if an op is no product, or a product with constant directions."""
     flow = at.graph.flow
     return at.node.operation not in PRODUCTS or sum(is_given(flow, s) for s in flow.operands(at.node)) == 1
 
@@ -100,7 +100,10 @@ _FEATURED = linear()["query"] >> through(_FEATURES, limit=24, where=_maps)
 
 
 def in_parts(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield the attentions around softmaxes that are not `taken`, and around exponentials of scores less `logsumexp` of them."""
+    """Yield attentions around softmaxes that are not in `taken`.
+
+    Exponentials of scores minus their `logsumexp` count as softmaxes.
+    """
     weighing = WEIGHING | {"exp"} if "logsumexp" in graph.by_op else WEIGHING
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in weighing & graph.by_op.keys() for i in graph.by_op[name]):
@@ -119,14 +122,17 @@ def _around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
 
 
 def _other(graph: Graph, found: Found) -> int:
-    """Return the operand of the mixture that is not the weights."""
+    """Return the operand of the product with the attention weights that is not the weights."""
     mixture = found["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
     return next((v for v, s in pairs if s not in found.nodes), pairs[-1][0])
 
 
 def without_softmax(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield linear attention: features of keys meet values first, and features of queries take parts of the result."""
+    """Yield linear attentions.
+
+    In these, features of keys are multiplied with values first, and then with features of queries.
+    """
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
         if index in taken or index in gradients or len(graph.nodes[index].inputs) != 2:
@@ -149,7 +155,7 @@ def _asked(graph: Graph, found: Found) -> Iterable[Found]:
 
 
 def _sums_over_places(graph: Graph, found: Found) -> bool:
-    """True if keys and values meet over places, which the result no longer has."""
+    """Return True if keys and values are summed over positions, which the result no longer has."""
     result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other(graph, found)).shape
     summed = graph.meta(found["context"].inputs[0]).shape[-1]
     return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])

@@ -1,4 +1,4 @@
-"""The pattern `attention`: collects candidates and returns matches."""
+"""The pattern `attention`: return matches of attention."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from djinn_core.planning.matching.attentions import PRODUCTS, Attention, attenti
 
 
 class AttentionPattern(Pattern):
-    """Attention, as one of PyTorch's fused ops or as softmax(q·kᵀ [scaled, masked])·v through any views."""
+    """Match attention, as a fused op of PyTorch or as softmax(q·kᵀ [scaled, masked])·v through any views."""
 
     name = "attention"
     tolerates_growth = True
     operations = FUSED_ATTENTION | WEIGHING | PRODUCTS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each attention. Names of modules and parts of names play no role."""
+        """Return one match for each attention. Names of modules are not used."""
         if not candidates:
             return
         plain = graph.flow.shared(attentions_of)
@@ -46,7 +46,10 @@ def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> Patte
 
 
 def _confidence(graph: Graph, largest: Attention, exact: bool) -> float:
-    """Return the confidence: full for a fused op, high for batched products of computed values, which are rarely anything else."""
+    """Return the confidence of a match.
+
+    It is full for a fused op, and high for batched products of computed values, which are rarely anything else.
+    """
     if largest.fused:
         return 1.0
     if not exact:

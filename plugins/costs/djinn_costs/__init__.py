@@ -1,1 +1,1 @@
-"""A cost model from measured times, and the placement policy that uses predicted times."""
+"""A cost model from measured times, and a placement policy that uses predicted times."""

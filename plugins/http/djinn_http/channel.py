@@ -1,4 +1,4 @@
-"""The server's end of a channel: a blocking `Connection` for threads, and HTTP requests in the event loop."""
+"""The server's end of a channel: a blocking `Connection` for threads, over HTTP requests in an event loop."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _AHEAD: Final = 64
 
 
 class Channel(Connection):
-    """A `Connection` to a client that comes by HTTP.
+    """A `Connection` to a client that uses HTTP requests.
 
     Attributes:
         id: the secret that names the channel in requests.
-        peer: who is at the other end, for messages.
-        certificate: TLS certificate that the client showed when it came, in DER; empty if it showed none.
-        bytes_sent, bytes_received: bytes of all requests that concern the channel, HTTP's own included.
+        peer: name of the other end, for messages.
+        certificate: the client's TLS certificate in DER; empty without one.
+        bytes_sent, bytes_received: bytes of all requests of the channel, including HTTP headers.
     """
 
     peer: str = ""
@@ -79,7 +79,7 @@ class Channel(Connection):
 
     @property
     def held(self) -> int:
-        """Return the bytes that the channel holds, as `Connection.held`."""
+        """Return the bytes in memory of unfetched frames, as `Connection.held`."""
         return self._inbox.held
 
     @property
@@ -101,7 +101,7 @@ class Channel(Connection):
             raise ProtocolError(f"{self.peer}: {error}") from error
 
     def close(self) -> None:
-        """Close the channel, as `Connection.close`. Frames sent before can still be fetched for a few seconds."""
+        """Close the channel, as `Connection.close`. Earlier frames can be fetched for a few seconds."""
         self.end("the connection was closed at this end")
         self._inbox.clear()
 
@@ -116,7 +116,7 @@ class Channel(Connection):
 
     @contextmanager
     def request(self, transport: CountingTransport) -> Iterator[None]:
-        """Note a request for this channel over `transport`: count its bytes, and mark the client as alive."""
+        """Count the bytes of a request of this channel over `transport`, and note that the client is alive."""
         self._requests += 1
         self._count(transport)
         transport.pace.owner = self
@@ -139,22 +139,25 @@ class Channel(Connection):
         self.bytes_received += received
 
     def idle_seconds(self) -> float:
-        """Return the seconds since a request was last under way."""
+        """Return the seconds since the last request of the client."""
         return 0.0 if self._requests else time.monotonic() - self._last_seen
 
     @property
     def is_over(self) -> bool:
-        """Return True if the channel has ended, and its frames were fetched or their fetch timed out."""
+        """Return True if the channel has ended, and its frames were fetched or cannot be fetched any more."""
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:
-        """End the channel if no request arrived for too long; soon if the client that waited for frames disconnected."""
+        """End the channel if no request arrived for too long.
+
+        The time is short if the client disconnected while it waited for frames.
+        """
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the other end has not been heard of for {patience:.0f} s")
 
     async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
-        """Handle a `send`: its body continues the stream of the previous one."""
+        """Handle a `send` request, whose body continues the stream of the previous one."""
         if not self._next_send <= sequence < self._next_send + _AHEAD:
             return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
         async with self._turns:
@@ -167,7 +170,10 @@ class Channel(Connection):
                 self._turns.notify_all()
 
     async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
-        """Handle a `receive`: return waiting frames, 204 if none arrive in time, or 410 if the channel has ended."""
+        """Handle a `receive` request: return waiting frames.
+
+        Return status 204 if none arrive in time, or 410 if the channel has ended.
+        """
         if sequence == self._next_receive - 1 and self._last_response:
             # The response was lost with its connection.
             return web.Response(body=self._last_response, content_type=dialect.CONTENT_TYPE)
@@ -189,7 +195,7 @@ class Channel(Connection):
         return await self._write(request, batch)
 
     async def farewell(self, sequence: int) -> web.StreamResponse:
-        """Handle a `close`, after all sends."""
+        """Handle a `close` request, after all `send` requests."""
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send >= sequence)
         self.end("the other end closed the connection")

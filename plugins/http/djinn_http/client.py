@@ -35,10 +35,10 @@ _ATTEMPTS: Final = 3
 
 
 def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Connection:
-    """Return a connection of frames on a socket if the server and proxies allow it; otherwise one made of requests.
+    """Return a connection over an upgraded socket if the server and proxies allow it, or else over HTTP requests.
 
     Raises:
-        TransportError: no server answers, or not a Djinn server.
+        TransportError: no server answers, or the server is not a Djinn server.
     """
     if endpoint.tls is not None:  # the server handles TLS in its event loop
         return HttpConnection(open_channel(endpoint, limits, timeout, peer), endpoint, limits, timeout, peer)
@@ -53,10 +53,12 @@ def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Co
 
 
 def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, asking: str = "") -> HttpExchange:
-    """The connection over which the server has opened a channel, or switched to the protocol that the headers `asking` ask for.
+    """Return the HTTP connection after the server has opened a channel or upgraded the connection.
+
+    `asking`: headers that request an upgrade.
 
     Raises:
-        TransportError: no server answers, or not a Djinn server.
+        TransportError: no server answers, or the server is not a Djinn server.
     """
     exchange = HttpExchange(endpoint, FrameDecoder(limits), timeout)
     deadline = time.monotonic() + timeout
@@ -78,10 +80,10 @@ def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, 
 
 
 class HttpConnection(StreamConnection):
-    """A `Connection` made of HTTP requests. It has no thread of its own: the caller does the work."""
+    """A `Connection` over HTTP requests. It has no thread: callers do the work."""
 
     def __init__(self, opened: HttpExchange, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
-        """`opened`: the result of `open_channel`, with the response that names the channel."""
+        """`opened`: result of `open_channel`, with the response that names the channel."""
         super().__init__(limits, peer)
         more = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(1, dialect.PARALLEL_SENDS)]
         self._sends = [opened, *more]
@@ -97,7 +99,7 @@ class HttpConnection(StreamConnection):
 
     @property
     def bytes_sent(self) -> int:
-        """Return the bytes sent, HTTP headers included."""
+        """Return the bytes sent, including HTTP headers."""
         return self._receive.bytes_sent + sum(exchange.bytes_sent for exchange in self._sends)
 
     @property
@@ -112,7 +114,7 @@ class HttpConnection(StreamConnection):
         super().close()
 
     def pulse(self) -> None:
-        """Keep one `receive` waiting at the server. Never blocks."""
+        """Make sure that one `receive` request waits at the server. Never blocks."""
         self.take_in()
 
     # --- opening, sending, closing --------------------------------------------------------------------------
@@ -125,7 +127,7 @@ class HttpConnection(StreamConnection):
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
-        """Send a piece. Return False if an earlier piece is unanswered while an interrupt is pending."""
+        """Send a piece. Return False if an interrupt is pending while an earlier piece is unanswered."""
         exchange = self._sends[self._sent_pieces % len(self._sends)]
         if not self._settle(exchange):
             return False
@@ -137,7 +139,7 @@ class HttpConnection(StreamConnection):
         return True
 
     def _settle(self, exchange: HttpExchange) -> bool:
-        """Wait for a successful response to the last request on `exchange`. Return True if it arrived."""
+        """Wait for the response to the last request on `exchange`. Return True if it succeeded."""
         while not exchange.read(time.monotonic() + LOOK_SECONDS):
             if interrupt_mask.pending:
                 return False
@@ -160,7 +162,7 @@ class HttpConnection(StreamConnection):
             self._sending.release()
 
     def _say_goodbye(self) -> None:
-        """Tell the server about the close after all frames: it cannot see a disconnect."""
+        """Tell the server, after all frames, that the channel is closed. It cannot see a disconnect."""
         if self._ended or self._mute or self._process != os.getpid():
             return
         if not self._sending.acquire(timeout=_PATIENCE_SECONDS):
@@ -176,7 +178,10 @@ class HttpConnection(StreamConnection):
             self._sending.release()
 
     def _hang_up(self) -> None:
-        """Close the channel at the server now, and drop undelivered frames. The server's frames can still be fetched."""
+        """Close the channel at the server now, and drop frames that were not sent.
+
+        Frames of the server can still be fetched.
+        """
         exchange = self._sends[0]
         exchange.reopen()
         try:
@@ -190,7 +195,7 @@ class HttpConnection(StreamConnection):
             exchange.shut_down()
 
     def _drop(self) -> None:
-        """Close the sockets: `reopen` opens none before the next request."""
+        """Close the sockets. The next request opens new ones."""
         for exchange in (*self._sends, self._receive):
             exchange.reopen()
 
@@ -234,7 +239,7 @@ class HttpConnection(StreamConnection):
             self._ask()
 
     def _ask_again(self, error: OSError) -> None:
-        """Retry after a break: no frame is lost if the response had not begun."""
+        """Repeat a request after a broken connection. If the response has not begun, no frame is lost."""
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun
@@ -275,7 +280,7 @@ def _describe(exchange: HttpExchange) -> str:
 
 
 def _last_words(exchange: HttpExchange) -> str:
-    """Return the server's response before it closed the connection during a request."""
+    """Return the response that the server sent before it closed the connection during a request."""
     try:
         return _describe(exchange) if exchange.read(time.monotonic() + _LEAVE_SECONDS) else ""
     except (OSError, ProtocolError):

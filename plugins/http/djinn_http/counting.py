@@ -13,10 +13,11 @@ COUNTING: Final = "djinn.counting"
 
 
 class CountingTransport:
-    """An asyncio transport that counts written bytes, and delegates everything else to the wrapped transport.
+    """Wrapper of an asyncio transport that counts written bytes.
 
     Attributes:
-        sent, received: bytes since the last `take`. pace: time limit of the peer's requests.
+        sent, received: bytes since the last `take`.
+        pace: time limit of the peer's requests.
     """
 
     def __init__(self, transport: asyncio.Transport, pace: RequestTimeLimit) -> None:
@@ -33,12 +34,12 @@ class CountingTransport:
         return self if name == COUNTING else self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write and count, as the wrapped transport."""
+        """Write bytes and count them."""
         self.sent += len(data)
         self._transport.write(data)
 
     def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Write and count, as the wrapped transport."""
+        """Write several buffers and count their bytes."""
         buffers = list(parts)
         self.sent += sum(map(len, buffers))
         self._transport.writelines(buffers)
@@ -54,7 +55,10 @@ Told = Callable[[CountingTransport], None]
 
 
 class Counting(asyncio.BaseProtocol):
-    """Passes all calls on to `inner`, with a `CountingTransport`. `entered` and `left` are called with the transport."""
+    """Base class of protocols that wrap `inner` and count bytes.
+
+    `entered`, `left`: called with the `CountingTransport` when the connection begins and ends.
+    """
 
     def __init__(self, inner: Any, entered: Told, left: Told) -> None:
         self._inner = inner
@@ -62,7 +66,7 @@ class Counting(asyncio.BaseProtocol):
         self._transport: CountingTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the new connection, and pass it on."""
+        """Wrap the new connection, and pass it on."""
         self._transport = CountingTransport(transport, RequestTimeLimit())  # type: ignore[arg-type]
         self._entered(self._transport)
         self._inner.connection_made(self._transport)
@@ -93,7 +97,7 @@ class Counting(asyncio.BaseProtocol):
 
 
 class CountingProtocol(Counting, asyncio.Protocol):
-    """Wraps a protocol that receives bytes, such as HTTP."""
+    """Wrapper of a protocol that receives bytes, such as HTTP."""
 
     def data_received(self, data: bytes) -> None:
         """Count received bytes, and pass them on."""
@@ -102,7 +106,7 @@ class CountingProtocol(Counting, asyncio.Protocol):
 
 
 class CountingBufferedProtocol(Counting, asyncio.BufferedProtocol):
-    """Wraps a protocol with its own buffer, such as TLS."""
+    """Wrapper of a protocol with its own receive buffer, such as TLS."""
 
     def get_buffer(self, sizehint: int) -> Any:
         """Return the inner protocol's buffer."""

@@ -1,8 +1,8 @@
-"""Wire protocol of both ends: a two-way stream of frames in HTTP requests.
+"""Wire protocol of both ends: a two-way stream of frames over HTTP requests.
 
-A client opens a channel and gets its unguessable id, which travels in a header, never in a URL that would be logged.
-It sends the bytes of its frames as the bodies of numbered `send` requests, and fetches those of the server with
-`receive` requests, of which one always waits at the server. Every request is a POST: proxies repeat and cache others.
+A client opens a channel and gets its secret id. The id travels in a header, never in a URL, which would be logged. The
+client sends the bytes of its frames as bodies of numbered `send` requests, and fetches the server's bytes by `receive`
+requests, one of which always waits at the server. Every request is a POST, because proxies repeat and cache other requests.
 """
 
 from __future__ import annotations

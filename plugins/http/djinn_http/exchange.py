@@ -1,4 +1,4 @@
-"""The client's side of a kept-alive HTTP connection: requests and responses in turn."""
+"""The client's side of a persistent HTTP connection: requests and responses in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from djinn_http.responses import ResponseReader
 
 @attrs.frozen
 class Endpoint:
-    """Address of a server. `prefix` comes before the paths of the dialect; `tls` is None if there is none."""
+    """Address of a server. `prefix`: path in front of the protocol's paths. `tls`: TLS options; None without TLS."""
 
     host: str
     port: int
@@ -39,16 +39,16 @@ class Endpoint:
 
 
 class HttpExchange:
-    """A connection to `endpoint`, opened on use and reopened after a break.
+    """An HTTP connection to `endpoint`, opened at the first use and again after a break.
 
     Attributes:
-        response: the response to the last request, read or not; None before the first.
-        torn: whether a request or response was left half written or half taken in, by an interrupt for instance.
-        bytes_sent, bytes_received: over all connections that it opened.
+        response: response to the last request, perhaps not read yet; None before the first request.
+        torn: True if a request or a response is incomplete, for example after an interrupt.
+        bytes_sent, bytes_received: bytes over all connections so far.
     """
 
     def __init__(self, endpoint: Endpoint, decoder: FrameDecoder, timeout: float) -> None:
-        """`decoder` gets the bodies of responses; `timeout` (seconds) is for connecting."""
+        """`decoder`: receives the bodies of responses. `timeout`: seconds for connecting."""
         self.response: ResponseReader | None = None
         self.torn = False
         self.bytes_sent = 0
@@ -68,7 +68,7 @@ class HttpExchange:
         return self.response is not None and not self.response.complete
 
     def request(self, action: str, headers: str, body: Sequence[Buffer] = ()) -> None:
-        """Send a request; the previous response must be complete.
+        """Send a request. The previous response must be complete.
 
         Raises:
             OSError: the connection failed or broke.
@@ -89,11 +89,11 @@ class HttpExchange:
         self.torn = False
 
     def read(self, deadline: float | None) -> bool:
-        """Read on in the response until it is complete (True) or `deadline`, of `time.monotonic()`, has passed (False).
+        """Read the response. Return True if it is complete, False if `deadline` (`time.monotonic`) has passed.
 
         Raises:
             OSError: the connection broke.
-            ProtocolError: the response is not what a Djinn server answers.
+            ProtocolError: the response is not from a Djinn server.
         """
         while self.waiting:
             # Checked here as well, because a server that never stops sending would never reach the deadline.
@@ -102,7 +102,10 @@ class HttpExchange:
         return True
 
     def read_some(self, deadline: float | None) -> bool:
-        """Read once, waiting until `deadline` at most. Return False if nothing arrived. Raises as `read`."""
+        """Read once, and wait at most until `deadline`. Return False if nothing arrived.
+
+        Raises errors as `read` does.
+        """
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")
@@ -115,7 +118,7 @@ class HttpExchange:
         return True
 
     def give_up_socket(self) -> tuple[socket.socket | TlsSocket, bytes]:
-        """Return the socket, which the caller owns from now on, and the bytes received after the last response."""
+        """Return the socket, which the caller then owns, and the bytes received after the last response."""
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")
@@ -124,7 +127,7 @@ class HttpExchange:
         return sock, response.rest
 
     def reopen(self) -> None:
-        """Drop the connection; the next request opens a new one."""
+        """Close the connection. The next request opens a new one."""
         self.response = None
         self.torn = False
         if self._socket is not None:
@@ -134,7 +137,7 @@ class HttpExchange:
             self._counted = [0, 0]
 
     def shut_down(self) -> None:
-        """Wake the threads that wait on the connection, with an error, and prevent new connections."""
+        """Wake threads that wait on the connection, with an error. No new connection is opened."""
         self._ended = True
         sock = self._socket
         if sock is not None:
@@ -177,7 +180,7 @@ class HttpExchange:
         return time.monotonic() - self._used < IDLE_SECONDS and not self._poll.poll(0)
 
     def _replace(self) -> None:
-        """Reconnect. If that fails, keep a connection that is merely old."""
+        """Reconnect. If this fails, keep the old connection if it still works."""
         try:
             fresh = self._connect()
         except OSError:

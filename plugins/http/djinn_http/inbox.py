@@ -1,4 +1,4 @@
-"""Frames on their way from the event loop to the thread that receives them: bounded."""
+"""Bounded queue of received frames, from the event loop to the thread that receives them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FULL_FRAMES: Final = 4096
 
 
 class FrameInbox:
-    """Decodes a stream of bytes in the event loop and hands its frames to another thread."""
+    """Decode a stream of bytes in the event loop, and pass its frames to another thread."""
 
     def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         self.decoder = FrameDecoder(limits)
@@ -33,10 +33,10 @@ class FrameInbox:
     # --- in the event loop ----------------------------------------------------------------------------------
 
     def take(self, data: bytes) -> None:
-        """Decode `data` and deliver the frames that are complete.
+        """Decode bytes, and queue the complete frames.
 
         Raises:
-            ProtocolError: it breaks the format or the limits; so does `next`, once it has given what came before.
+            ProtocolError: the bytes violate the format or the limits. After the earlier frames, `next` raises it as well.
         """
         try:
             self.decoder.feed(data)
@@ -64,7 +64,12 @@ class FrameInbox:
     # --- in any thread --------------------------------------------------------------------------------------
 
     def next(self, timeout: float | None) -> Frame:
-        """Return the next frame. Raises `TimeoutError`, or the error of `end` once no frames are left."""
+        """Return the next frame.
+
+        Raises:
+            TimeoutError: no frame arrived within the timeout.
+            TransportError, ProtocolError: the error that was passed to `end`, after the last frame.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while not self._frames:
@@ -83,18 +88,18 @@ class FrameInbox:
 
     @property
     def held(self) -> int:
-        """Bytes of frames that are not whole yet, or not fetched."""
+        """Return the bytes of incomplete frames and of unfetched frames."""
         return self._bytes + self.decoder.held
 
     def end(self, error: TransportError | ProtocolError) -> None:
-        """No more frames come; say so to the waiting threads. The first call counts."""
+        """Accept no more frames, and wake waiting threads with this error. Only the first call has an effect."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
         call_in(self._loop, self._room)
 
     def clear(self) -> None:
-        """Drop frames that were not fetched."""
+        """Drop all unfetched frames."""
         with self._changed:
             self._frames.clear()
             self._bytes = 0
@@ -104,11 +109,11 @@ class FrameInbox:
 
 
 def weight(frame: Frame) -> int:
-    """Bytes of the frame's parts."""
+    """Return the bytes of a frame's parts."""
     return len(frame.head) + sum(len(buffer) for buffer in frame.body)
 
 
 def call_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set `event` from any thread, unless its loop is over."""
+    """Set `event` from any thread, unless its event loop has ended."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

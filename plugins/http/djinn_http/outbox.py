@@ -1,4 +1,4 @@
-"""Frames on their way from the thread that sends them to the event loop: bounded."""
+"""Bounded queue of frames to send, from the thread that sends them to the event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _COPY_BYTES: Final = 1 << 20
 
 @attrs.define(eq=False)
 class Parcel:
-    """An encoded frame of `size` bytes. A `borrowed` one lies in the sender's buffers, and the sender waits for it."""
+    """An encoded frame of `size` bytes.
+
+    `borrowed`: True if the bytes are in the sender's buffers, so that the sender waits.
+    """
 
     buffers: Sequence[Buffer]
     size: int
@@ -30,7 +33,7 @@ class Parcel:
 
 
 class FrameOutbox:
-    """Takes encoded frames from any thread and hands them, several at once, to the event loop."""
+    """Accept encoded frames from any thread, and pass them to the event loop in batches."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -43,7 +46,7 @@ class FrameOutbox:
     # --- in any thread --------------------------------------------------------------------------------------
 
     def put(self, buffers: Sequence[Buffer], size: int) -> None:
-        """Queue a frame; its buffers are the caller's again afterwards.
+        """Queue a frame. Afterwards the caller may change the buffers.
 
         Raises:
             TransportError: the channel has ended.
@@ -60,7 +63,7 @@ class FrameOutbox:
                 self._changed.wait()
 
     def end(self, error: TransportError) -> None:
-        """Take no more frames, and give up those whose senders wait; copied ones can still be fetched."""
+        """Accept no more frames, and drop frames whose senders wait. Copied frames can still be fetched."""
         with self._changed:
             self._error = self._error or error
             self._parcels = deque(parcel for parcel in self._parcels if not parcel.borrowed)
@@ -79,7 +82,7 @@ class FrameOutbox:
         return self._error is not None and not self._parcels
 
     async def batch(self, seconds: float) -> list[Parcel]:
-        """Return all queued frames. Wait for the first one at most `seconds`. Empty if there is none."""
+        """Return all queued frames, after a wait of at most `seconds` for the first one; empty if there is none."""
         self._filled.clear()
         if not self._parcels and self._error is None:
             try:
@@ -92,11 +95,11 @@ class FrameOutbox:
             return parcels
 
     def is_alive(self, parcel: Parcel) -> bool:
-        """True if the parcel's buffers may still be read. A sender that gave up owns them again."""
+        """Return True if the parcel's buffers may still be read. They may not after its sender has given up."""
         return not parcel.borrowed or self._error is None
 
     def written(self, parcels: Sequence[Parcel]) -> None:
-        """The parcels are on their way; their senders go on."""
+        """Let the senders of these parcels continue, because the parcels were sent."""
         with self._changed:
             for parcel in parcels:
                 parcel.written = True

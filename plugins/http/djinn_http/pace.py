@@ -1,4 +1,4 @@
-"""Time limits for requests: a client that sends a byte a second must not hold a connection."""
+"""Time limits of requests, so that a client that sends a byte a second does not occupy a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES_A_SECOND: Final = 1000.0
 
 
 class Trusting(Protocol):
-    """Client whose requests a connection carries."""
+    """The client whose requests a connection carries."""
 
     @property
     def trusted(self) -> bool:
@@ -24,7 +24,7 @@ class Trusting(Protocol):
 
 
 class RequestTimeLimit:
-    """Measures how long the server has waited for a connection's current or next request.
+    """Measure how long the server has waited for the current or next request of a connection.
 
     Attributes:
         owner: the client whose requests the connection carries; None before it is known.
@@ -49,16 +49,19 @@ class RequestTimeLimit:
             self._since, self._idle = time.monotonic(), False
 
     def headers_complete(self) -> None:
-        """Note complete headers: the client owes no bytes now."""
+        """Note that headers are complete, so the client owes no bytes now."""
         self._since, self._waited, self._bytes, self._idle = None, 0.0, 0, False
 
     def response_sent(self) -> None:
-        """Note an answered request. An unauthenticated client without another request soon is disconnected."""
+        """Note that a request was answered.
+
+        An unauthenticated client that sends no further request soon is disconnected.
+        """
         self._since, self._waited, self._bytes, self._idle = time.monotonic(), 0.0, 0, True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time of the block as waiting for the request's body."""
+        """Count the time of the block as a wait for the request's body."""
         self._since = time.monotonic()
         try:
             yield
@@ -68,7 +71,7 @@ class RequestTimeLimit:
 
     @property
     def too_slow(self) -> bool:
-        """Return True if the peer has sent too few bytes for too long."""
+        """Return True if the client has sent too few bytes for too long."""
         if self._since is None:
             return False
         seconds = self._waited + time.monotonic() - self._since

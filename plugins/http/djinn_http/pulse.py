@@ -1,4 +1,4 @@
-"""A thread that keeps idle connections alive for servers and proxies."""
+"""Thread that sends periodic messages over idle connections, so that servers and proxies keep them open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Pulsed(Protocol):
     """A connection that needs periodic calls."""
 
     def pulse(self) -> None:
-        """Do the due work. Never blocks, never raises."""
+        """Do periodic work. Never blocks and never raises."""
 
 
 _connections: weakref.WeakSet[Pulsed] = weakref.WeakSet()
@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def keep_alive(connection: Pulsed) -> None:
-    """Call `connection.pulse()` every few seconds for as long as the connection is referenced."""
+    """Call `connection.pulse()` every few seconds, as long as the connection is referenced."""
     global _thread
     with _lock:
         _connections.add(connection)

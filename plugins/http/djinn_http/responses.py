@@ -1,4 +1,4 @@
-"""One HTTP response, read piece by piece without I/O."""
+"""Parser of one HTTP response, without I/O."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ SWITCHED: Final = 101
 
 
 class ResponseReader:
-    """Reads one response. The body of a 200 goes to `decoder`, large parts straight into place; others are kept as text.
+    """Parse one response.
+
+    The body of a response with status 200 goes to `decoder`; large parts are not copied. Other bodies are stored as text.
 
     Attributes:
-        begun: whether any byte has come.
-        complete: whether the last byte has come.
-        status: the status code, once the headers have come.
-        reusable: whether the connection may carry another request afterwards.
-        rest: what came after a response that upgrades the connection.
+        begun: True if a byte has arrived.
+        complete: True if the last byte has arrived.
+        status: status code, after the headers have arrived.
+        reusable: True if the connection may carry another request afterwards.
     """
 
     def __init__(self, decoder: FrameDecoder) -> None:
@@ -47,23 +48,23 @@ class ResponseReader:
         self._direct = 0
 
     def header(self, name: str) -> str:
-        """The header `name`, or an empty string."""
+        """Return the value of a header, or an empty string."""
         return self._headers.get(name.lower(), "")
 
     @property
     def text(self) -> str:
-        """The beginning of a body that is not made of frames, for messages."""
+        """Return the beginning of a body that has no frames, for messages."""
         return printable(self._text.decode("utf-8", "replace").strip())
 
     def buffer(self) -> memoryview:
-        """Destination of the next bytes."""
+        """Return memory for the next received bytes."""
         return self._decoder.buffer()[: self._direct] if self._direct else self._scratch
 
     def received(self, count: int) -> None:
-        """Take in `count` bytes, written to the start of the last `buffer()`.
+        """Parse `count` bytes, which were written to the start of the last `buffer()`.
 
         Raises:
-            ProtocolError: they are not what a Djinn server answers.
+            ProtocolError: the bytes are not from a Djinn server.
         """
         self.begun = True
         if self._direct:
@@ -90,21 +91,21 @@ class ResponseReader:
     # --- called by the parser -------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header."""
+        """Handle a header, as the parser requires."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The body follows."""
+        """Handle the end of the headers, as the parser requires."""
         self.status = self._parser.get_status_code()
         self.reusable = self._parser.should_keep_alive()
         self._upgrades = self.status == SWITCHED and self.header("upgrade") == UPGRADE
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Handle a part of the body, as the parser requires."""
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
-        """The end, unless it was one of the messages that come before the response."""
+        """Handle the end of the response. An interim response (status 1xx) does not end it."""
         if self.status < _OK:
             self._headers.clear()
             self.status = 0
@@ -124,7 +125,7 @@ class ResponseReader:
         return nbytes
 
     def _read_rest_past_the_parser(self, taken: int) -> None:
-        """Read a body of known length without the parser, which copies its data."""
+        """Read a body of known length without the parser, which would copy the data."""
         if self.complete or self.status != _OK or "transfer-encoding" in self._headers:
             return
         length = self._headers.get("content-length", "")

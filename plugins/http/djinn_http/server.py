@@ -1,4 +1,4 @@
-"""The HTTP server: one thread with an event loop for each address."""
+"""The HTTP server: a thread with an event loop for each listen address."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ log = get_logger("djinn.transport.http")
 
 
 class _Malformed(logging.Filter):
-    """Logs a line instead of a traceback for invalid HTTP, because any client can send it in bulk."""
+    """Log filter that writes one line instead of a traceback for invalid HTTP. Any client can send it in bulk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False for invalid HTTP, after a short log line. Return True otherwise."""
+        """Drop the record of invalid HTTP, and log a short line instead. Pass all other records."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
@@ -66,16 +66,16 @@ _requests.addFilter(_Malformed())
 
 
 class _Frugal(SSLProtocol):
-    """Has a small buffer until keys are agreed on; it grows when `max_size` does."""
+    """TLS protocol with a small buffer until the handshake is over. The buffer grows with `max_size`."""
 
     max_size = 16 << 10
 
 
 class HttpListener(Listener):
-    """A `Listener`: an HTTP server on a bound socket, which it owns from now on.
+    """HTTP server on a bound socket, which it owns.
 
     Attributes:
-        url: what a client passes to `connect`.
+        url: URL that a client passes to `connect`.
     """
 
     def __init__(
@@ -86,7 +86,13 @@ class HttpListener(Listener):
         accept: Callable[[Connection], bool | None],
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """Raises `TransportError` where the server cannot start. `context`: of TLS, if there is any."""
+        """Start the server.
+
+        `context`: TLS context; None without TLS.
+
+        Raises:
+            TransportError: the server cannot start.
+        """
         self.url = url
         self._context = context
         self._names = own_names(url)
@@ -109,7 +115,7 @@ class HttpListener(Listener):
             raise TransportError(f"cannot listen at {url}: {self._failure}")
 
     def close(self) -> None:
-        """Stop accepting and release the address. The thread ends with the last channel."""
+        """Stop to accept connections, and release the address. The thread ends with the last channel."""
         with suppress(RuntimeError):  # the loop is over: closed before
             self._loop.call_soon_threadsafe(self._closing.set)
             self._closed.wait(_START_SECONDS)
@@ -153,7 +159,7 @@ class HttpListener(Listener):
         await http.shutdown(_SWEEP_SECONDS)
 
     def _accept_waiting(self, http: web.Server) -> None:
-        """Accept every TCP connection that waits. `loop.create_server` would forget some of them when it is closed."""
+        """Accept all waiting TCP connections. When `loop.create_server` is closed, it would lose some of them."""
         while True:
             try:
                 sock, _ = self._socket.accept()
@@ -172,7 +178,7 @@ class HttpListener(Listener):
             task.add_done_callback(self._tasks.discard)
 
     def _entered(self, connection: CountingTransport) -> None:
-        """Close the oldest of the connections without a token where there are too many."""
+        """Close the oldest connection without a token if there are too many."""
         self._connections[connection] = None
         unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
         if len(unauthenticated) > _MOST_UNAUTHENTICATED:
@@ -217,9 +223,9 @@ class HttpListener(Listener):
         self._loop.call_later(_PAUSE_SECONDS, resume)
 
     async def _sweep(self) -> None:
-        """Forget ended channels, end expired channels, and keep upgraded connections open through proxies.
+        """Drop ended channels, end expired channels, and keep upgraded connections open through proxies.
 
-        Until the listener is closed and all are gone.
+        This runs until the listener is closed and all channels are gone.
         """
         while self._channels or self._upgraded or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)
@@ -228,7 +234,7 @@ class HttpListener(Listener):
             self._pulse()
 
     def _pulse(self) -> None:
-        """Keep upgraded connections open. Drop ended ones: references to them must not keep the thread alive."""
+        """Send periodic messages over upgraded connections. Drop those that have ended."""
         for connection in list(self._upgraded):
             if connection.hung_up:
                 self._upgraded.discard(connection)
@@ -305,7 +311,7 @@ class HttpListener(Listener):
         return channel
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
-        """Hand the connection to a thread. The returned response is not sent."""
+        """Pass the connection to a thread. The returned response is not sent."""
         _, received = transport.take()
         try:
             sock = transport.get_extra_info("socket").dup()
@@ -338,7 +344,10 @@ class HttpListener(Listener):
         serve_connection(connection, peer, self._accept)
 
     def _drop_unauthenticated(self) -> bool:
-        """End the oldest channel whose owner has shown nothing: unauthenticated clients must not keep out those with a token."""
+        """End the oldest channel without a valid token, so that such clients do not keep out others.
+
+        Return False if there is none.
+        """
         for channel in self._channels.values():
             if not channel.trusted:
                 channel.end("too many others want to be heard")
@@ -348,7 +357,7 @@ class HttpListener(Listener):
 
 
 def _may_upgrade(request: web.BaseRequest) -> bool:
-    """True if the client asks for frames on its connection, which under TLS would have to leave the event loop's."""
+    """Return True if the client requests an upgrade and the connection can leave the event loop."""
     asks = (
         request.headers.get("Upgrade", "") == dialect.UPGRADE
         and "upgrade" in request.headers.get("Connection", "").lower()
@@ -357,13 +366,16 @@ def _may_upgrade(request: web.BaseRequest) -> bool:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """TLS certificate that the client showed, in DER; empty if it showed none."""
+    """Return the client's TLS certificate in DER; empty without one."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
 
 def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:
-    """The response to a request that no Djinn client makes: one from a browser, above all. None for all others."""
+    """Return an error response to a request that no Djinn client sends, such as one from a browser.
+
+    Return None for other requests.
+    """
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
         return web.Response(status=403, text="this server does not talk to web pages")

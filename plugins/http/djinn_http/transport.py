@@ -1,4 +1,4 @@
-"""Addresses, connecting, listening."""
+"""The transports `http` and `https`: addresses, connecting, listening."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class HttpTransport(Transport):
-    """Scheme `http`: `http://host:port`, and for clients a path that a reverse proxy maps to the server."""
+    """Transport `http`: `http://host:port`. For clients, a path that a reverse proxy maps to the server may follow."""
 
     name = "http"
     schemes = ("http",)
@@ -38,7 +38,7 @@ class HttpTransport(Transport):
 
 
 class HttpsTransport(Transport):
-    """Scheme `https`: the same under TLS."""
+    """Transport `https`: HTTP under TLS."""
 
     name = "https"
     schemes = ("https",)
@@ -48,11 +48,15 @@ class HttpsTransport(Transport):
         self._tls = tls
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server. The handshake may take `timeout` seconds once more."""
+        """Connect to a server, within `timeout` seconds, and as many for the TLS handshake."""
         return _connect(_endpoint_of(url, self._tls), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """Listen at `url`, and call `accept` for each connection. Raises `ConfigurationError` without a usable certificate."""
+        """Listen at `url`, and call `accept` for each connection.
+
+        Raises:
+            ConfigurationError: the certificate cannot be used.
+        """
         return _listen(_endpoint_of(url, self._tls), url, limits, accept)
 
 

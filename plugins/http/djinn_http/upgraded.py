@@ -1,8 +1,8 @@
-"""Connections that the server has upgraded: frames on the socket itself, as over TCP, in place of requests.
+"""Connections that were upgraded from HTTP: frames on the socket itself, as over TCP, instead of requests.
 
-The client asks for it when it opens a channel, with HTTP's `Upgrade` (RFC 9110, section 7.8), which proxies know from WebSocket. What
-forwards no upgrade leaves the header out, and the server opens a channel of requests. Proxies close connections over which nothing
-comes for a minute, so either end says now and then that it is idle.
+The client requests this when it opens a channel, by HTTP's `Upgrade` (RFC 9110, section 7.8), which proxies know from
+WebSocket. A proxy that does not support it removes the header, and the server then opens a channel of requests. Proxies
+close connections without traffic after a minute, so either end sometimes sends an idle frame.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _IDLE_BYTES: Final = b"".join(encode_frame(Frame(_IDLE), Limits()))
 
 
 class UpgradedConnection(SocketConnection):
-    """A client's end. `pulse` is to be called now and then."""
+    """The client's end of an upgraded connection. `pulse` must be called periodically."""
 
     def __init__(
         self, sock: socket.socket, limits: Limits, peer: str, sent: int, received: int, rest: bytes = b""
     ) -> None:
-        """`sent` and `received`: bytes that the socket has carried. `rest`: received bytes that begin the first frame."""
+        """`sent`, `received`: bytes on the socket so far. `rest`: received bytes that begin the first frame."""
         super().__init__(sock, limits, peer)
         self._decoder.feed(rest)
         self.bytes_sent, self.bytes_received = sent, received
@@ -74,4 +74,4 @@ class UpgradedConnection(SocketConnection):
 
 
 class AcceptedUpgrade(UpgradedConnection, AcceptedConnection):
-    """A server's end."""
+    """The server's end of an upgraded connection."""

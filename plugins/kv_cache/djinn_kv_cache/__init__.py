@@ -1,4 +1,4 @@
-"""Recognises KV caches: keys and values that attention reads and that outlive the program."""
+"""Recognise KV caches: keys and values that attention reads and that outlive the program."""
 
 from __future__ import annotations
 

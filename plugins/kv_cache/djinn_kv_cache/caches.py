@@ -1,4 +1,4 @@
-"""KV caches of a program: buffers that it writes, and tensors that it appends to earlier ones."""
+"""Find the KV caches of a program: buffers that it writes into, and tensors that it extends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _STEPS = 16
 
 @attrs.frozen
 class Cache:
-    """Keys or values that attention reads and that are, or may be, kept from one step to the next.
+    """Keys or values that attention reads and that outlive the program, or may do so.
 
     Attributes:
-        kind: `appended` to an earlier cache, `written` into an earlier buffer, `created` in the program as a cache,
-            `kept`: survives the program for another reason; `read`: a program input that is not written.
+        kind: `appended`: extends an earlier cache. `written`: is an earlier buffer that the program writes into.
+            `created`: is a new cache. `kept`: outlives the program for another reason. `read`: is an input that the program does
+            not write.
         values: value ids of the cache before and after the program.
-        nodes: ids of the ops that write it.
-        quantised: True if it is stored in fewer bits than attention reads.
+        nodes: ids of the ops that write the cache.
+        quantised: True if the cache has fewer bits than attention reads.
     """
 
     kind: Kind
@@ -52,13 +53,13 @@ class Cache:
 
 @attrs.define
 class Caches:
-    """All that may be a cache in a graph.
+    """All possible caches in a graph.
 
     Attributes:
-        kept: what is left of each storage that the program makes.
-        by_storage: caches by each storage that is part of them.
-        by_source: caches of few bits, by the node whose result they keep.
-        filled: by storage that is neither from before nor kept, what is written into it.
+        kept: values that outlive the program, by storage that the program makes.
+        by_storage: caches by the storages that they consist of.
+        by_source: quantized caches, by the node whose result they store.
+        filled: values written into a storage, for storages that are new and do not outlive the program.
     """
 
     graph: Graph
@@ -80,7 +81,7 @@ class Caches:
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _grown(self) -> Iterator[Cache]:
-        """Concatenations that are kept, as a whole or their end."""
+        """Yield concatenations that outlive the program, as a whole or in part."""
         for node in self._nodes(frozenset({"cat"})):
             left = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
             parts = self.parts(node) if left else []
@@ -97,7 +98,7 @@ class Caches:
                 yield Cache("created", _once(*values), nodes, low)
 
     def _earlier_cache(self, node: Node) -> tuple[int, list[Node]]:
-        """Earlier cache that `node` appends to, and the ops that earlier steps in this program appended with."""
+        """Return the earlier cache that `node` extends, and the ops of this program that have extended it before."""
         earlier: list[Node] = []
         axis = self._axis(node)
         value = next(v for v in node.inputs if self.graph.meta(v).numel)
@@ -111,7 +112,7 @@ class Caches:
         return dim % len(self.graph.meta(cat.outputs[0]).shape) if isinstance(dim, int) else 0
 
     def _appending(self, value: int) -> Node | None:
-        """The `cat` whose result `value` is, as it is or in part, where that is not kept."""
+        """Return the `cat` whose result is shown by `value` and does not outlive the program, or None."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not (is_view(node) or node.operation in COPIES | {"cat"}):
@@ -122,7 +123,7 @@ class Caches:
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """Operands of a `cat`; an empty tensor is how many programs spell "nothing yet"."""
+        """Return the operands of a `cat`, without empty tensors, which many programs use as an empty cache."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
             maker = self.graph.producer(parts[0])
@@ -143,7 +144,7 @@ class Caches:
             yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), low)
 
     def _written(self) -> Iterator[Cache]:
-        """Yield earlier buffers, and new kept buffers, with the nodes that write into them."""
+        """Yield buffers that the program writes into, earlier ones and new ones, with the nodes that write."""
         found: dict[int, list[Node]] = {}
         for node in self._nodes(_WRITES):
             for value in node.writes:
@@ -159,7 +160,7 @@ class Caches:
                 self.filled[storage] = [node.inputs[-1] for node in nodes]
 
     def _whole(self, value: int) -> int:
-        """Base of a view."""
+        """Return the base of a view."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not is_view(node):
@@ -168,7 +169,7 @@ class Caches:
         return value
 
     def _quantised(self) -> Iterator[tuple[int, Cache]]:
-        """Yield kept quantised caches, with the sources that they were quantised from."""
+        """Yield quantized caches that outlive the program, with the sources that they were quantized from."""
         for storage, left in self.kept.items():
             if storage in self.by_storage or not self.is_low(left[0]):
                 continue
@@ -183,7 +184,7 @@ class Caches:
                 source = self.graph.flow.operands(node)[0]
 
     def from_outside(self, value: int) -> int | None:
-        """The value from outside that `value` shows, as it is, in part, or out of fewer bits."""
+        """Return the program input that `value` shows, as a whole, in part, or after dequantization; else None."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None:

@@ -1,4 +1,4 @@
-"""The pattern `kv_cache`: collects candidates and returns matches."""
+"""The pattern `kv_cache`: return matches of KV caches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOLD = {
 
 
 class KeyValueCache(Pattern):
-    """Matches growing and static KV caches of fused and unfused attention."""
+    """Match growing and static KV caches of fused and unfused attention."""
 
     name = "kv_cache"
     tolerates_growth = True
@@ -49,7 +49,7 @@ class KeyValueCache(Pattern):
 
 @attrs.frozen
 class _Found:
-    """An attention with the caches of its keys and values."""
+    """An attention, with the caches of its keys and values."""
 
     read: Attention
     key: Cache
@@ -75,7 +75,10 @@ def _found(graph: Graph) -> list[_Found]:
 
 
 def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:
-    """Keys that are only read count beside real caches; keys that are only held, where the queries are not."""
+    """Return True if keys and values are probably a KV cache.
+
+    Keys that are only read count beside certain caches. Keys that are only held count if the queries are not held.
+    """
     kinds = {found.key.kind, found.value.kind}
     if "read" in kinds:
         return certain and kinds == {"read"} and graph.producer(origin(graph, found.read.query)) is not None

@@ -1,4 +1,4 @@
-"""KV sessions: handles on the KV cache of one generation, to pin, evict and restore its memory on the executor."""
+"""KV sessions: pin, evict and restore the KV cache of one generation on the executor."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ class CacheMemory:
     """Memory of KV caches on executors, in bytes.
 
     Attributes:
-        total: size of the caches. resident: bytes in the devices' memory. pinned: bytes that stay there. limited: True if every
-            executor with a part of the caches has a memory limit; executors without a limit evict nothing.
+        total: size of the caches.
+        resident: bytes in the devices' memory.
+        pinned: bytes that are pinned in the devices' memory.
+        limited: True if every executor with a part of the caches has a memory limit. Other executors evict nothing.
     """
 
     total: int = 0
@@ -35,14 +37,14 @@ class CacheMemory:
 
 
 class KvSession:
-    """The KV cache of one generation.
+    """Control of the KV cache of one generation.
 
-    Each call looks up the cache's tensors, because most caches replace them at each token. A cache that a program makes from a
-    pinned one stays pinned without a call. As a context manager, it is unpinned at the end.
+    Each call looks up the cache's tensors, because most caches replace them at each token. A cache that a program makes
+    from a pinned cache is pinned, too. Used as a context manager, the object unpins the cache at the end.
     """
 
     def __init__(self, cache: object = None) -> None:
-        """`cache`: an object with tensors in it, as `kv_session` takes it."""
+        """`cache`: an object with tensors in it, as in `kv_session`."""
         self.cache = cache
 
     def __repr__(self) -> str:
@@ -51,11 +53,11 @@ class KvSession:
         return f"<KvSession of a {type(self.cache).__name__}>"
 
     def size(self) -> CacheMemory:
-        """Return the bytes of the cache, in the executor's memory, and pinned; takes one round trip."""
+        """Return the size of the cache, and its resident and pinned bytes. Needs one round trip."""
         return self._ask("look")
 
     def pin(self) -> CacheMemory:
-        """Keep the cache in the executor's memory until `unpin`, `evict` or the end of the session; restores it first.
+        """Restore the cache, and keep it in the executor's memory until `unpin`, `evict` or the end of the session.
 
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
@@ -63,7 +65,7 @@ class KvSession:
         return self._ask("pin")
 
     def unpin(self) -> CacheMemory:
-        """Let the executor evict the cache again when it is short of memory."""
+        """Let the executor evict the cache again if it is short of memory."""
         return self._ask("unpin")
 
     def evict(self) -> CacheMemory:
@@ -72,7 +74,7 @@ class KvSession:
         The next use or `restore` restores it. Tensors below 64 KiB stay.
 
         Raises:
-            UnsupportedOperation: the executor has no memory limit, and with it no spill space.
+            UnsupportedOperation: the executor has no memory limit, and therefore no spill space.
             RemoteTorchOutOfMemory: the spill space is full.
         """
         found = self._ask("evict")
@@ -84,7 +86,7 @@ class KvSession:
         return found
 
     def restore(self) -> CacheMemory:
-        """Bring the cache back into the executor's memory ahead of its next use.
+        """Restore the cache to the executor's memory before its next use.
 
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
@@ -92,7 +94,7 @@ class KvSession:
         return self._ask("restore")
 
     def close(self) -> None:
-        """Unpin the cache. The executor keeps it as long as the program holds it."""
+        """Unpin the cache. It exists as long as the program holds it."""
         self.unpin()
 
     def __enter__(self) -> Self:
@@ -114,16 +116,16 @@ class KvSession:
 
 
 def kv_session(cache: object = None) -> KvSession:
-    """Control the memory of a KV cache on its executor.
+    """Return an object that pins, evicts and restores a KV cache on its executor.
 
-    `cache` is what a model takes and returns as its cache: tensors, in lists, mappings or objects such as transformers'
-    `DynamicCache`. Without one, all values of the open session that Djinn recognises as KV caches, under a memory limit.
+    `cache`: tensors in lists, mappings or objects such as transformers' `DynamicCache`. None: all values of the open
+    session that Djinn recognises as KV caches, if the executor has a memory limit.
     """
     return KvSession(cache)
 
 
 def tensors_in(found: object) -> Iterator[torch.Tensor]:
-    """Return the tensors of a cache, in attributes, lists, tuples and mappings."""
+    """Yield the tensors in an object: in its attributes, lists, tuples and mappings."""
     seen: set[int] = set()
     level: list[object] = [found]
     for _ in range(_DEEPEST):

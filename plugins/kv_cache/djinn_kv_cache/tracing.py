@@ -1,4 +1,4 @@
-"""Search from the operands of attention back to the cache that they come from."""
+"""Trace operands of attention back to the cache from which they come."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _FAR = 40  # ops between a cache and the attention that reads from it
 
 @attrs.define
 class CacheTracer:
-    """Finds the cache behind an operand of attention."""
+    """Find the cache behind an operand of attention."""
 
     graph: Graph
     caches: Caches
 
     def cache(self, value: int) -> Cache | None:
-        """The cache that `value`, a key or value operand of attention, was read from, or None."""
+        """Return the cache from which a key or value operand of attention comes, or None."""
         path = list(chain(self.graph, value, _PASSED))
         known = next((k for v in path if (k := self._known(v)) is not None), None) or self._far(path[-1])
         if known is not None:
@@ -45,7 +45,7 @@ class CacheTracer:
         return found
 
     def _far(self, value: int) -> Cache | None:
-        """Nearest cache that `value` was computed from, with quantized values and their scales."""
+        """Return the nearest cache from which `value` was computed, including quantized values and their scales."""
         queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
         nearest: Cache | None = None
         few: list[int] = []
@@ -71,7 +71,7 @@ class CacheTracer:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Scales of quantized numbers, if they are inputs of the program."""
+        """Return the scales of quantized numbers, if they are inputs of the program."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
@@ -80,7 +80,7 @@ class CacheTracer:
         return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
 
     def _made_of(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """Main operands of a result: the data of a layer, the first largest operand of sums and scalings."""
+        """Return the main operands of a node: the data of a layer, or the largest operand of sums and scalings."""
         if node.operation in _BLANK:
             return self.caches.filled.get(storage_of(value), ())
         if not node.inputs:

@@ -1,6 +1,7 @@
-"""Executors on other machines, behind commands, and forked from a prepared process.
+"""Executors that are started by a command, such as `ssh`, or forked from a prepared process.
 
-- `holder`: the parent of an executor on another machine. `piped_handle`, `piped_holder`, `piped_messages`: a holder behind a command.
+- `holder`: the parent of an executor on another machine.
+- `piped_handle`, `piped_holder`, `piped_messages`: a holder that a command starts.
 - `fork_server`, `fork_server_client`: executors that are forked from a process that has imported PyTorch.
 
 `djinn.hooks` has the names that plugins use.

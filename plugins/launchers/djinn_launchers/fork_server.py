@@ -32,13 +32,13 @@ _ORDER_SECONDS = 10.0
 
 
 class ForkServer:
-    """Forks executors for clients of a socket, and tells each client how its executor ends."""
+    """Fork executors for the clients of a socket, and tell each client when its executor ends."""
 
     def __init__(self, place: Path, seconds: float) -> None:
-        """Listen at `place`. `serve` returns after `seconds` without an executor.
+        """Listen at the socket `place`. `serve` returns after `seconds` without an executor.
 
         Raises:
-            OSError: it cannot listen there.
+            OSError: the socket cannot be bound.
         """
         self._seconds = seconds
         place.unlink(missing_ok=True)
@@ -52,7 +52,7 @@ class ForkServer:
     def serve(self) -> list[str] | None:
         """Fork executors until none has run for a while.
 
-        In each fork return the executor's arguments; here, return None.
+        Return the executor's arguments in each fork, and None in the server process.
         """
         while True:
             events = self._events.poll(None if self._running else self._seconds * 1000)
@@ -73,7 +73,7 @@ class ForkServer:
             pipe.sendall(b"%d\n" % status)
 
     def _take_order(self) -> list[str] | None:
-        """Accept an order, and fork. In the fork, return the arguments of the executor."""
+        """Accept a request, and fork. Return the executor's arguments in the fork, and None in the server process."""
         connection, _ = self._listening.accept()
         connection.settimeout(_ORDER_SECONDS)
         descriptors: list[int] = []
@@ -96,7 +96,7 @@ class ForkServer:
         return None
 
     def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
-        """Become the executor's process, or end."""
+        """Turn the fork into the executor's process, or end it."""
         try:
             told.close()
             self._listening.close()
@@ -129,7 +129,7 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _received(told: socket.socket, length: int) -> bytes:
-    """Receive this many bytes.
+    """Receive `length` bytes and descriptors.
 
     Raises:
         OSError, ValueError: the connection fails, or the number is too large.
@@ -141,7 +141,7 @@ def _received(told: socket.socket, length: int) -> bytes:
 
 
 def main() -> None:
-    """Import, and serve. In forks, run an executor."""
+    """Import the modules of executors, and serve. In forks, run an executor."""
     parser = argparse.ArgumentParser(prog="djinn prepared", description="Started by djinn itself.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)

@@ -42,7 +42,7 @@ _log = get_logger("djinn.launch")
 
 
 class ForkedExecutor:
-    """A fork of the fork server, as a `ChildProcess`. The fork server sends its process id and its exit status."""
+    """A forked executor, as a `ChildProcess`. The fork server sends its process id and its exit status."""
 
     def __init__(self, server: socket.socket, stdin: IO[bytes]) -> None:
         """`server`: connection to the fork server.
@@ -59,7 +59,7 @@ class ForkedExecutor:
         self.pid = self._number()
 
     def _number(self) -> int:
-        """Receive the next number from the fork server. The rest of a started line comes at once."""
+        """Receive the next number from the fork server."""
         line = b""
         while not line.endswith(b"\n"):
             byte = self._server.recv(1)
@@ -109,12 +109,12 @@ class ForkedExecutor:
 
 @attrs.frozen
 class ForkServerClient:
-    """Starts fork servers of this machine, and asks them to fork executors.
+    """Start fork servers on this machine, and ask them to fork executors.
 
     Attributes:
-        folder: folder with their sockets, which only this user can enter.
+        folder: folder of the servers' sockets, which only this user can enter.
         seconds: time without executors after which a fork server ends.
-        plugins: configuration of an executor with the plugins that are imported, and nothing else.
+        plugins: configuration of an executor that names only the plugins to import.
     """
 
     folder: Path
@@ -127,9 +127,9 @@ class ForkServerClient:
         """Fork an executor. Return None if no fork server runs or answers.
 
         Args:
-            arguments: those of its command, without `--report-fd`, whose number the fork server adds.
-            environment: its environment.
-            given: the descriptor for its reports, and further descriptors to keep open.
+            arguments: arguments of the executor's command, without `--report-fd`, which the fork server adds.
+            environment: environment variables of the executor.
+            given: descriptor for the executor's reports, and further descriptors that it keeps open.
         """
         if sys.platform == "win32":
             return None
@@ -156,7 +156,7 @@ class ForkServerClient:
                 os.close(reading)
 
     def start_server(self, environment: Mapping[str, str]) -> None:
-        """Start a fork server for later executors; returns at once. If one runs already, the new one ends."""
+        """Start a fork server for later executors, and return at once. If one already runs, the new one ends."""
         variables = _read_by_imports(environment)
         place, seconds = str(self._socket(environment)), str(self.seconds)
         command = [sys.executable, "-P", "-m", _MODULE, "--socket", place, "--seconds", seconds]
@@ -176,21 +176,21 @@ class ForkServerClient:
             _log.warning("no executors can be prepared on this machine", reason=str(error))
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
-        """Return the socket of the fork server for executors with this environment."""
+        """Return the socket's path of the fork server for executors with this environment."""
         variables = sorted(_read_by_imports(environment).items())
         facts = json.dumps([sys.executable, djinn_version(), variables]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an executor's imports may read. A shell sets `_` to the command."""
+    """Return the variables that an executor's imports may read. `_` is omitted, which a shell sets to the command."""
     return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}
 
 
 def own_fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
-    """Return the fork server of this user for executors with the plugins of `config`; None if there cannot be one.
+    """Return the client of this user's fork server for executors with the plugins of `config`, or None.
 
-    It ends `seconds` after its last executor.
+    Return None if a fork server cannot run on this machine. The server ends `seconds` after its last executor.
     """
     try:  # the path of a socket is short
         folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")

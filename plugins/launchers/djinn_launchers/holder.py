@@ -1,8 +1,8 @@
-"""Holder of an executor on a machine where an engine has put it: the parent of an ordinary executor process.
+"""Holder of an executor: the parent of an executor process on the machine that an engine has chosen.
 
-An engine runs it in a process of its own (an actor, a task, a container) and carries calls of its methods from the process that
-launched the executor. Arguments and results are text, bytes and numbers, so that no engine has to unpickle anything. It imports
-no PyTorch.
+An engine runs the holder in a process of its own (an actor, a task, a container) and carries calls of its methods from the
+process that launched the executor. Arguments and results are strings, bytes and numbers, so no engine has to unpickle
+anything. This module does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = get_logger("djinn.launch")
 
 
 class ExecutorHolder:
-    """The parent of an executor process for clients on other machines, with a folder for its certificate and journals.
+    """Parent of an executor process for clients on other machines, with a folder for its certificate and journals.
 
     Methods may be called from several threads.
     """
@@ -66,7 +66,7 @@ class ExecutorHolder:
 
         Args:
             config: encoded configuration of the executor (`ExecutorOptions.encode`).
-            name: name of its folder, shared only by an executor and its replacements.
+            name: name of the folder, which an executor shares only with its replacements.
             towards: address of another machine. The executor listens with TLS at this machine's address on the route to
                 that machine.
             base: shared folder for journals, so that sessions outlive this machine; empty: the temporary directory of
@@ -103,32 +103,34 @@ class ExecutorHolder:
         return djinn_version()
 
     def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
-        """Return a ticket for one connection, which expires by the clock of this machine. `badge`: as JSON."""
+        """Return a ticket for one connection. It expires by the clock of this machine. `badge`: as JSON."""
         return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
 
     def status(self, timeout: float) -> bytes:
         """Return the executor's `Sessions` report as JSON.
 
         Raises:
-            StartupError: it does not answer.
+            StartupError: the executor does not answer.
         """
         return msgspec.json.encode(self._process.status(timeout))
 
     def full(self) -> str:
-        """Return why the executor refuses clients, as `ExecutorProcess.full` does."""
+        """Return the reason why the executor refuses clients, as `ExecutorProcess.full` does."""
         return self._process.full()
 
     def send(self, order: bytes) -> None:
-        """Send an order, as `ExecutorProcess.send` does. `order`: as a line of JSON."""
+        """Send an order, as `ExecutorProcess.send` does. `order`: a line of JSON."""
         self._process.send(read_order(order))
 
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor has ended. Return its exit status, and `ExecutorProcess.ending`."""
+        """Wait until the executor has ended. Return its exit status and the result of `ExecutorProcess.ending`."""
         status = self._process.wait()
         return status, self._process.ending()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
-        """The executor's `Ready` report as JSON, without addresses that only this machine reaches; its fingerprint; the name of this host.
+        """Wait until the executor listens. Return its report as JSON, its fingerprint and the name of this host.
+
+        The report has only addresses that other machines can reach.
 
         Raises:
             StartupError: as `ExecutorProcess.wait_ready`, or no transport listens for other machines.
@@ -143,7 +145,7 @@ class ExecutorHolder:
         return msgspec.json.encode(msgspec.structs.replace(ready, urls=urls)), self.fingerprint, socket.gethostname()
 
     def close(self, drain_seconds: float, for_good: bool) -> None:
-        """End the executor. `for_good`: True if no executor replaces it, so that its journals are removed."""
+        """End the executor. `for_good`: True to remove its journals, because no executor will replace it."""
         self._process.close(drain_seconds)
         self._unlock()
         if for_good:
@@ -155,7 +157,7 @@ class ExecutorHolder:
             os.close(self._locks.pop())
 
     def _identity(self, host: str) -> TlsOptions:
-        """A certificate of this executor alone, whose key never leaves the folder of this process."""
+        """Return a certificate for this executor only. Its key never leaves the folder of this process."""
         folder = self._folder / "tls"
         shutil.rmtree(folder, ignore_errors=True)  # the certificate of an executor before this one
         identity = self_signed(folder, (host,))
@@ -163,7 +165,7 @@ class ExecutorHolder:
         return TlsOptions(identity.certificate, identity.key)
 
     def _adapted(self, config: ExecutorConfig, host: str, tls: TlsOptions, share: int, threads: int) -> ExecutorConfig:
-        """The configuration with paths and addresses of this machine."""
+        """Return the configuration with paths and addresses of this machine."""
         journals, recovery = None, config.recovery
         room = room_for_journals(self._journals)
         if config.recoverable and room >= LEAST_ROOM:
@@ -188,10 +190,10 @@ class ExecutorHolder:
 
 
 def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
-    """The folder of that name, locked for this process by the descriptor that is added to `locks`.
+    """Return a folder that is locked for this process. The descriptor of the lock is added to `locks`.
 
     Raises:
-        OSError: it cannot be made, other users have access to `base`, or another process has locked the folder.
+        OSError: the folder cannot be made, other users have access to `base`, or another process has locked the folder.
     """
     make_private_folder(base)
     folder = base / name
@@ -203,7 +205,7 @@ def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
 
 
 def _remove_abandoned(base: Path) -> None:
-    """Remove the folders that no process has locked, and in which nothing was written for `_ABANDONED_SECONDS`."""
+    """Remove folders that no process has locked and that were unchanged for `_ABANDONED_SECONDS`."""
     for folder in base.iterdir():
         with contextlib.suppress(OSError):  # a process has locked it, or it has just been removed
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))

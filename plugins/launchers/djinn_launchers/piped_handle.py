@@ -1,4 +1,4 @@
-"""Calls of a holder over the standard input and output of a command that leads to it."""
+"""Handle of an executor whose holder runs behind a command, such as `ssh`, that passes on standard input and output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PipedHandle(ExecutorHandle):
     """Handle of an executor whose holder runs behind a command that forwards standard input and output.
 
     The command line ends with `holder_command()`, or runs it in another environment: `unshare ...`, `numactl ...`, `ssh
-    HOST ...`. The holder ends when this process ends in any way, since its standard input does. Logs of holder and
+    HOST ...`. When this process ends, the holder's standard input ends, so the holder ends too. Logs of holder and
     executor go to standard error.
     """
 
@@ -51,7 +51,7 @@ class PipedHandle(ExecutorHandle):
                 secrets.
             arguments: arguments of `ExecutorHolder`.
             variables: additional environment variables of the command.
-            placed_seconds: how long `wait_placed` waits for the holder.
+            placed_seconds: seconds for which `wait_placed` waits for the holder.
 
         Raises:
             StartupError: the command cannot be run.
@@ -108,7 +108,7 @@ class PipedHandle(ExecutorHandle):
 
     @property
     def ended(self) -> bool:
-        """True once the command has ended, as `ExecutorHandle.ended`."""
+        """True after the command has ended, as `ExecutorHandle.ended`."""
         return self._over.done()
 
     def end(self) -> None:
@@ -130,7 +130,7 @@ class PipedHandle(ExecutorHandle):
         return PipedHandle(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
     def _close_input(self, timeout: float = -1) -> bool:
-        """Close the command's input. Return False if a write is still running after `timeout` seconds (-1: no timeout)."""
+        """Close the command's input. Return False if a write still runs after `timeout` seconds (-1: no timeout)."""
         assert self._process.stdin is not None
         if not self._writing.acquire(timeout=timeout):
             return False
@@ -142,7 +142,7 @@ class PipedHandle(ExecutorHandle):
         return True
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Send a call; the future gets the reply, or `StartupError`."""
+        """Send a call. Return a future of the reply, or of a `StartupError`."""
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             self._pending[number] = future

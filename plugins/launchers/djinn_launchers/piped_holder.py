@@ -1,8 +1,7 @@
-"""Process that holds an executor and takes the calls of its `ExecutorHolder` over standard input and output.
+"""Process that holds an executor, and receives calls of its `ExecutorHolder` over standard input and output.
 
-An engine starts it with a command that enters the executor's environment (`PipedHandle`): namespaces, a container,
-another machine. It imports no PyTorch. The end of its standard input means that its launcher is gone, or asks it to
-end.
+A command starts it in the executor's environment (`PipedHandle`): namespaces, a container, another machine. It does not
+import PyTorch. When its standard input ends, its launcher is gone or asks it to end.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ _log = get_logger("djinn.launch")
 
 
 def holder_command(python: str = sys.executable) -> tuple[str, ...]:
-    """Return the command that runs a holder, to append to a command that enters its environment.
+    """Return the command that runs a holder. Append it to a command that enters the executor's environment.
 
-    `python`: the interpreter there. Its environment needs the same version of Djinn as here.
+    `python`: interpreter in that environment, which needs the same version of Djinn as this process.
     """
     return python, "-P", "-m", "djinn_launchers.piped_holder"
 
 
 class _CallServer:
-    """Answers calls, each in a separate thread."""
+    """Answer calls, each in a separate thread."""
 
     def __init__(self, holder: ExecutorHolder, replies: int) -> None:
         self._holder, self._replies = holder, replies
@@ -60,7 +59,7 @@ class _CallServer:
 
 
 def main() -> None:
-    """Make the holder with the arguments of the first call, and answer the others until standard input ends."""
+    """Create the holder by the first call, and answer all further calls until standard input ends."""
     calls, replies = _take_pipes()
     first = calls.readline()
     if not first:
@@ -79,7 +78,7 @@ def main() -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, int]:
-    """Return the file for calls and the descriptor for replies. No other code may use them."""
+    """Return the file for calls and the descriptor for replies, after moving them out of reach of other code."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,4 +1,4 @@
-"""Messages between a holder behind a command and the process that launched it: a line of JSON each, over the command's pipes."""
+"""Messages between a holder behind a command and the process that launched it: lines of JSON over the command's pipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES: Final = "base64"
 
 
 class HolderCall(msgspec.Struct, frozen=True, array_like=True):
-    """Call of a method of the holder. The first call has no method: its arguments create the holder."""
+    """A call of a method of the holder. The first call has no method: its arguments create the holder."""
 
     number: int
     method: str
@@ -20,7 +20,7 @@ class HolderCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HolderReply(msgspec.Struct, frozen=True, array_like=True):
-    """Reply to the call of that number: a result, or the text of a `StartupError`."""
+    """Reply to the call with this number: a result, or the text of a `StartupError`."""
 
     number: int
     result: Any
@@ -42,7 +42,7 @@ def reply_line(number: int, result: Any, error: str | None = None) -> bytes:
 
 
 def read_call(line: bytes) -> HolderCall:
-    """Decode the call on a line.
+    """Decode a call from a line.
 
     Raises:
         msgspec.DecodeError: the line has no call.
@@ -52,7 +52,7 @@ def read_call(line: bytes) -> HolderCall:
 
 
 def read_reply(line: bytes) -> HolderReply:
-    """Decode the reply on a line.
+    """Decode a reply from a line.
 
     Raises:
         msgspec.DecodeError: the line has no reply.

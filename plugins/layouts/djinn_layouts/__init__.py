@@ -11,7 +11,7 @@ djinn_api_version = "2.0"
 
 
 class Layouts(OpHandler):
-    """Create tensors with other layouts. Later ops on them reach their class. The implementation is imported on first use."""
+    """Handler of ops that create sparse, quantized or nested tensors. It is imported on first use."""
 
     name = "layouts"
 
@@ -23,7 +23,7 @@ class Layouts(OpHandler):
 
 
 class LayoutCalls(OperatorLibrary):
-    """Run the ops that `Layouts` records, on the executor."""
+    """Run, on an executor, the ops that `Layouts` has recorded."""
 
     name = "layouts"
     module = "djinn_layouts.execution"

@@ -1,6 +1,6 @@
-"""Ops on non-strided tensors, each recorded as one `LAYOUT_CALL` whose operands are the strided parts of the arguments.
+"""Ops on non-strided tensors. Each is recorded as one `LAYOUT_CALL`, with the strided parts of the arguments as operands.
 
-The number of elements of a sparse result depends on data, so each op is a round trip to the executor.
+The number of elements of a sparse result depends on data, so each op needs a round trip to the executor.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RESIZES_OUT = torch.ops.aten.sparse_sampled_addmm.out  # other sparse ops do no
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `func` on the executor, and wait for layouts and sizes of its results."""
+    """Run `func` on the executor, and return its results, after their layouts and sizes have arrived."""
     schema = schema_of(func)
     written = [
         a
@@ -68,7 +68,7 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Return True if the op made floats from integers. Their dtype is the default dtype of the process that runs the op."""
+    """Return True if an op made floats from integers. Their dtype is the default dtype of the process."""
     given = [a for a in arguments if isinstance(a, torch.Tensor)]
     if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in given):
         return False
@@ -78,7 +78,7 @@ def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
 
 
 def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
-    """Run an op with `out=`: `run` the functional op, then make its result the content of `out`.
+    """Run an op with `out=`: run the functional op, then write its result into `out`.
 
     Raises:
         UnsupportedOperation: PyTorch has no such op without `out=`.
@@ -127,7 +127,7 @@ def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
-    """Return the encoded argument, and append its tensors to `operands`."""
+    """Encode an argument, and append its tensors to `operands`."""
     if isinstance(argument, PartsTensor):
         return _encoded(argument.described(), func, operands)
     if isinstance(argument, LazyTensor):
@@ -143,7 +143,7 @@ def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
 
 
 def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
-    """Return a result of the executor, from its header and its parts."""
+    """Build a result of the executor from its header and its parts."""
     kind, *rest = header
     if kind == NO_RESULT:
         return None
@@ -175,7 +175,7 @@ def _rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _write(target: Any, result: Any) -> None:
-    """Make `result` the content of `target`, which an op wrote in place."""
+    """Replace the content of `target` by `result`, after an in-place op."""
     if isinstance(target, LazyTensor):
         record(aten.copy_.default, (target, result), {})
     elif isinstance(target, QuantizedTensor):

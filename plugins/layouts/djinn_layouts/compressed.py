@@ -1,4 +1,4 @@
-"""Local ops on sparse CSR, CSC, BSR and BSC tensors: metadata, access to parts, construction from parts."""
+"""Ops on sparse CSR, CSC, BSR and BSC tensors that run on the client: metadata, parts, construction."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `empty_like`, which keeps the indices of its source, and `zeros_like`, which has no elements."""
+    """Handle `empty_like`, which copies the indices of its source, and `zeros_like`, which has no elements."""
     source, device = args[0], kwargs.get("device")
     dtype, layout = kwargs.get("dtype") or source.dtype, kwargs.get("layout") or source.held_layout
     if layout not in LAYOUTS or (device is not None and not is_remote(device)):
@@ -208,7 +208,7 @@ def _with_dims(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
 
 
 def move_here(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """Return a CPU tensor's copy on the remote device."""
+    """Copy a CPU tensor to the remote device. `index`: number of the device."""
     parts = _uploaded(source if dtype is None else source.to(dtype), index)
     return wrap_compressed(source.layout, *parts, tuple(source.shape))
 
@@ -230,7 +230,7 @@ def _of_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unsafe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `_sparse_compressed_tensor_unsafe`, with which PyTorch makes gradients of values. Its own kernel makes a C++ object."""
+    """Handle `_sparse_compressed_tensor_unsafe`, by which PyTorch makes gradients of the values."""
     if all(is_remote(part.device) and not isinstance(part, LazyTensor) for part in args[:3]):  # tensors of a tracer
         return _take_apart(func, args, kwargs)
     with torch.no_grad():
@@ -244,7 +244,7 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the indices of a COO tensor by ops that check indices. The kernel would trust them as memory offsets."""
+    """Return the indices of a COO tensor by ops that check them. The kernel would use them as memory offsets."""
     compressed, plain = args[0], args[1]
     if compressed.dim() != 1:
         raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo takes no batches on {DEVICE_NAME}")

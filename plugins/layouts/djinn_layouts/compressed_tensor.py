@@ -20,11 +20,12 @@ LAYOUTS = BY_ROWS | IN_BLOCKS | {torch.sparse_csc}
 class CompressedTensor(PartsTensor):
     """A tensor of a compressed sparse layout on `remote_accelerator`: three strided remote tensors, and its shape.
 
-    PyTorch requests its layout through `prim::layout`.
+    PyTorch gets the layout through `prim::layout`.
 
     Attributes:
-        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns. held_plain: remote tensor of (*batch,
-            nnz). held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
+        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns.
+        held_plain: remote tensor of (*batch, nnz).
+        held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
     """
 
     held_layout: torch.layout
@@ -33,7 +34,7 @@ class CompressedTensor(PartsTensor):
     held_values: LazyTensor
 
     def described(self) -> list[Any]:
-        """Return the tensor encoded as an argument."""
+        """Return the tensor as an encoded argument."""
         kind = str(self.held_layout).removeprefix("torch.")
         size = [int(n) for n in self.shape]
         return [kind, size, self.held_compressed, self.held_plain, self.held_values]
@@ -44,7 +45,7 @@ class CompressedTensor(PartsTensor):
         return self.held_values.dim() - self.held_plain.dim() - blocks
 
     def become(self, other: Any) -> None:
-        """Take over the parts of `other`."""
+        """Replace the parts of this tensor by those of `other`."""
         self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
         self.held_values = other.held_values
 
@@ -86,7 +87,7 @@ class CompressedTensor(PartsTensor):
 def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
-    """Return a tensor of these parts, unchecked."""
+    """Return a compressed sparse tensor with these parts, without checks."""
     made: CompressedTensor = torch_layouts.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )

@@ -80,7 +80,7 @@ PartsTensor.dispatch = staticmethod(dispatch_layout)
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that makes a non-strided tensor, or an autograd kernel of such an op."""
+    """Run an op that makes a non-strided tensor, or the autograd kernel of such an op."""
     return _MAKERS[func](func, args, kwargs)
 
 
@@ -90,7 +90,7 @@ def _make_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _move_here(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `.to(device)` of a CPU tensor. PyTorch moves the parts of a sparse COO tensor."""
+    """Handle `.to(device)` of a CPU tensor. PyTorch itself moves the parts of a sparse COO tensor."""
     (source,), index, dtype = args, index_of(kwargs.get("device")), kwargs.get("dtype")
     if source.is_quantized:
         return quantized.upload_quantized(source, index)

@@ -1,6 +1,6 @@
-"""Ops with non-strided tensors on the executor: made of the session's strided values for one op, and taken apart again.
+"""Run ops with non-strided tensors on the executor: build the tensors from strided values, and split the results again.
 
-Values that a client sends make sparse tensors whose invariants PyTorch's kernels take for granted, so each is checked.
+PyTorch's kernels assume that sparse tensors are valid, and clients are not trusted. So each built tensor is checked.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch
 
 
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Run op `name`, and return `PLACES` tensors for each result. Arguments are not written.
+    """Run the op `name`, and return `PLACES` tensors for each result. Arguments are not written into.
 
     Raises:
-        UnsupportedOperation: the op does not take tensors of other layouts, or has none among its arguments.
-        RuntimeError: a tensor among the arguments is not valid, or what the op raises.
+        UnsupportedOperation: the op does not support tensors of other layouts, or has no such argument.
+        RuntimeError: a tensor among the arguments is invalid, or the op raised this error.
     """
     op = resolve_for_layouts(str(name))
     made = _Arguments()
@@ -73,7 +73,7 @@ def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
 
 
 def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
-    """A product by the largest or smallest terms, and which terms these are: the kernel says so if a gradient is required."""
+    """Compute a matrix product that reduces by maximum or minimum. Also return the positions of the chosen terms."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         matrix, dense, *others = positional
         found, terms = op(matrix.clone(), dense.clone().requires_grad_(), *others, **named)
@@ -81,10 +81,10 @@ def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> An
 
 
 def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
-    """The gradients of such a product.
+    """Compute the gradients of a matrix product that reduces by maximum or minimum.
 
     Raises:
-        RuntimeError: the terms are not those of the matrix, which the kernel does not check.
+        RuntimeError: the positions of the terms are not in the matrix, which the kernel does not check.
     """
     matrix, gradient, _, reduce, terms, *_ = positional
     if reduce in {"amax", "amin"} and (
@@ -105,7 +105,7 @@ _EXCEPTIONS: Final[Mapping[str, Callable[[Any, list[Any], dict[str, Any]], Any]]
 
 
 class _Arguments:
-    """Arguments of one op; remembers the memory of the tensors among them."""
+    """Arguments of one op. It remembers the memory of the tensors among them."""
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
@@ -113,7 +113,7 @@ class _Arguments:
         self._written: tuple[Any, ...] = ()
 
     def make(self, argument: Any) -> Any:
-        """Return the argument, with tensors built from their descriptions."""
+        """Return an argument, with tensors built from their descriptions."""
         if isinstance(argument, torch.Tensor):
             if argument.dim() or argument.device.type != "cpu":
                 self._memory.setdefault(argument.untyped_storage().data_ptr(), int(argument.storage_offset()))
@@ -127,13 +127,13 @@ class _Arguments:
         return _MAKERS[given[0]](*given)
 
     def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
-        """Return a copy that the op may write."""
+        """Return a copy of an argument that the op may write into."""
         copied = argument.clone()
         self._written = _identity_of(copied)
         return copied
 
     def take_apart(self, result: Any) -> list[torch.Tensor]:
-        """Return the tensors that represent a result. They share no memory with arguments, so that no write is hidden."""
+        """Split a result into strided tensors that share no memory with arguments, so that no write is hidden."""
         if result is None:
             return _places([NO_RESULT])
         if not isinstance(result, torch.Tensor):
@@ -257,9 +257,9 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
 
 
 def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[Any]:
-    """Return the header and parts of a nested tensor that is a view or not contiguous: layout and viewed memory.
+    """Return the header and parts of a nested tensor that is a view or not contiguous.
 
-    `begin`: the first element of that memory that was given.
+    The parts are its layout and the viewed memory. `begin`: position of the first element of the viewed memory.
     """
     tables = torch_layouts.tables_of_nested(result)
     count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)
@@ -280,7 +280,7 @@ def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
 
 
 def _identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the identity of a sparse tensor's values: address, sizes and strides."""
+    """Return a key that identifies the values of a sparse tensor: address, sizes and strides."""
     if tensor.layout is torch.strided:
         return ()
     *_, values = _parts_of(tensor, 0)

@@ -1,4 +1,4 @@
-"""Local ops on strided nested tensors: metadata, access to components, construction."""
+"""Ops on strided nested tensors that run on the client: metadata, components, construction."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _is_contiguous(source: NestedTensor) -> bool:
 
 
 def _values(source: NestedTensor) -> Any:
-    """Handle `values()`. For a non-contiguous tensor, return the whole underlying memory."""
+    """Handle `values()`. For a non-contiguous tensor, return all of its memory."""
     return record(aten.detach.default, (source.held_values,), {})
 
 
@@ -80,7 +80,7 @@ def _tensors(source: NestedTensor) -> list[Any]:
 
 
 def _contiguous(source: NestedTensor) -> NestedTensor:
-    """Return the tensor, or a contiguous copy."""
+    """Return the tensor if it is contiguous, else a contiguous copy."""
     if source.places is None:
         return source
     rows = [one.reshape(-1) for one in _tensors(source)]
@@ -88,7 +88,7 @@ def _contiguous(source: NestedTensor) -> NestedTensor:
 
 
 def _view(source: NestedTensor, sizes: Sizes, places: Places) -> NestedTensor:
-    """Return another view of the memory of `source`; a contiguous tensor if its components are adjacent."""
+    """Return another view of the memory of `source`. It is contiguous if its components are adjacent."""
     strides, starts, count = tuple(contiguous_strides(size) for size in sizes), starts_of(sizes), sum(numbers_of(sizes))
     first = places.offsets[0] if places.offsets else 0
     if places.strides != strides or any(at != first + n for at, n in zip(places.offsets, starts, strict=True)):
@@ -180,7 +180,7 @@ def _split_with_sizes(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
 
 
 def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int | None:
-    """Return the size of the last dimension; None if it differs between components."""
+    """Return the size of the last dimension. Return None if it differs between components."""
     last = source.dim() - 1
     if dim not in {-1, last}:
         raise RuntimeError(
@@ -192,7 +192,7 @@ def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int 
 
 
 def _split(source: NestedTensor, widths: Sequence[int]) -> list[NestedTensor]:
-    """Return parts of the last dimension."""
+    """Split a tensor along the last dimension into these widths."""
     lies, made, start = source.lies(), [], 0
     for width in widths:
         sizes = tuple((*size[:-1], width) for size in source.sizes)
@@ -217,7 +217,7 @@ def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an elementwise op to the concatenated elements."""
+    """Apply an elementwise op to the elements of all components at once."""
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)
@@ -265,7 +265,7 @@ def _fetched(source: NestedTensor) -> torch.Tensor:
 
 
 def upload_nested(source: torch.Tensor, device: int) -> NestedTensor:
-    """Return a CPU tensor's copy on the remote device."""
+    """Copy a nested CPU tensor to the remote device."""
     elements, sizes = torch_layouts.elements_of_nested(source)
     return wrap_nested(upload_copy(elements, device), tuple(tuple(size) for size in sizes.tolist()))
 
@@ -308,7 +308,7 @@ def _of_list(tensors: Sequence[Any], dtype: torch.dtype | None, device: torch.de
 
 
 def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Return the gradient of `to_padded_tensor`: the elements without the padding."""
+    """Return the gradient of `to_padded_tensor`: the elements without padding."""
     padded, sizes = args[0], args[1].tolist()
     if len(args) > 2 and args[2]:
         raise UnsupportedOperation(f"aten::_nested_from_padded cannot transpose on {DEVICE_NAME}")
@@ -317,7 +317,7 @@ def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Return a nested tensor of the leading vectors of each row, as many as the mask keeps. Fetches the mask."""
+    """Return a nested tensor with the leading vectors of each row that the mask keeps. The mask is fetched."""
     padded, mask, checked = args[0], args[1], args[2] if len(args) > 2 else True
     if mask.dtype != torch.bool or mask.dim() != 2 or padded.dim() != 3 or mask.shape != padded.shape[:2]:
         raise RuntimeError(
@@ -359,7 +359,7 @@ def _reshape_as(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> A
 
 
 class _TakeApart(torch.autograd.Function):
-    """Autograd function for ops that split a nested tensor. PyTorch's gradient formulas read the C++ object of CPU tensors."""
+    """Autograd function of ops that split a nested tensor. PyTorch's own formulas need a CPU tensor."""
 
     @staticmethod
     def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
@@ -391,7 +391,7 @@ class _TakeApart(torch.autograd.Function):
 
 
 def _differentiated(handler: Handler) -> Handler:
-    """Return a handler of `unbind` and similar ops under autograd. PyTorch's formulas read memory of CPU nested tensors."""
+    """Return a handler of ops such as `unbind` under autograd. PyTorch's own formulas need a CPU tensor."""
 
     def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         source, *rest = args

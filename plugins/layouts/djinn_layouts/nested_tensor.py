@@ -32,11 +32,12 @@ class Places(msgspec.Struct, frozen=True):
 class NestedTensor(PartsTensor):
     """A nested tensor on `remote_accelerator`: the sizes of its components, and their memory.
 
-    PyTorch requests its layout and sizes. A dimension in which components differ has a nested integer as its size, as in the
-    jagged layout.
+    PyTorch gets layout and sizes from this class. A dimension in which components differ has a nested integer as its
+    size, as in the jagged layout.
 
     Attributes:
-        held_values: one-dimensional remote tensor. places: None if the components are adjacent and fill it.
+        held_values: one-dimensional remote tensor.
+        places: None if the components are adjacent and fill it.
     """
 
     sizes: Sizes
@@ -44,7 +45,7 @@ class NestedTensor(PartsTensor):
     places: Places | None
 
     def described(self) -> list[Any]:
-        """Return the tensor encoded as an argument."""
+        """Return the tensor as an encoded argument."""
         dims, sizes = len(self.sizes[0]) if self.sizes else 0, [n for size in self.sizes for n in size]
         if self.places is None:
             return [NESTED, dims, sizes, self.held_values]
@@ -52,17 +53,17 @@ class NestedTensor(PartsTensor):
         return [NESTED_VIEW, dims, sizes, strides, list(self.places.offsets), self.held_values]
 
     def become(self, other: Any) -> None:
-        """Take over the parts of `other`."""
+        """Replace the parts of this tensor by those of `other`."""
         self.sizes, self.held_values, self.places = other.sizes, other.held_values, other.places
 
     def lies(self) -> Places:
-        """Return strides and offsets of the components, also of a contiguous tensor."""
+        """Return strides and offsets of the components, even of a contiguous tensor."""
         if self.places is not None:
             return self.places
         return Places(tuple(contiguous_strides(size) for size in self.sizes), tuple(starts_of(self.sizes)))
 
     def common(self, dim: int) -> int | None:
-        """Return the size of a dimension if all components agree, else None. Dimension 0 counts the components."""
+        """Return the size of a dimension if it is equal in all components, else None. Dimension 0 counts components."""
         if dim == 0:
             return len(self.sizes)
         found = {size[dim - 1] for size in self.sizes}
@@ -94,7 +95,7 @@ class NestedTensor(PartsTensor):
 
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
-    """Return a nested tensor of these elements, or of components at `places` in `values`."""
+    """Return a nested tensor with these elements. `places`: strides and offsets of its components in `values`."""
     made: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
     made.held_values, made.sizes, made.places = values, sizes, places
     return made

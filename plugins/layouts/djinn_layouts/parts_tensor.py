@@ -1,4 +1,4 @@
-"""PartsTensor: a non-strided tensor made of strided remote tensors.
+"""PartsTensor: base class of non-strided tensors that consist of strided remote tensors.
 
 The parts are ordinary values on the executor, so memory limits, journals and failures apply to them unchanged.
 """
@@ -21,8 +21,8 @@ class PartsTensor(torch.Tensor):
     """A non-strided tensor on `remote_accelerator`.
 
     Attributes:
-        dispatch: runs an op with such a tensor among its arguments.
-        in_place: for the result of an in-place op, True if the op wrote into the memory of the existing values.
+        dispatch: function that runs an op with such a tensor among its arguments.
+        in_place: True for the result of an in-place op that wrote into the memory of the existing values.
     """
 
     in_place = False
@@ -42,11 +42,11 @@ class PartsTensor(torch.Tensor):
             raise
 
     def described(self) -> list[Any]:
-        """Return the tensor encoded as an argument: a word for its kind, numbers, and its parts. See `layout_operators`."""
+        """Return the tensor as an encoded argument: a word for its kind, numbers, and its parts."""
         raise NotImplementedError
 
     def become(self, other: Any) -> None:
-        """Take over the parts of another tensor of the same kind."""
+        """Replace the parts of this tensor by those of another tensor of the same class."""
         raise NotImplementedError
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol

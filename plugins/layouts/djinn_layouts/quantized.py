@@ -1,4 +1,4 @@
-"""Local ops on quantized tensors: parameters, views, copies, factories; some are ops on the integers."""
+"""Ops on quantized tensors that run on the client, and ops that run on their integers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _of_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an op that moves elements to the integers. If a channel may move, all channels must have one scale."""
+    """Apply an op that moves elements to the integers. If channels may move, they must all have one scale."""
     source = args[0]
     if func is not aten.clone.default:
         _per_tensor(source)
@@ -109,7 +109,7 @@ def _fetched(source: QuantizedTensor) -> torch.Tensor:
 
 
 def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
-    """Return a CPU tensor's copy on the remote device."""
+    """Copy a quantized CPU tensor to the remote device."""
     if source.dtype not in ELEMENTS:
         raise UnsupportedOperation(
             f"a tensor of {source.dtype} cannot be moved to {DEVICE_NAME}: .dequantize() it first"

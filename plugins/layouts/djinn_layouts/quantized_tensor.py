@@ -31,7 +31,7 @@ class PerTensor(msgspec.Struct, frozen=True):
 
     @property
     def scheme(self) -> torch.qscheme:
-        """Return the result of `qscheme()`."""
+        """Quantization scheme of the tensor, the result of `qscheme()`."""
         return torch.per_tensor_affine
 
 
@@ -44,7 +44,7 @@ class PerChannel(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def scheme(self) -> torch.qscheme:
-        """Return the result of `qscheme()`."""
+        """Quantization scheme of the tensor, the result of `qscheme()`."""
         whole = not self.zero_points.dtype.is_floating_point
         return torch.per_channel_affine if whole else torch.per_channel_affine_float_qparams
 
@@ -59,18 +59,18 @@ class QuantizedTensor(PartsTensor):
     quantizer: Quantizer
 
     def described(self) -> list[Any]:
-        """Return the tensor encoded as an argument."""
+        """Return the tensor as an encoded argument."""
         dtype, quantizer = DTYPES.index(self.dtype), self.quantizer
         if isinstance(quantizer, PerTensor):
             return [PER_TENSOR, dtype, quantizer.scale, quantizer.zero_point, self.held_integers]
         return [PER_CHANNEL, dtype, quantizer.axis, self.held_integers, quantizer.scales, quantizer.zero_points]
 
     def become(self, other: Any) -> None:
-        """Take over the parts of `other`."""
+        """Replace the parts of this tensor by those of `other`."""
         self.held_integers, self.quantizer = other.held_integers, other.quantizer
 
     def qscheme(self) -> torch.qscheme:
-        """Return the scheme. This is a method because PyTorch cannot convert the op's result to a QScheme."""
+        """Return the quantization scheme. It is a method, because PyTorch cannot convert an op's result to a QScheme."""
         return self.quantizer.scheme
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
@@ -86,7 +86,7 @@ class QuantizedTensor(PartsTensor):
 
 
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
-    """Return a quantized tensor of these parts, unchecked."""
+    """Return a quantized tensor with these parts, without checks."""
     made: QuantizedTensor = torch_dispatch.make_wrapper(
         QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
     )

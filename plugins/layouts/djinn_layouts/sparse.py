@@ -1,4 +1,4 @@
-"""Local ops on sparse COO tensors: metadata, access to parts, construction from indices and values."""
+"""Ops on sparse COO tensors that run on the client: metadata, parts, construction from indices and values."""
 
 from __future__ import annotations
 
@@ -177,14 +177,14 @@ def _check_sizes(elements: list[int], expected: list[int]) -> None:
 
 
 def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite op that makes a sparse tensor from strided ones. The executor checks the parts at their first use."""
+    """Run a composite op that makes a sparse tensor from strided ones. The executor checks the parts later."""
     kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 
 
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the sparse gradient of an `nn.EmbeddingBag` table. The executor's op would return it as one value."""
+    """Return the sparse gradient of an `nn.EmbeddingBag` table by ops on the client."""
     given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
     indices, bags = given["indices"], given["offset2bag"]
     if bags.numel() == 0:  # as the executor's op does if the forward pass did not compute it

@@ -64,7 +64,7 @@ def sparse_resize(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) ->
 
 
 def resize_and_clear(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    """Handle `sparse_resize_and_clear_`: afterwards the tensor has no elements.
+    """Handle `sparse_resize_and_clear_`, after which the tensor has no elements.
 
     Raises:
         RuntimeError: the size has another number of dimensions.

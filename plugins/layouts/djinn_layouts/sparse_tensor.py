@@ -18,7 +18,8 @@ class SparseTensor(PartsTensor):
     """A sparse COO tensor on `remote_accelerator`: two strided remote tensors, and its shape.
 
     Attributes:
-        held_indices: remote int64 tensor of (sparse_dim, nnz). held_values: remote tensor of (nnz, *dense sizes).
+        held_indices: remote int64 tensor of (sparse_dim, nnz).
+        held_values: remote tensor of (nnz, *dense sizes).
         coalesced: True if the indices are known to be sorted and unique.
     """
 
@@ -27,11 +28,11 @@ class SparseTensor(PartsTensor):
     coalesced: bool
 
     def described(self) -> list[Any]:
-        """Return the tensor encoded as an argument."""
+        """Return the tensor as an encoded argument."""
         return [COO, self.coalesced, [int(n) for n in self.shape], self.held_indices, self.held_values]
 
     def become(self, other: Any) -> None:
-        """Take over the parts of `other`."""
+        """Replace the parts of this tensor by those of `other`."""
         self.held_indices, self.held_values, self.coalesced = other.held_indices, other.held_values, other.coalesced
 
     @for_users
@@ -43,7 +44,7 @@ class SparseTensor(PartsTensor):
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
-    """Return a sparse tensor of these parts, unchecked."""
+    """Return a sparse COO tensor with these parts, without checks."""
     made: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
     made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
     return made

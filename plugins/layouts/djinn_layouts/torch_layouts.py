@@ -1,4 +1,4 @@
-"""Private functions of PyTorch for sparse, nested and quantized tensors, remote and real ones. The executor calls some."""
+"""Private functions of PyTorch for sparse, nested and quantized tensors, for clients and executors."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ rebuild_from_cpu = torch._utils._rebuild_device_tensor_from_cpu_tensor
 
 
 def format_whole(tensor: torch.Tensor) -> str:
-    """Return a CPU tensor as text, as PyTorch prints it."""
+    """Return a CPU tensor as the text that PyTorch prints."""
     text: str = torch._tensor_str._str(tensor)
     return text
 
 
 def make_sparse_wrapper(cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a sparse COO tensor without memory that has this metadata."""
+    """Return a sparse COO tensor without memory, with this metadata."""
     return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, layout=torch.sparse_coo, device=device)
 
 
 def make_compressed_wrapper(
     cls: type[torch.Tensor], shape: Sequence[int], dtype: torch.dtype, layout: torch.layout, device: torch.device
 ) -> Any:
-    """Return a compressed sparse tensor without memory. PyTorch requests the layout from its class (`prim::layout`)."""
+    """Return a compressed sparse tensor without memory. PyTorch gets the layout from its class."""
     return torch.Tensor._make_wrapper_subclass(
         cls, shape, dtype=dtype, layout=layout, device=device, dispatch_layout=True
     )
 
 
 def make_nested_wrapper(cls: type[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a nested tensor without memory. PyTorch requests layout and sizes from its class."""
+    """Return a nested tensor without memory. PyTorch gets layout and sizes from its class."""
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensor).add(torch._C.DispatchKey.AutogradNestedTensor)
     return torch.Tensor._make_wrapper_subclass(
         cls,

@@ -1,6 +1,7 @@
 """Views of clients, servers and programs.
 
-It is imported for `djinn --help`, so it imports nothing.
+`djinn --help` imports this module, so it imports nothing.
 
-- `opentelemetry`: traces and metrics. `dashboard`: servers in a browser and in a terminal. `html`: pictures of programs. `progress`: progress bars.
+- `opentelemetry`: traces and metrics. `dashboard`: servers, in a browser and in a terminal.
+- `html`: pictures of programs. `progress`: progress bars.
 """

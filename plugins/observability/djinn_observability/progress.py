@@ -1,4 +1,4 @@
-"""Progress bars in notebooks and terminals, for uploads and server-side reads, while the setting `progress` is on."""
+"""Progress bars in notebooks and terminals, for uploads and for reads by the server, if the setting `progress` is on."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class ProgressBar(Protocol):
     """A progress bar in a terminal or a notebook."""
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
-        """Show `done` bytes of `total` (0: unknown), after this many seconds."""
+        """Show that `done` of `total` bytes (0: unknown) are done after `seconds`. `about`: name of the work."""
 
     def remove(self) -> None:
         """Remove the bar."""
 
 
 class UploadProgress(Observer):
-    """Shows an upload's progress: bytes sent, bytes that the server already had, rate, remaining time."""
+    """Show the progress of an upload: bytes sent, bytes that the server already had, rate, remaining time."""
 
     name = "upload_progress"
 
@@ -74,7 +74,7 @@ class UploadProgress(Observer):
         return frozenset({"uploading", "uploaded", "completed", "disconnected"} if is_wanted() else ())
 
     def observe(self, event: Event) -> None:
-        """Show `uploading` (bytes to come) and `uploaded` (bytes that have arrived)."""
+        """Handle `uploading` (bytes to send) and `uploaded` (bytes that have arrived)."""
         if event.name == "uploaded":
             self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
         elif event.name == "uploading":
@@ -111,7 +111,7 @@ class UploadProgress(Observer):
 
 
 class ServerProgress(Observer):
-    """Shows the progress of weights that the server downloads or reads."""
+    """Show the progress of weights that the server downloads or reads."""
 
     name = "server_progress"
 
@@ -129,7 +129,7 @@ class ServerProgress(Observer):
         return None if is_wanted() else frozenset()
 
     def observe(self, event: Event) -> None:
-        """Show `downloading` and `reading` (bytes so far, expected bytes); any other event removes the bar."""
+        """Handle `downloading` and `reading` (bytes so far, expected bytes). Other events remove the bar."""
         if event.name not in _AT_SERVER:
             self._end()
             return
@@ -152,7 +152,7 @@ class ServerProgress(Observer):
 
 
 class TerminalBar:
-    """Draws in a terminal, without a refresh thread, which would compete for the interpreter lock."""
+    """Progress bar in a terminal, without a refresh thread, which would compete for the interpreter's lock."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import (
@@ -188,7 +188,7 @@ class TerminalBar:
 
 
 class NotebookBar:
-    """Draws in a cell's output, as HTML that any front end shows without an extension."""
+    """Progress bar in a notebook cell, as HTML that needs no extension."""
 
     def __init__(self) -> None:
         self._shown: Any = None  # a handle of IPython's

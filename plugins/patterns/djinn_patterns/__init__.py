@@ -1,1 +1,1 @@
-"""Patterns that recognise parts of models by data flow."""
+"""Patterns that recognise parts of models by data flow: recommenders, transformers, fusion of modalities."""

@@ -1,4 +1,4 @@
-"""Replacement of executors whose engine drains their node: they leave the session, and new executors join it."""
+"""Replace executors on nodes that their engine drains: they leave the session, and new executors join it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = get_logger("djinn.client")
 
 
 def watch() -> None:
-    """Watch the executors of the open session, if their engine announces that it drains a node."""
+    """Watch the executors of the open session, if their engine can announce drained nodes."""
     registry, settings = context.configured()
     plugin = registry.owner("executors", settings.engine)
     threading.Thread(target=_watch_nodes, args=(plugin,), name="djinn-places", daemon=True).start()
@@ -45,7 +45,7 @@ def _watch_nodes(plugin: str) -> None:
 
 
 def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
-    """Return the engine's reason to drain an executor's node, or an empty text. Ignore an executor whose handle has raised."""
+    """Return the engine's reason to drain an executor's node, or "". Ignore executors whose handle has raised."""
     if one.executor is None:
         return ""
     try:
@@ -59,14 +59,14 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
 
 
 def _is_same_session(ended: int) -> bool:
-    """Return True while the session that began after `ended` earlier sessions is open."""
+    """Return True while the session is open that began after `ended` earlier sessions."""
     return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
 
 
 def _replace(one: OpenSession) -> None:
     """Replace an executor.
 
-    It leaves first if the other executors can take its values, otherwise its replacement joins first.
+    If the other executors have room for its values, it leaves first. Otherwise the replacement joins first.
 
     Raises:
         DjinnError: the executor cannot leave, or the session is lost.
@@ -96,7 +96,7 @@ def _replace(one: OpenSession) -> None:
 
 
 def _leave(one: OpenSession) -> bool:
-    """Have an executor leave the session. Return False if it is the only executor."""
+    """Remove an executor from the session. Return False if it is the only executor."""
     with context.lock:
         if one in context.opened:
             if len(context.opened) < 2:

@@ -1,4 +1,4 @@
-"""Executors that join and leave a pool during a session."""
+"""Add executors to a pool and remove them during a session."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ElasticExecutors:
     peer_reconnection: PeerReconnection
 
     def join(self, numbers: Sequence[int]) -> None:
-        """Use executors that have joined the session, and measure their links.
+        """Use executors that have joined the session, and measure the links to and from them.
 
         Raises:
             ConfigurationError: a memory limit names a device that does not exist.
@@ -70,7 +70,7 @@ class ElasticExecutors:
         self._plan_anew(self.routes.links(self.planner.devices))
 
     def undo_join(self, numbers: Sequence[int]) -> None:
-        """Return to the executors from before a failed `join`."""
+        """Remove executors again after a failed `join`."""
         with interrupt_mask.uninterruptible:
             for number in numbers:
                 self.executors.leave(number, self.executors.present[0])
@@ -78,7 +78,7 @@ class ElasticExecutors:
             self._plan_anew(self.routes.links(self.planner.devices))  # these links were measured before
 
     def _plan_anew(self, links: Sequence[Link]) -> None:
-        """Discard all plans and plan for the present executors."""
+        """Discard all plans, because the executors have changed."""
         executors = self.executors
         limits = limits_of(context.configured()[1], self.planner.devices)
         self.links.change_executors(executors.present, links, executors.indexes)
@@ -89,7 +89,7 @@ class ElasticExecutors:
         self.planner.make_anew()
 
     def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
-        """Update plans and held uploads to the free memory of the executors. `devices`: those of all executors, by number."""
+        """Update plans and deferred uploads with the executors' free memory. `devices`: all devices, by number."""
         topology, _ = within(NetworkTopology(tuple(devices)), limits, {})
         self.planner.memory = [device.memory_free for device in topology.devices]
         self.uploads.fill(self.planner.memory)
@@ -97,12 +97,12 @@ class ElasticExecutors:
     # --- leaving -----------------------------------------------------------------------------------------------
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Move the values of some executors to the others, then remove the executors. The other sessions stay open.
+        """Move the values of some executors to the others, then remove these executors. Other sessions stay open.
 
         Raises:
             UnsupportedOperation: an executor holds a value that cannot move. Nothing has changed.
-            DoesNotFit: the others have too little memory. Nothing has changed, except if pinned KV caches do not fit: they have
-                moved and are unpinned.
+            DoesNotFit: the others have too little memory. Nothing has changed, unless pinned KV caches do not fit. These
+                have moved and are unpinned.
             SessionLost: an executor was lost, and its values with it.
         """
         executors = self.executors
@@ -134,7 +134,7 @@ class ElasticExecutors:
             member.link.close()
 
     def _pin(self, handles: Iterable[int]) -> None:
-        """Pin the KV caches where they are now.
+        """Pin KV caches on the executors to which they have moved.
 
         Raises:
             DoesNotFit: an executor has too little memory for the pinned caches.
@@ -157,7 +157,7 @@ class ElasticExecutors:
             self.relays[executor].send(DropPeer(peer + 1))
 
     def _targets(self, leaving: Container[int], rest: Sequence[int]) -> dict[tuple[int, int], list[int]]:
-        """Return the storages to move, by pair of leaving and staying executor.
+        """Return the storages that must move, by pair of leaving and staying executor.
 
         Raises:
             DoesNotFit: the staying executors have too little memory.
@@ -216,6 +216,6 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
 
 
 def capabilities_in_pool(number: int, executor: ExecutorClient) -> DeviceCapabilities:
-    """Return the executor's device under its name in plans, with its measured calibration."""
+    """Return the description of an executor's device, with its name in plans and its measured calibration."""
     info = executor.device
     return attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}")

@@ -1,7 +1,7 @@
-"""Calibration at first use: background processes measure the devices of a pool that were never measured.
+"""Calibration at first use: background processes measure devices of a pool that were never measured.
 
-The program does not wait for these processes, and they outlive it. Results are in the cache directory for the next program. A
-session that is still open then plans anew.
+The program does not wait for these processes, and they may outlive it. The results are stored in the cache directory. If
+the session is still open afterwards, it plans its programs again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = get_logger("djinn.calibration")
 
 
 def command_among(models: Iterable[CostModel]) -> Sequence[str]:
-    """Return Python's arguments with which the first capable cost model measures a device; empty if no model can."""
+    """Return the arguments of a Python command with which a cost model measures a device; empty if no model can."""
     return next((command for m in models if (command := tuple(m.background_command()))), ())
 
 
@@ -36,7 +36,7 @@ def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
 
 
 def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that measures only the device of `one`."""
+    """Return the environment variables of a process that measures only the device of `one`."""
     variables = {
         name: value for name, value in environment.items() if name not in {"DJINN_CONNECTION_FILE", "DJINN_SERVERS"}
     }
@@ -56,10 +56,10 @@ def environment_for(one: OpenSession, settings: Settings, environment: Mapping[s
 def calibrate_in_background(
     opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], done: Callable[[], None]
 ) -> threading.Thread | None:
-    """Measure unmeasured devices if a cost model can and the setting `calibrate` is on, then call `done`.
+    """Measure devices that were never measured, in background processes, then call `done`.
 
-    Returns the waiting thread, or None if no device needs measuring. A single executor is not measured: assumed speeds are good
-    enough to compare ops on one device.
+    Return the thread that waits for them. Return None if no device needs a measurement, no cost model can measure, or the
+    setting `calibrate` is off. A single executor is not measured, as assumed speeds suffice to compare ops on one device.
     """
     if len(opened) < 2 or not settings.calibrate or not (command := command_among(models)):
         return None

@@ -1,4 +1,4 @@
-"""Deferred uploads: tensors, and names of weights that executors read themselves, wait until their executor is known."""
+"""Deferred uploads: tensors, and names of weights, that are sent once it is known which executor uses them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILL = 0.8  # share of an executor's free memory to fill before the next execut
 
 
 class HeldUploads:
-    """Copies of tensors that no program has used yet, by handle. Not thread-safe.
+    """Tensors that no program has used yet, by handle. Not thread-safe.
 
     Attributes:
         reads: handles of deferred weights that the receiving executor reads itself.
@@ -31,7 +31,7 @@ class HeldUploads:
         self.reads: set[int] = set()
 
     def fill(self, memory_free: Sequence[int | None]) -> None:
-        """Set the bytes that the session may hold on each executor; None if the limit is unknown."""
+        """Set how many bytes the session may use on each executor; None if unknown."""
         self._free = [
             free or 0 for free in memory_free
         ]  # executors of unknown memory are filled evenly, like full ones
@@ -45,8 +45,8 @@ class HeldUploads:
     def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
         """Defer the upload of `copy`.
 
-        Return the oldest handles above the limit, which the caller must send now. Weights that an executor reads itself take no
-        memory here and may wait forever.
+        Return the oldest handles above the limit, which the caller must send now. Weights that an executor reads itself
+        need no memory in this process, so they have no limit.
         """
         self._held[handle] = copy
         if isinstance(copy, StoredTensor):
@@ -64,7 +64,7 @@ class HeldUploads:
         return over
 
     def give(self, handle: int, executor: int) -> int:
-        """Send the deferred upload `handle` to an executor. Return its bytes."""
+        """Send the deferred upload of `handle` to an executor. Return the number of bytes."""
         tensor = self._take(handle)
         self._executors.members[executor].upload(handle, tensor)
         return tensor.nbytes
@@ -84,11 +84,11 @@ class HeldUploads:
                 self._take(handle)
 
     def roomy(self, handle: int) -> int:
-        """Return the first executor with room for a deferred upload, so that weights loaded in order stay together."""
+        """Return the first executor with room for a deferred upload. So weights that are loaded in order stay together."""
         return self.roomy_for(self._held[handle].nbytes, self._executors.present)
 
     def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
-        """Return the first of some executors with `needed` free bytes; if none has, the executor with the most free bytes."""
+        """Return the first of `executors` with `needed` free bytes, or else the one with the most free bytes."""
         rooms = {e: int(self._free[e] * _FILL) - self._locations.held[e] for e in executors}
         fitting = (executor for executor, room in rooms.items() if room >= needed)
         return next(fitting, max(rooms, key=rooms.__getitem__))

@@ -1,4 +1,4 @@
-"""Latency and bandwidth between this process and the devices of its session, measured on first request."""
+"""Measure latency and bandwidth between this process and the devices of its session, on first request."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _links: dict[str, tuple[Link, ...]] = {}  # links to the devices, by name of the
 def topology() -> NetworkTopology:
     """Return the session's devices, the links to and from them, and the recent queueing time of submissions.
 
-    Links between several devices are those that plans use now. Connects if no session is open. Links are measured at the first
-    call in a session, with a few empty submissions and 4 MiB each way, less if `memory_limits` leave less room; on a link slower
-    than 1 MB/s that takes seconds.
+    A session is opened if there is none. Links between devices have the speeds that plans use now. Links to this process
+    are measured at the first call, with empty submissions and 4 MiB each way, or less if `memory_limits` leave less room.
+    On a link slower than 1 MB/s, this takes seconds.
 
     Raises:
         DjinnError: no device can be reached, or the session was lost.
@@ -69,9 +69,9 @@ def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
 
 
 def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Link]:
-    """Measure the links to and from a device of the open session, which PyTorch calls `name`, by ordinary submissions.
+    """Return the links to and from a device of the session, measured by ordinary submissions. `name`: for PyTorch.
 
-    If fewer than `nbytes` are free on the device, send less.
+    If less than `nbytes` bytes are free on the device, fewer bytes are sent.
 
     Raises:
         DoesNotFit: the device has no room for 4 KiB.
@@ -90,7 +90,7 @@ def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Lin
 
 
 def _there_and_back(name: str, nbytes: int) -> tuple[float, float]:
-    """Return the seconds to upload and to fetch new random bytes, which no cache has and compression cannot shrink."""
+    """Return the seconds to upload and to fetch random bytes, which are in no cache and incompressible."""
     data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
     started = time.perf_counter()
     remote = data.to(name)

@@ -1,7 +1,7 @@
-"""Split ops over tensor lists, such as `_foreach_add_`, into parts whose tensors live on one executor each.
+"""Split ops over lists of tensors, such as `_foreach_add_`, into one op per executor.
 
-An optimizer step writes all weights with one op, and an op runs on one executor: unsplit, it would move all weights there. Such
-an op treats each position of its lists independently.
+An optimizer step writes all weights with one op, and an op runs on one executor. Without a split, all weights would move
+there. These ops treat each position of their lists independently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIANTS: Final = 16  # splits of one structure, which differ in the locations 
 
 
 def _taking(positions: Sequence[int]) -> Take:
-    """Make a getter of the elements of a tuple at these positions, as a tuple."""
+    """Return a function that returns the elements at these positions of a tuple, as a tuple."""
     if len(positions) >= _FEW:
         return itemgetter(*positions)
     start = positions[0] if positions else 0
@@ -40,7 +40,7 @@ def _taking(positions: Sequence[int]) -> Take:
 
 
 class ListOps:
-    """Splits the list ops of programs. Not thread-safe: the caller holds the recorders' lock."""
+    """Split the list ops of programs. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self) -> None:
         self._splits: PlanCache[_Split] = PlanCache()
@@ -50,7 +50,7 @@ class ListOps:
     def split(self, program: Program, homes: Mapping[int, int]) -> Program:
         """Return the program with each list op split into one op per executor. `homes`: executors by storage.
 
-        Positions whose tensors have no home yet get an op each, so that a policy can place each of them.
+        Positions whose tensors are on no executor yet get an op each, so that a policy can place each of them.
         """
         if (list_calls := self._listed.use(program.calls)) is None:
             list_calls = any(_LIST_OP.match(call.op) for call in program.calls)
@@ -90,7 +90,7 @@ class ListOps:
 
 @attrs.frozen
 class _CallPart:
-    """The part of a list op's call for some positions: the operands, results and slots that it takes from the whole call."""
+    """Part of a list op's call, for some positions: the operands, results and slots of these positions."""
 
     call: Call
     operands: tuple[int, ...]
@@ -99,7 +99,7 @@ class _CallPart:
 
 @attrs.frozen
 class _Split:
-    """Splits programs of one structure whose inputs live at `where`."""
+    """Split programs of one structure. `where`: the executors that hold their inputs."""
 
     where: tuple[int | None, ...]
     groups: Mapping[int, Groups]  # by instruction number
@@ -108,7 +108,7 @@ class _Split:
     slots: Take
 
     def of(self, program: Program, part: Any) -> Program:
-        """Split a program of that structure."""
+        """Split a program of the same structure."""
         groups = self.groups
         calls: list[Call] = []
         for index, call in enumerate(program.calls):
@@ -131,10 +131,10 @@ def _whole(call: Call) -> _CallPart:
 
 
 def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
-    """Return the groups of list positions to keep together, for each instruction to split.
+    """Return the groups of list positions that must stay together, for each instruction to split.
 
-    The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They go where the weight
-    lives. Positions of two ops that share a tensor belong to the same weight.
+    The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They run on the
+    executor of the weight. Positions of two ops that share a tensor belong to the same weight.
     """
     operands, calls = program.operands, program.calls
     starts = [0, *accumulate(call.operand_count + call.new_count for call in calls)]
@@ -220,7 +220,7 @@ def _items(argument: Argument) -> Sequence[Argument]:
 
 
 def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
-    """Return the part of a call for these list positions. It keeps all arguments that are not lists."""
+    """Return the part of a call for some list positions. It has all arguments that are not lists."""
     form, members = call.signature.form, frozenset(group)
     operands: list[int] = []
     slots: list[int] = []

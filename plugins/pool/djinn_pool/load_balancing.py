@@ -1,4 +1,4 @@
-"""Load balancing of independent programs: detects which programs depend on each other, and picks the executor."""
+"""Balance the load of independent programs: find programs that do not depend on each other, and choose an executor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from djinn_pool.value_locations import ValueLocations
 
 @attrs.define(eq=False)
 class ProgramFamily:
-    """Programs of one structure, and the plans for them.
+    """Programs of one structure, and their plans.
+
+    If such programs are independent, they run on the executors in turn.
 
     Attributes:
-        plans: the plans, the latest last. They differ in locations of values, in scalars, and in the executor whose turn it was.
-        under_way: submissions with requested results that no thread has waited for.
-        takes_turns: True if the plans depend on the executor whose turn it is.
-        passed_over: executors that plans did not use although it was their turn.
-        last: the executor whose turn it was last.
-        latest: the plan and the values of the last program.
+        plans: the plans, the latest last. They differ in locations of values, in scalars, and in the executor in turn.
+        under_way: submissions with requested results for which no thread has waited.
+        takes_turns: True if plans depend on the executor in turn.
+        passed_over: executors in turn that plans did not use.
+        last: the executor that was in turn last.
+        latest: plan and values of the last program.
         tried: trials of one executor against several; None if no trial is needed.
-        templates: digests of the templates that executors ran during trials. is_new: True if the latest program had a template
-            that was new to its executor.
+        templates: digests of the templates that executors ran during trials.
+        is_new: True if the latest program had a template that was new to its executor.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
@@ -42,7 +44,7 @@ class ProgramFamily:
     is_new: bool = True
 
     def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
-        """Record that the last program of the structure ran by `plan`, with these values."""
+        """Note that the last program of this structure ran by `plan`, with these values."""
         self.latest = plan, values
         if self.tried is not None:
             templates = {part.prepared.digest for part in plan.runs()}
@@ -54,20 +56,20 @@ class ProgramFamily:
             self.last = plan.executors[0]
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
-        """Record that `plan` was made for the turn of an executor. `follows`: True if plans depend on the turn."""
+        """Note that `plan` was made while an executor was in turn. `follows`: True if plans depend on the turn."""
         self.takes_turns = follows
         if follows and turn not in plan.executors:
             self.passed_over.add(turn)
 
     def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
-        """Return the inputs that earlier programs computed and that the last program of this structure did not take."""
+        """Return inputs that earlier programs computed and that the last program of this structure did not use."""
         plan, values = self.latest if self.latest is not None else (None, ())
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
         fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in locations.homes]
         return frozenset(v for v in fresh if storage_of(v) not in locations.given)
 
     def clock(self) -> Callable[[float], None] | None:
-        """Return the function that records the latest program's seconds; None without a trial, or while executors compile."""
+        """Return a function that records the latest program's seconds. Return None without a trial, or during compilation."""
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.tried is None or plan is None or self.is_new or plan.turn is not None:
             return None
@@ -75,18 +77,18 @@ class ProgramFamily:
 
 
 class LoadBalancer:
-    """Load of each executor, as far as the client knows."""
+    """Load of each executor, from the submissions that the client has sent."""
 
     def __init__(self, executors: Executors[ExecutorClient]) -> None:
         self._executors = executors
         self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def asked(self, executor: int, number: int) -> None:
-        """Record that submission `number` requested a reply of an executor."""
+        """Note that submission `number` requested a reply from an executor."""
         self._unanswered[executor].append(number)
 
     def next(self, alike: ProgramFamily) -> int | None:
-        """Return the least loaded executor; ties take turns. Return None if no program of the same structure is under way."""
+        """Return the least loaded executor. Return None if no program of the same structure is pending."""
         if not alike.takes_turns or not alike.under_way:
             return None
         count = len(self._executors.members)

@@ -1,4 +1,4 @@
-"""Lowers a schedule for several executors to the steps that the client sends."""
+"""Convert a schedule for several executors to the steps that the client sends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from djinn_pool.value_locations import ValueLocations
 
 @attrs.frozen
 class ProgramPlacement:
-    """Decisions of the pipeline: the executor of each node and value, and the schedule.
+    """Decisions of the planning stages: the executor of each node and value, and the schedule.
 
     Attributes:
-        graph: the program that runs. origin: the recorded program, before rewriting.
-        names: handles of derived values, by their ids in the program.
+        graph: graph of the program that runs.
+        origin: graph of the recorded program, before it was rewritten.
+        names: handles of derived values, by their value ids in the program.
     """
 
     graph: Graph
@@ -35,7 +36,7 @@ class ProgramPlacement:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """Return the values of the recorded program by first appearance, then those of the rewritten program."""
+        """Return the values of the recorded program in order of appearance, then those of the rewritten program."""
         rewritten = self.schedule.rewritten
         return tuple(dict.fromkeys(self.origin.program.operands)) if rewritten is None else rewritten.values
 
@@ -47,7 +48,7 @@ class ProgramPlacement:
         return tuple(dict.fromkeys((*self.origin.inputs, *self.graph.inputs)))
 
     def called(self, values: Sequence[int]) -> list[int]:
-        """Return the client's handles of values."""
+        """Return the client's handles of values. `values`: value ids."""
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
@@ -94,7 +95,7 @@ def _nbytes(graph: Graph, value: int) -> int:
 
 
 def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> tuple[tuple[int, int], ...]:
-    """Return by executor the bytes of memory that the program allocates and leaves behind."""
+    """Return the bytes that the program allocates and that remain in use afterwards, by executor."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
         storage = storage_of(planned.names.get(value, value))
@@ -107,7 +108,7 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLoc
 
 
 class _Writer:
-    """Collects the steps of one executor after the other."""
+    """Collect the steps of each executor."""
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -147,7 +148,7 @@ class _Writer:
             assert isinstance(step, Fetch)
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
-        """Return the transfer of a value; None if the value shares memory with a value that is sent already."""
+        """Return the transfer of a value. Return None if another value with the same memory is already sent."""
         before = self.locations.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
@@ -158,7 +159,7 @@ class _Writer:
         return TransferStep(source, target, value, move)
 
     def _flush(self) -> None:
-        """Emit the gathered ops as one part. It frees values that appear in it; other values are dropped by a separate step."""
+        """Emit the collected ops as one part, which also frees values that it uses."""
         freed, nodes = frozenset(self.freed), self.nodes
         self.freed, self.nodes = [], []
         if nodes:
@@ -176,7 +177,7 @@ class _Writer:
 
 
 def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
-    """Merge the steps of all executors into one order: an executor awaits a value only after the sender was told to send it."""
+    """Merge the steps of all executors into one order, in which each send comes before the matching wait."""
     order: list[PoolStep] = []
     at = dict.fromkeys(parts, 0)
     sent: dict[TransferStep, int] = defaultdict(int)
@@ -200,8 +201,8 @@ def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
 def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
     """Attach each free to the executor's next part, because a separate message takes longer than a small op.
 
-    Values that the part does not use are freed before it runs. A free stays separate before an upload, which may need the memory,
-    before the same memory arrives again, and after the last part.
+    Values that the part does not use are freed before it runs. A free stays separate before an upload, which may need the
+    memory, before a transfer of the same memory, and after the last part.
     """
     merged_steps: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}
@@ -222,7 +223,7 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
 
 
 class _Ledger:
-    """Tracks the locations of values over the steps of a plan."""
+    """Track the locations of values over the steps of a plan."""
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -257,7 +258,7 @@ class _Ledger:
         self.copied -= self.out_of_date
 
     def leftovers(self) -> list[FreeStep]:
-        """Return the steps that free stale copies, and the dead inputs that executors still hold."""
+        """Return the steps that free outdated copies, and inputs that the program no longer holds."""
         leftovers = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
         self.copied -= leftovers
         by_executor: dict[int, list[int]] = defaultdict(list)
@@ -274,7 +275,7 @@ class _Ledger:
 
 
 def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
-    """Return the same part with positions in place of value ids."""
+    """Return a part with positions instead of value ids."""
     if isinstance(part, UploadStep | TransferStep):
         return attrs.evolve(part, value=positions[part.value])
     if isinstance(part, AwaitStep):
@@ -285,7 +286,7 @@ def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
 
 
 def resident(program: Program, graph: Graph, locations: ValueLocations, random: int | None) -> dict[int, int]:
-    """Return by value the executor that holds its memory, random state included."""
+    """Return the executor that holds the memory of each value, including the random state."""
     homes = {v: locations.homes.get(storage_of(v)) for v in graph.inputs}
     if random is not None and any(call.random for call in program.calls):
         homes[RANDOM_STATE] = random

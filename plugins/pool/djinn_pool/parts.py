@@ -1,4 +1,4 @@
-"""Instructions of a plan for several executors (upload, run, transfer, await, free), in the client's sending order."""
+"""Steps of a plan for several executors (upload, run, transfer, await, free), in the order in which they are sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UploadStep:
 
 @attrs.frozen
 class RunPart:
-    """An executor runs a part of the program. It frees the values `free` before and `dead` afterwards."""
+    """Run a part of the program on an executor. It frees the values `free` before and `dead` afterwards."""
 
     executor: int
     prepared: PreparedTemplate
@@ -49,7 +49,7 @@ class TransferStep:
 
 @attrs.frozen
 class AwaitStep:
-    """Have an executor wait for the values that `carry` brings."""
+    """Let an executor wait for the values that the transfer `carry` brings."""
 
     executor: int
     carry: TransferStep
@@ -57,7 +57,7 @@ class AwaitStep:
 
 @attrs.frozen
 class FreeStep:
-    """Have an executor free values."""
+    """Free values on an executor."""
 
     executor: int
     values: tuple[int, ...]
@@ -71,27 +71,35 @@ _ON_NOTHING: Final[Relied] = ((), ())
 
 @attrs.define(eq=False)
 class PooledPlan:
-    """A plan for several executors. It fits every program of its structure with the same input locations.
+    """A plan for several executors, for all programs of its structure with inputs at the same locations.
 
-    Values are positions among the program's values by first appearance.
+    Values are numbered by their first appearance in the program.
 
     Attributes:
         parts: the steps, in order.
-        inputs: values that the program does not compute. where: locations of the inputs.
-        random: executor of the random ops; None without random ops. drew_from: executor that had the random state before.
-        equal_slots: pairs of slots that have to be equal.
+        inputs: values that the program does not compute.
+        where: locations of the inputs.
+        random: executor of the random ops; None without random ops.
+        drew_from: executor that had the random state before.
+        equal_slots: pairs of slots that must be equal.
         made: new values that outlive the program, with executor and planned bytes.
-        leaves: bytes that each executor holds in addition afterwards; crowded: whether one had no room for them all the same.
+        leaves: additional bytes in use on each executor afterwards.
+        crowded: True if an executor lacked room for all of them.
         moved: values whose memory moved, with their new executor.
-        copied: values with copies, and the copies' executors. dropped: copies that the plan frees.
-        written: values whose memory is written. dead: inputs that the program no longer holds afterwards.
-        rewrite: how the recorded program was rewritten; None if it was not. own: values that only the rewritten program has.
-        turn: executor whose turn it was; None if the plan does not depend on turns.
-        link_changes: number of link changes when the plan was made. profile: profile of the first program.
-        relied: instructions and slots that have to be what they were, as in `relied_on`.
-        alone: whether the plan uses one executor although several were predicted to be faster.
-        executors: executors that run parts, in order. uploads: whether the plan sends deferred uploads.
-        last_runs: the last run part of each executor, to which requests for values can be attached.
+        copied: values with copies, and the copies' executors.
+        dropped: copies that the plan frees.
+        written: values whose memory is written.
+        dead: inputs that the program no longer holds afterwards.
+        rewrite: rewrite of the recorded program; None if it is unchanged.
+        own: values that exist only in the rewritten program.
+        turn: the executor in turn; None if the plan does not depend on turns.
+        link_changes: number of link changes when the plan was made.
+        profile: profile of the first program.
+        relied: instructions and slots that must be unchanged, as in `relied_on`.
+        alone: True if the plan uses one executor although several were predicted to be faster.
+        executors: executors that run parts, in order.
+        uploads: True if the plan sends deferred uploads.
+        last_runs: the last part of each executor. Requests for values can be attached to it.
     """
 
     parts: tuple[PoolStep, ...]
@@ -129,7 +137,7 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
-        """Return True if all values are where the plan expects them, and the scalars are as the plan requires."""
+        """Return True if all values are at the locations, and the scalars have the values, that the plan requires."""
         if self.random is not None and self.drew_from != random:
             return False
         if self.relied != _ON_NOTHING and not are_as_they_were(program, *self.relied):
@@ -146,7 +154,7 @@ class PooledPlan:
 
 
 def own_values(rewritten: RewrittenProgram) -> Own:
-    """Return the values of a rewritten program that are neither recorded nor derived, in the order of its values."""
+    """Return the values of a rewritten program that are neither recorded nor derived, in order."""
     recorded = dict.fromkeys(rewritten.origin.operands)
     derived = {value for recipe in rewritten.recipes for value in recipe.makes}
     anchors: dict[int, int] = {}
@@ -157,7 +165,7 @@ def own_values(rewritten: RewrittenProgram) -> Own:
 
 
 def named(own: Own, values: Sequence[int]) -> list[int]:
-    """Return the handles of a run's values. `values`: handles of the recorded program's values."""
+    """Return the handles of the plan's own values in a run. `values`: handles of the recorded program's values."""
     storages: dict[int, int] = {}
     names = []
     for storage, anchor, view in own:

@@ -1,4 +1,4 @@
-"""Reconnection of a pool's executors to a recovered executor, which is a new process with new addresses.
+"""Reconnect the executors of a pool to a recovered executor, which is a new process with new addresses.
 
 The client uses control channels, because sessions may be waiting for the recovered executor.
 """
@@ -30,14 +30,14 @@ _log = get_logger("djinn.pool")
 
 
 def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -> ConnectPeer:
-    """Return the message that has executor `source` connect to executor `target`. The client reached its server at `server`."""
+    """Return the message that makes executor `source` connect to executor `target`. `server`: address for this client."""
     host = parse_url(server).hostname or "" if "://" in server else ""
     urls = tuple(_placed(url, host) for url in ticket.urls)
     return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)
 
 
 def _placed(url: str, host: str) -> str:
-    """Return an executor's listen address with the host where this client reached it, unless that is a tunnel's end."""
+    """Return an executor's address with the host that this client uses, unless this host is the end of a tunnel."""
     if not host or url.startswith("unix:"):
         return url
     if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
@@ -47,14 +47,14 @@ def _placed(url: str, host: str) -> str:
 
 @attrs.frozen
 class _Member:
-    """An executor of the pool: how to open a control channel to it, and the address of its server."""
+    """An executor of the pool: how to open its control channel, and the address of its server."""
 
     reach: Reconnection
     server: str
 
 
 class PeerReconnection:
-    """Reconnects a recovered executor and its peers in both directions."""
+    """Reconnect a recovered executor to the other executors, in both directions."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class PeerReconnection:
                 backoff.reset()
 
     def _connect(self, source: int, target: int) -> None:
-        """Have one executor reconnect to a peer.
+        """Make one executor reconnect to another.
 
         Raises:
             DjinnError: the client cannot reach one of them, or the executor cannot reach its peer.

@@ -1,8 +1,8 @@
 """Trials of placements: a program that a policy would divide runs on one executor first, then over several.
 
-The faster way stays. During a trial, values do not move and copies of weights are kept, so that switching between the
-ways moves no value twice. A plugin's judge decides by the seconds from submission to results. The slower way is tried
-again at growing intervals, because single runs mislead. Then the decision is final.
+The faster way is kept. During a trial, values do not move and copies of weights are kept, so a switch moves no value
+twice. A plugin's judge decides by the seconds from submission to results. As single runs mislead, the slower way is tried
+again at growing intervals. Then the decision is final.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = get_logger("djinn.trials")
 
 @attrs.define(eq=False)
 class MeasuredWay:
-    """One way to run a program: its measured seconds, and the number of runs since the last measurement."""
+    """Measurements of one way to run a program: its seconds, and the number of runs since the last measurement."""
 
     seconds: list[float] = attrs.field(factory=list)
     unmeasured: int = 0
@@ -49,12 +49,14 @@ class MeasuredWay:
 
 @attrs.define(eq=False)
 class TriedPlacement:
-    """Measurements of both ways to run programs of one structure.
+    """Measurements of both ways to run programs of one structure: on one executor and over several.
 
     Attributes:
-        program: the first program. link_changes: number of link changes at the start; the trial is valid for these links.
+        program: the first program.
+        link_changes: number of link changes at the start. The trial is valid while this number stays.
         moving: as in `PlacementTrial`.
-        pays: the judge's last verdict. settled: True if the verdict is final.
+        pays: the latest verdict of the judge.
+        settled: True if the verdict is final.
     """
 
     program: Program
@@ -66,12 +68,12 @@ class TriedPlacement:
     settled: bool = False
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
-        """Return the function that records the seconds of a run; None if the verdict is final."""
+        """Return a function that records the seconds of a run. Return None if the verdict is final."""
         return None if self.settled else (self.apart if apart else self.alone).record_seconds
 
 
 def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
-    """Return True to run over several executors next, False for one, None if the verdict `pays` is final."""
+    """Return True to run over several executors next, False for one executor, None if `pays` is final."""
     alone, apart = tried.alone, tried.apart
     if pays is None:
         return bool(alone.seconds) if apart.unmeasured < UNMEASURED else None
@@ -83,7 +85,7 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
 
 
 class PlacementTrials:
-    """Chooses between one executor and several. Not thread-safe: the caller holds the recorders' lock."""
+    """Choose between one executor and several. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self, judge: Judge, policy: str, stats: Stats, verdicts: Verdicts) -> None:
         self._judge, self._policy, self._stats, self._verdicts = judge, policy, stats, verdicts
@@ -106,7 +108,7 @@ class PlacementTrials:
         return way
 
     def forget(self, tried: TriedPlacement) -> None:
-        """Drop the verdict, because links or devices have changed."""
+        """Drop the verdict about a program, because links or devices have changed."""
         self._verdicts.drop(tried.program, self._policy)
 
     def _record_verdict(self, tried: TriedPlacement, trial: PlacementTrial, pays: bool | None) -> None:
@@ -156,12 +158,12 @@ def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
 
 @attrs.define(eq=False)
 class PredictionErrors:
-    """Records prediction errors of programs that ran on one executor."""
+    """Record how much predictions of programs on one executor differ from measurements."""
 
     found: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
     def watch(self, prepared: PreparedTemplate, predicted: float) -> None:
-        """Measure the first runs of a plan on its executor, to compare with the predicted seconds."""
+        """Measure the first runs of a plan on its executor, and compare them with the predicted seconds."""
         measured: list[float] = []
 
         def took(seconds: float) -> None:

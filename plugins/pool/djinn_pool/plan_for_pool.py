@@ -1,4 +1,4 @@
-"""Planning of programs for several devices: the rules, and the pipeline's result."""
+"""Plan programs for several devices."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _log = get_logger("djinn.runtime")
 
 @attrs.frozen
 class PlanningInputs:
-    """Locations of a program's inputs and of their copies, by device id, and the devices' other load.
+    """Facts that the plan of a program depends on: locations of its inputs and their copies, and the load of devices.
 
-    `occupied`: bytes in use by device. `known`: facts about the inputs from earlier programs. `margin`: as in
+    `occupied`: bytes in use, by device id. `known`: facts about the inputs from earlier programs. `margin`: as in
     `PlacementContext`.
     """
 
@@ -47,7 +47,7 @@ class PlanningInputs:
 
 @attrs.frozen
 class PoolRules:
-    """Rules of plans.
+    """Settings for plans of a pool.
 
     Attributes:
         factor, unsure: as in `Planning`.
@@ -62,7 +62,7 @@ class PoolRules:
 
 
 def rules_for(context: ClientContext) -> PoolRules:
-    """Return the rules for the open session's planner."""
+    """Return the settings for the plans of a session."""
     registry, settings = context.configured()
     assert context.planner is not None
     planning = context.planner.planning
@@ -78,7 +78,7 @@ def rules_for(context: ClientContext) -> PoolRules:
 def plan_for_pool(
     graph: Graph, registry: Registry, settings: Settings, topology: NetworkTopology, where: PlanningInputs
 ) -> PipelineResult:
-    """Plan a program for several devices, from the present locations of its inputs.
+    """Return the plan of a program for several devices.
 
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that does not exist.

@@ -1,4 +1,4 @@
-"""Plans each new program for the executors of a pool. A cached plan is reused while the locations of its values hold."""
+"""Plan programs for the executors of a pool. A cached plan is reused while its values stay at their locations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
 class PoolPlanner:
-    """Turns programs into plans. Not thread-safe: the caller holds the recorders' lock."""
+    """Convert programs to plans. Not thread-safe: the caller holds the recorders' lock."""
 
     derived: PooledDerivedValues
     memory: Sequence[int | None] = ()  # bytes that the session may use on each executor; None if unknown
@@ -68,7 +68,7 @@ class PoolPlanner:
         self._free: FreeCopies = lambda _: None
 
     def follow(self, rules: PoolRules) -> None:
-        """Set the rules, and discard all plans."""
+        """Set new rules, and discard all plans."""
         self._rules = rules
         self._plans = PlanCache(rules.factor)
 
@@ -82,28 +82,28 @@ class PoolPlanner:
         self.follow(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Replace the devices by measured ones. Discard errors of earlier predictions."""
+        """Replace the devices by newly measured ones, and forget prediction errors."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
-        """Return the family of programs with this structure, and the program's values by first appearance."""
+        """Return the programs of the same structure, and the values of the program in order of appearance."""
         alike, values = self._plans.find(program)
         if not alike:
             alike.append(ProgramFamily())
         return alike[0], tuple(values.tolist())
 
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
-        """Set the functions that plans use. `run`: computes values derived from weights. `free`: frees copies."""
+        """Set functions that the planner calls. `run`: computes values derived from weights. `free`: frees copies."""
         self._free = free
         self.derived = PooledDerivedValues(self.devices, self._locations, run)
 
     def prepare(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
     ) -> tuple[PooledPlan, Sequence[int]]:
-        """Return the plan of a program that `find` returned, and the values of the run.
+        """Return the plan of a program, and the values of this run. `alike`, `values`: result of `find`.
 
-        `turn`: the executor whose turn it is; None without turns.
+        `turn`: the executor in turn; None without turns.
         """
         alone = self._keeps_to_one(alike, values)
         if (again := self._again(program, alike, values, (turn, alone))) is not None:
@@ -120,7 +120,10 @@ class PoolPlanner:
     def _again(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], way: tuple[int | None, bool]
     ) -> tuple[PooledPlan, Sequence[int]] | None:
-        """Return a cached plan for the present locations, or None. `way`: the executor by turns, and whether one executor runs all."""
+        """Return a cached plan for the present locations and the values of this run, or None.
+
+        `way`: the executor in turn, and True if one executor runs the whole program.
+        """
         for plan in reversed(alike.plans):
             if (plan.turn, plan.alone) != way or plan.link_changes != self.link_changes:
                 continue
@@ -136,7 +139,7 @@ class PoolPlanner:
         return None
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
-        """Return True if a program that a policy would divide runs on one executor this time."""
+        """Return True to run a program on one executor this time, although a policy would divide it."""
         trials, placements = alike.tried, self._rules.placements
         if trials is None or placements is None:
             return False
@@ -175,7 +178,7 @@ class PoolPlanner:
         return plan
 
     def inputs(self, graph: Graph, stream: Stream, margin: float) -> PlanningInputs:
-        """Return the locations of a program's inputs, and the other facts that its plan depends on."""
+        """Return the facts about a program's inputs and devices on which its plan depends."""
         names, locations, program = self.devices, self._locations, graph.program
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
         held = {v: locations.copies(v) for v in graph.inputs}
@@ -184,7 +187,10 @@ class PoolPlanner:
         return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
     def _lowered(self, program: Program, graph: Graph, result: PipelineResult) -> PooledPlan | None:
-        """Lower a plan to steps. Return None if derived values were missing: they are computed now, and planning must be repeated."""
+        """Convert a plan to steps.
+
+        Return None if derived values were missing. They are computed now, and planning must be repeated.
+        """
         assert result.schedule is not None
         assert result.placement is not None
         rewritten = result.schedule.rewritten
@@ -212,9 +218,9 @@ class PoolPlanner:
         where: PlanningInputs,
         plan: Callable[[PlanningInputs], PipelineResult],
     ) -> tuple[PipelineResult, bool]:
-        """Return the plan of a program that one executor may run faster than several, and whether it uses one.
+        """Return a plan on one executor or over several, and True if it uses one executor.
 
-        A program that the policy divides for the first time runs on one executor first, if it fits.
+        If the policy divides a program for the first time, the program first runs on one executor, if it fits.
         """
         result, trials = plan(where), alike.tried
         if trials is None and _is_divided(result):
@@ -231,7 +237,7 @@ class PoolPlanner:
 
     @property
     def margin(self) -> float:
-        """Return the share of its time that several executors must be predicted to save a program."""
+        """Return which share of a program's time several executors must be predicted to save."""
         if not self._rules.learns_margin:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
@@ -243,7 +249,7 @@ class PoolPlanner:
             self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
-        """Return True if a plan's results fit on each executor, together with the values that arrived since the plan was made."""
+        """Return True if a plan's results fit on each executor, together with values that have arrived meanwhile."""
         bytes_held = self._locations.held
         for executor, more in plan.leaves:
             room = self.memory[executor]
@@ -252,7 +258,7 @@ class PoolPlanner:
         return True
 
     def _occupied(self, graph: Graph) -> dict[str, MemoryInUse]:
-        """Return by device the bytes in use, and how many of them the program does not use."""
+        """Return the bytes in use on each device, and how many of them the program does not use."""
         bytes_held, bytes_of_program = (
             self._locations.held,
             self._locations.held_of({storage_of(v) for v in graph.inputs}),
@@ -269,7 +275,7 @@ class PoolPlanner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the profile of the program that was submitted last."""
+        """Return the profile of the last submitted program."""
         return self._recent[-1][0].profile if self._recent else None
 
 
@@ -279,7 +285,7 @@ def _is_divided(result: PipelineResult) -> bool:
 
 
 def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
-    """Return the predicted seconds to copy inputs to devices without a copy, and to move other inputs there and back."""
+    """Return the predicted seconds of the transfers of inputs that a plan over several devices needs."""
     placement, seconds = result.placement, 0.0
     assert placement is not None
     for value, home in where.resident.items():

@@ -1,4 +1,4 @@
-"""Cache of values derived from weights in a pool. The executor of the first plan that uses them computes them."""
+"""Cache of values derived from weights. The executor of the first plan that uses them computes them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PooledDerivedValues:
         self._devices = (*self._devices, device)
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
-        """Return the locations of a recipe's values; None if they were not computed."""
+        """Return the locations of a recipe's values. Return None if they have not been computed."""
         results = self.values.made((recipe.identity, recipe.sources))
         if results is None:
             return None
@@ -47,7 +47,7 @@ class PooledDerivedValues:
         return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in copies))
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
-        """Compute missing derived values on the executors that a plan chose. Return True if any was missing."""
+        """Compute missing derived values on the executors that a plan chose. Return True if any were missing."""
         missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
         for recipe in missing:
             executor = self._devices.index(placed[recipe.makes[0]])
@@ -62,7 +62,7 @@ class PooledDerivedValues:
         return names
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
-        """Return the values of a run of `plan`, followed by its derived values and the plan's own values."""
+        """Return the values of a run, followed by derived values and the plan's own values."""
         if plan.rewrite is None:
             return values
         extended = list(values)
@@ -83,7 +83,7 @@ class PooledDerivedValues:
         return lambda submission: self._run(self._all_on(submission.program, executor), submission.program)
 
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
-        """Return a plan in which one executor runs all nodes. The plan copies weights of other executors to that executor."""
+        """Return a plan in which one executor runs all nodes. It copies weights of other executors."""
         graph, names, device = Graph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)

@@ -1,4 +1,4 @@
-"""Requests to a pool: selects the executors that answer, and merges their replies."""
+"""Requests to a pool: choose the executors that answer, and merge their replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from djinn_pool.value_locations import ValueLocations
 def ask(
     message: Message, kind: type[M], device: int, executors: Executors[ExecutorClient], locations: ValueLocations
 ) -> M:
-    """Ask executors and merge their replies, as `Sink.ask`. By default the first executor or the indexed one answers.
+    """Send a request to executors and merge their replies, as `Sink.ask`. By default one executor answers.
 
     Raises:
         UnsupportedOperation: no executor has all values that the message is about.
@@ -48,7 +48,7 @@ def ask(
 
 
 def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
-    """Return the common reply of all executors about an address, or the first reply that differs."""
+    """Return the reply of all executors about an address. If a reply differs from the others, return that reply."""
     members = executors.at(device)
     replies: list[OpenWeightsReply] = []
     for member in members:
@@ -87,7 +87,7 @@ def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], l
 
 
 def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locations: ValueLocations) -> CacheReply:
-    """Add up the executors' replies about the values that each of them holds."""
+    """Add up the executors' replies about values that each of them holds."""
     handles = unpack_handles(message.handles)
     handles_of: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
     for handle in handles:

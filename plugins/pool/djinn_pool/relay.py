@@ -1,4 +1,4 @@
-"""Relay of an executor: passes transfers through the client, and collects its reports about links and memory."""
+"""Pass transfers between executors through the client, and collect reports about links and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferC
 
 
 class Relay:
-    """Receives the frames of one transfer, and link and memory reports, from an executor."""
+    """Receive transfers, link reports and memory reports from one executor."""
 
     def __init__(self, session: ExecutorClient) -> None:
         self._session = session
@@ -33,7 +33,7 @@ class Relay:
         self._session.replies.send(message)
 
     def take_over(self, ship: SendValues) -> list[Frame]:
-        """Wait for a transfer. Return its frames, to be sent to another executor. The caller holds the sink's lock.
+        """Wait for a transfer, and return its frames for another executor. The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor was lost.
@@ -43,13 +43,13 @@ class Relay:
         return frames
 
     def take_seen(self) -> list[LinkMeasurement]:
-        """Take the link measurements since the last call."""
+        """Return the link measurements since the last call."""
         links, self._seen = self._seen, []
         self.has_news = self._room is not None
         return links
 
     def take_room(self) -> Room | None:
-        """Return the executor's last report of its memory; None if no report arrived since the last call."""
+        """Return the executor's latest report of its memory; None if none has arrived since the last call."""
         room, self._room = self._room, None
         self.has_news = bool(self._seen)
         return room
@@ -74,9 +74,9 @@ class Relay:
 
 
 def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
-    """Have the thread that waits for one executor also read the others' connections.
+    """Let the thread that waits for one executor also read the connections of the others.
 
-    An executor that waits for a value from a dead peer sends nothing. Only the peer's own connection shows that it died.
+    An executor that waits for a value from a dead executor sends nothing. Only the connection of the dead one shows this.
     """
     every = [session.replies for session in sessions]
 

@@ -1,4 +1,4 @@
-"""Router of a pool: sends each submission to the executors that run a part of it."""
+"""Router of a pool: send each executor its part of a submission."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ UNREAD: Final = 1  # maximum number of unread replies, because link reports in t
 
 @attrs.define
 class _ExecutorRequest:
-    """Requests to one executor in addition to its parts: values to fetch, to describe and to free."""
+    """Requests to one executor besides its parts: values to fetch, to describe and to free."""
 
     fetch: list[int] = attrs.field(factory=list)
     describe: list[int] = attrs.field(factory=list)
@@ -73,7 +73,7 @@ Asked = list[tuple[Submission, ExecutorReply]]  # requests of the executors, and
 
 
 class PoolReply(JoinedReplies):
-    """Reply to a submission that requested values from executors of a pool. Dropped once no thread has to wait for it."""
+    """Reply to a submission whose values come from several executors. Dropped after no thread waits for it."""
 
     def __init__(
         self,
@@ -84,7 +84,11 @@ class PoolReply(JoinedReplies):
         took: Callable[[float], None] | None,
         begun: float,
     ) -> None:
-        """`alike`: the family of programs that share turns. `took`: receives the seconds from `begun` until all replies have arrived."""
+        """Create a pending reply.
+
+        `alike`: programs of the same structure, which share turns. `took`: called with the seconds from `begun` until all replies
+        have arrived.
+        """
         super().__init__(submission, parts)
         self._router, self._alike, self._took = router, alike, took
         members = router.executors.members
@@ -134,7 +138,7 @@ class PoolReply(JoinedReplies):
 
 
 class PoolRouter(Router):
-    """Runs each program over the executors of a pool by its plan, and tracks the locations of values."""
+    """Run each program on the executors of a pool by its plan, and track the locations of values."""
 
     name = "pool"
     preference = 0
@@ -197,7 +201,7 @@ class PoolRouter(Router):
         return self._planned(graph, self._planner.inputs(graph, ALONE, self._planner.margin), unseen=True)
 
     def _planned(self, graph: Graph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
-        """Return the plan of a program, or of a piece of it. `unseen`: do not notify observers."""
+        """Return the plan of a program, or of a piece of it. `unseen`: True to notify no observers."""
         started = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
         if not unseen:
@@ -211,7 +215,7 @@ class PoolRouter(Router):
         calibrate_in_background(opened, settings, registry.cost_models, partial(self._measured, executors))
 
     def _measured(self, executors: Executors[ExecutorClient]) -> None:
-        """Plan with the new measurements of a session's devices, if the session is still open."""
+        """Discard all plans after a device was measured, if the session is still open."""
         with port.lock:
             session = context.session
             if session is not None and session.executors is executors and not port.forked:
@@ -226,7 +230,7 @@ class PoolRouter(Router):
     # --- executors -----------------------------------------------------------------------------------------------
 
     def join(self, numbers: Sequence[int]) -> None:
-        """Add executors, as `Router.join`. No thread uploads meanwhile."""
+        """Add executors, as `Router.join` does. Meanwhile no thread uploads."""
         with self._tables:
             try:
                 self.elastic.join(numbers)
@@ -236,7 +240,7 @@ class PoolRouter(Router):
                 raise
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Remove executors, as `Router.leave`. No thread uploads meanwhile.
+        """Remove executors, as `Router.leave` does. Meanwhile no thread uploads.
 
         Raises: as `ElasticExecutors.leave`.
         """
@@ -317,7 +321,7 @@ class PoolRouter(Router):
         )
 
     def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
-        """Return the plan of a program for the executor whose turn it is, and the program's family."""
+        """Return the plan of a program, with its values and the programs of the same structure."""
         planner, program = self._planner, submission.program
         planner.link_changes = self._links.listen()
         alike, values = planner.find(program)
@@ -332,20 +336,20 @@ class PoolRouter(Router):
             self._run_parts(plan, values, Submission(program), defaultdict(_ExecutorRequest))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Free (value, executor) copies that no plan will use."""
+        """Free copies that no plan will use. `copies`: pairs of value and executor."""
         with interrupt_mask.uninterruptible:
             for executor in {executor for _, executor in copies}:
                 self._send_request(executor, _ExecutorRequest(free=[v for v, where in copies if where == executor]))
 
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
-        """Free derived values whose weights were written or dropped."""
+        """Free derived values, because their weights were written or dropped."""
         derived = self._planner.derived.values
         derived.touched([*itertools.chain(*touched)])
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
 
     def _record_locations(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
-        """Record the locations of values after the plan. Return outdated (value, executor) copies."""
+        """Record the locations of values after a plan. Return outdated copies as pairs of value and executor."""
         locations = self._locations
         for (
             i,
@@ -381,7 +385,10 @@ class PoolRouter(Router):
         return requests
 
     def _home(self, value: int) -> int:
-        """Return the executor that holds a value, or will hold it by the plan. A deferred upload that the plan does not send goes now."""
+        """Return the executor that holds a value, or will hold it by the plan.
+
+        A deferred upload that the plan does not send is sent now.
+        """
         homes, storage = self._locations.homes, storage_of(value)
         if storage not in homes and value in self._uploads:
             self._place(value)
@@ -398,7 +405,7 @@ class PoolRouter(Router):
     def _run_parts(
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
     ) -> Asked:
-        """Have each executor run its parts. Requests for values are attached to an executor's last part."""
+        """Let each executor run its parts. Requests for values are attached to the last part of an executor."""
         pending: Asked = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
@@ -417,9 +424,10 @@ class PoolRouter(Router):
         return pending
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
-        """Have all executors start reading the program's weights before any of them computes.
+        """Let all executors start to read the program's weights, before any of them computes.
 
-        Return the steps done this way. A read after a free on the same executor may need the freed memory, and stays in its place.
+        Return the steps that were done. A read after a free on the same executor is not done early, because it may need the
+        freed memory.
         """
         begun, freed = set[int](), set[int]()
         for index, part in enumerate(plan.parts):
@@ -440,7 +448,7 @@ class PoolRouter(Router):
             follow_reads(members, context.observers, submission)
 
     def _run_step_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
-        """Carry out a step between two runs of parts."""
+        """Do a step that runs no ops: an upload, a transfer, a wait or a free."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
             self._locations.given.add(storage_of(values[part.value]))
@@ -461,7 +469,7 @@ class PoolRouter(Router):
         prepared: PreparedTemplate | None = None,
         values: Sequence[int] | Words = NO_VALUES,
     ) -> Asked:
-        """Send one executor its part of a submission. Return the pending request."""
+        """Send one executor its part of a submission, and return the pending request."""
         member = self.executors.members[executor]
         number = member.submissions.run(submission, prepared, values)
         if not submission.is_answered:
@@ -470,7 +478,7 @@ class PoolRouter(Router):
         return [(submission, ExecutorReply(member.replies, number))]
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """Upload a value, as `Sink.upload`, to its first user if that is known, otherwise to the device of its index."""
+        """Upload a value, as `Sink.upload` does: to its first user if known, else to the device with this index."""
         for member in self.executors.here:
             member.link.check()
         source = source if device or isinstance(source, StoredTensor) else source.detach().clone()
@@ -486,7 +494,7 @@ class PoolRouter(Router):
                 self._place(waiting)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Ignore announced uploads (`Sink.expect`). Each upload is copied on arrival, so an announcement gains nothing."""
+        """Do nothing: an announcement of uploads (`Sink.expect`) gains nothing, as each upload is copied on arrival."""
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
         """Ask executors, as `Sink.ask`."""

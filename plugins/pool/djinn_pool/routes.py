@@ -1,4 +1,4 @@
-"""Routes between the executors of a pool: opened and measured at first use."""
+"""Routes between the executors of a pool, which are opened and measured at first use."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ log = get_logger("djinn.pool")
 
 
 class Routes:
-    """Open routes between executors, and the transfers under way."""
+    """Open routes between executors, and pending transfers."""
 
     def __init__(self, executors: Executors[ExecutorClient], relays: Sequence[Relay], observers: Observers) -> None:
-        """`relays`: by number of the executor. The caller adds the relays of joining executors."""
+        """`relays`: relay of each executor, by number. The caller adds relays of joining executors."""
         self._executors = executors
         self._members = executors.members
         self._observers = observers
@@ -47,7 +47,7 @@ class Routes:
         self._under_way: dict[TransferStep, list[int]] = {}
 
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
-        """Have one executor connect to another, once per pair. Return the measured link."""
+        """Make one executor connect to another, once per pair. Return the measured link."""
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[one].link.channel.logged for one in (source, target)):
             reply = self._connections[source, target] = ConnectPeerReply(
@@ -74,7 +74,7 @@ class Routes:
         return reply
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
-        """Return the (sender, receiver) pairs with a direct route that an executor is part of."""
+        """Return the pairs (sender, receiver) with a direct route to or from an executor."""
         here = set(self._executors.present)
         return [
             pair
@@ -85,8 +85,8 @@ class Routes:
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
         """Return the measured links between all present executors.
 
-        `devices`: their devices, by number. With more than `EVERY_LINK` executors, only links between neighbours are measured.
-        The median of these stands for all other links.
+        `devices`: devices by number of the executor. With more than `EVERY_LINK` executors, only links between neighbours
+        are measured, and all other links get the median of these.
         """
         here = self._executors.present
         if len(here) <= EVERY_LINK:
@@ -104,12 +104,12 @@ class Routes:
         )
 
     def ship(self, carry: TransferStep, value: int) -> None:
-        """Have an executor send a value to another."""
+        """Make an executor send a value to another one."""
         transfer = self._send(carry.source, carry.target, [value], move=carry.move)
         self._under_way.setdefault(carry, []).append(transfer)
 
     def expect(self, carry: TransferStep, value: int) -> None:
-        """Have the receiver wait for the value that `ship` sent."""
+        """Make the receiver wait for the value that `ship` has sent."""
         waiting = self._under_way[carry]
         transfer = waiting.pop(0)
         if not waiting:
@@ -117,7 +117,7 @@ class Routes:
         self._await(transfer, carry.source, carry.target, [value])
 
     def move(self, source: int, target: int, values: Sequence[int]) -> None:
-        """Move the memory of values, with all views of it, from one executor to another."""
+        """Move the memory of values, with all its views, from one executor to another."""
         transfer = self._send(source, target, values, move=True)
         self._await(transfer, source, target, values)
 

@@ -1,4 +1,4 @@
-"""`djinn.scale`: executors join and leave the open session while the program runs."""
+"""`djinn.scale`: let executors join and leave the open session while the program runs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _log = get_logger("djinn.client")
 def scale(executors: int | None = None, servers: Sequence[str] | None = None) -> None:
     """Set the number of executors, or the servers, of the open session. Begins a session if none is open.
 
-    Joining executors are started and their links measured. The last executors to join leave first, after their values have moved to
-    the others. Tensors stay valid, and programs are planned anew. Other threads of the program continue, except while values move. If
-    `scale` raises anything but `SessionLost`, the session keeps its executors. After an interrupt, new executors may have joined.
+    New executors are started and their links measured. The executors that joined last leave first, after their values
+    have moved to the others. Tensors stay valid, and programs are planned again. Other threads of the program continue,
+    except while values move. After an error other than `SessionLost`, the session has its old executors. After an
+    interrupt, new executors may have joined.
 
     Args:
-        executors: their number. The program starts these executors itself, on this machine or with an engine.
+        executors: number of executors, for a program that starts its executors itself.
         servers: URLs or log-ins of all servers of the session, as in `configure`.
 
     Raises:
@@ -63,7 +64,7 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
 
 
 def _scale(given: Mapping[str, Any]) -> None:
-    """Scale the open session, by the settings that are `given`. The caller holds the context's lock."""
+    """Scale the open session by the settings `given`. The caller holds the context's lock."""
     executors = given.get("executors")
     resolved = resolve({**context.overrides, **given}).settings
     _check(executors)
@@ -142,7 +143,7 @@ def _is_at(one: OpenSession, urls: tuple[str, ...]) -> bool:
 
 @contextlib.contextmanager
 def numbers_for(count: int) -> Iterator[tuple[int, int]]:
-    """Reserve `count` consecutive numbers for executors that start in the block. Yields the first number and `count`."""
+    """Reserve `count` consecutive numbers for executors that start in the block. Yield the first one and `count`."""
     with context.lock:
         assert context.session is not None
         members = len(context.session.executors.members)
@@ -158,11 +159,11 @@ def numbers_for(count: int) -> Iterator[tuple[int, int]]:
 
 
 def join(more: tuple[OpenSession, ...]) -> None:
-    """Have executors whose sessions have begun join the open session. The caller holds the context's lock.
+    """Add executors whose sessions have begun to the open session. The caller holds the context's lock.
 
     Raises:
         DjinnError: the executors cannot join. They are closed, and the session continues without them.
-        KeyboardInterrupt: as `DjinnError`, unless the executors have joined already.
+        KeyboardInterrupt: as for `DjinnError`, unless the executors have already joined.
     """
     try:
         # Without the sink's lock: a plugin may use the device while it is imported.
@@ -185,10 +186,10 @@ def _join(more: tuple[OpenSession, ...]) -> None:
 
 
 def leave(leaving: Sequence[OpenSession]) -> None:
-    """Move the executors' values to the others, then remove the executors from the session. The caller holds the context's lock.
+    """Move the values of executors to the others, then remove these executors. The caller holds the context's lock.
 
     Raises:
-        DjinnError: the executors cannot leave, for a reason listed at `scale`.
+        DjinnError: the executors cannot leave; `scale` lists the reasons.
     """
     session = context.session
     assert session is not None

@@ -1,9 +1,9 @@
-"""Links and free memory of a pool's executors: the present reports of executors, and the values that plans use.
+"""Links between the executors of a pool, and their free memory: the latest reports, and the values that plans use.
 
-Executors report the duration of large transfers. The client asks them to measure a link that had no large transfer for a while. Plans
-use one speed for each link. If observed speeds differ from it by a factor of two, it is replaced and programs are replanned. Plans
-use the memory that executors reported last. Cached plans are valid until the memory available on a device changes by a factor of
-two, or an allocation fails there.
+Executors report the duration of large transfers. The client asks them to measure a link without recent large transfers.
+Plans use one speed for each link. If observed speeds differ from it by a factor of two, it is replaced and programs are
+planned again. Plans use the free memory that executors reported last. Cached plans are valid until the available memory of
+a device changes by a factor of two, or an allocation on it fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = get_logger("djinn.pool")
 
 @attrs.define(eq=False)
 class SeenLink:
-    """One link: the speed that plans use, and observations since."""
+    """One link: the speed that plans use, and observations since this speed was set."""
 
     link: Link
     heard: float
@@ -56,12 +56,12 @@ class SeenLink:
             self.latencies.append(seen.latency + HANDLING)
 
     def is_due(self, now: float) -> bool:
-        """Return True if the link should be measured: it was idle for long, or its bandwidth may have changed."""
+        """Return True if the link should be measured, because it was idle for long or its bandwidth may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
         return now - self.heard > (DOUBTED if doubted else QUIET)
 
     def settle(self, now: float) -> bool:
-        """Adopt the observed speed if it differs from the planned one. Return True if it did."""
+        """Use the observed speed if it differs enough from the speed in plans. Return True if it was changed."""
         if now - self.changed < SETTLED:
             return False
         rate, latency = self.link.bandwidth, self.link.latency
@@ -82,7 +82,7 @@ class SeenLink:
 
 
 def _ignored(_: Sequence[DeviceCapabilities]) -> None:
-    """Ignore changes of free memory: default of `when_room_changed`."""
+    """Ignore changes of free memory. This is the default of `when_room_changed`."""
 
 
 def _differs(one: float, other: float) -> bool:
@@ -94,7 +94,7 @@ class PoolTopology:
 
     Attributes:
         topology: the links that plans use now.
-        when_room_changed: called with the present `devices` after the free memory of one of them changed.
+        when_room_changed: called with `devices` after the free memory of a device has changed.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class PoolTopology:
         measured: Sequence[Link],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measured`: the links between the devices, which are in the order of their executors."""
+        """`measured`: links between the devices. `devices` has the order of the executors."""
         self._relays = relays
         self._devices = list(devices)
         self._present = list(range(len(devices)))
@@ -118,7 +118,7 @@ class PoolTopology:
         self.topology = NetworkTopology(tuple(devices), tuple(measured))
 
     def _adopt(self, measured: Sequence[Link]) -> None:
-        """Keep observations of links that still exist; drop all others."""
+        """Keep the observations of links that still exist, and drop all others."""
         now, before = self._clock(), self._links
         numbers = {self._devices[number].id: number for number in self._present}
         self._assumed = [link for link in measured if link.source not in numbers]
@@ -131,7 +131,7 @@ class PoolTopology:
         self._planned_room.append(device.memory_free)
 
     def among(self, executors: frozenset[int]) -> list[Link]:
-        """Return the links between some executors, and the default for other links."""
+        """Return the links between some executors, and a default link for all others."""
         links = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
         return [*links, *self._assumed]
 
@@ -141,7 +141,7 @@ class PoolTopology:
         Args:
             present: numbers of the present executors.
             measured: the first measurements of the links between them.
-            indexes: numbers of the executors at the device indexes from 1 on.
+            indexes: number of the executor at each device index, from index 1 on.
         """
         self._present = list(present)
         self._adopt(measured)
@@ -156,11 +156,11 @@ class PoolTopology:
 
     @property
     def devices(self) -> Sequence[DeviceCapabilities]:
-        """Return the devices of all executors so far, by number, with their present capabilities."""
+        """Return the devices of all executors so far, by number, with their latest capabilities."""
         return self._devices
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Replace the capabilities of some devices, and plan anew."""
+        """Replace the capabilities of some devices."""
         by_id = {device.id: device for device in devices}
         self._devices = [  # with the free memory that executors reported since the session began
             attrs.evolve(by_id.get(d.id, d), memory_free=d.memory_free) for d in self._devices
@@ -168,7 +168,7 @@ class PoolTopology:
         self._update_topology()
 
     def listen(self) -> int:
-        """Read the executors' measurements and request missing ones. Return the number of link changes so far."""
+        """Read the executors' link measurements, and request missing ones. Return the number of link changes so far."""
         now, has_changed = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
@@ -199,7 +199,7 @@ class PoolTopology:
             self._update_topology()
 
     def _note_room(self, number: int, room: Room) -> None:
-        """Set the free memory of an executor. Discard cached plans if it has changed enough."""
+        """Set the free memory of an executor. If it has changed enough, discard cached plans."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
         planned_bytes = self._planned_room[number]
         if (

@@ -1,4 +1,4 @@
-"""Locations of values: the executor that holds the memory of each value, and the executors that hold copies."""
+"""Locations of values: the executor that holds a value's memory, and the executors that hold copies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Where = tuple[tuple[int | None, ...], tuple[frozenset[int] | None, ...]]
 
 @attrs.define
 class ValueLocations:
-    """Table of the locations of values and copies; executors are numbered from 0.
+    """Table of the locations of values and copies. Executors are numbered from 0.
 
     Attributes:
-        homes: by storage, the executor that holds its memory and executes writes to it.
-        given: storages whose content the client uploaded.
-        held: by executor, the known bytes of all memory there, copies included.
+        homes: by storage, the executor that holds its memory and runs the ops that write into it.
+        given: storages whose contents the client has uploaded.
+        held: known bytes of all memory in use, by executor, including copies.
     """
 
     homes: dict[int, int] = attrs.field(factory=dict)
@@ -46,11 +46,14 @@ class ValueLocations:
         return self._sizes.get(storage, 0)
 
     def add(self, value: int, executor: int, nbytes: int = 0) -> None:
-        """Add a new value with memory on `executor`. `nbytes`: bytes of its storage that the value spans."""
+        """Add a new value on an executor. `nbytes`: bytes of its storage that the value spans."""
         self.add_all((value,), ((0, executor, nbytes),))
 
     def add_all(self, values: Sequence[int], made: Made) -> None:
-        """Add all results of a program; `values`: handles of its run. Makes no call per value, because submissions wait for it."""
+        """Add all results of a program. `values`: handles of its run.
+
+        There is no call per value, because submissions wait for this method.
+        """
         homes, sizes, alike, held = self.homes, self._sizes, self._values, self.held
         new = [values[position] for position, _, _ in made]
         for value, storage, (_, executor, nbytes) in zip(new, storages_of(new), made, strict=True):
@@ -93,7 +96,7 @@ class ValueLocations:
         self._keep(value, (self.copies(value) or frozenset()) - {executor})
 
     def end_copies(self, values: Iterable[int]) -> list[tuple[int, int]]:
-        """Forget all copies of written storages. Return the outdated copies as (value, executor)."""
+        """Forget all copies of written storages. Return the outdated copies as pairs of value and executor."""
         ended_copies: list[tuple[int, int]] = []
         for storage in storages_of(values) if self._copies else ():
             copies = [(value, e) for value, holders in self._copies.pop(storage, {}).items() for e in sorted(holders)]
@@ -105,9 +108,8 @@ class ValueLocations:
     def forget(self, values: Iterable[int]) -> dict[int, list[int]]:
         """Forget values that the program no longer holds.
 
-        Return them by the executors that hold them. Other values may share their memory.
-
-        Ignores values that were never added, such as values of a rewritten program. Makes no call per value.
+        Return the values by the executors that hold them. Other values may share their memory. Values that were never
+        added, such as values of a rewritten program, are ignored. There is no call per value.
         """
         homes, sizes, looking, held, given = self.homes, self._sizes, self._values, self.held, self.given
         copies = self._copies
@@ -141,14 +143,14 @@ class ValueLocations:
         return sorted(self._values[storage])
 
     def leave(self, executor: int) -> None:
-        """Remove an executor that is the home of no value, with its copies."""
+        """Remove an executor with its copies. It must be the home of no value."""
         for alike in list(self._copies.values()):
             for value, holders in list(alike.items()):
                 self._keep(value, holders - {executor})
         del self.held[executor]
 
     def held_of(self, storages: Iterable[int]) -> Counter[int]:
-        """Return by executor the bytes of these storages, copies included."""
+        """Return the bytes of these storages by executor, including copies."""
         bytes_by_executor: Counter[int] = Counter()
         for storage in storages:
             copies = (e for holders in self._copies.get(storage, {}).values() for e in holders)

@@ -38,8 +38,8 @@ class RayHandle(ExecutorHandle):
         """Create the actor without waiting.
 
         Args:
-            arguments: of the holder.
-            group: its placement group.
+            arguments: arguments of the holder.
+            group: placement group of the actor.
             number: number of the executor in the group.
             notify: as in `LaunchRequest`.
             attempt: number of earlier holders at this place.
@@ -59,7 +59,7 @@ class RayHandle(ExecutorHandle):
             self._gone = self._actor.wait.remote()
 
     def wait_placed(self) -> None:
-        """Wait for at most `pending_seconds` (setting) until Ray has started the actor."""
+        """Wait for at most `pending_seconds` (a setting) until Ray has started the actor."""
         began, last_notice = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
         while not ray.wait([self._placed], timeout=0.5 if last_notice == 0.0 else 1.0)[0]:
@@ -91,7 +91,7 @@ class RayHandle(ExecutorHandle):
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """Return the result of a holder's method. If Ray cannot reach the actor for a moment, the call is retried."""
+        """Call a method of the holder, and return its result. If Ray cannot reach the actor for a moment, retry."""
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
             raise StartupError(f"executor {self._number} has not been placed yet")
         deadline = time.monotonic() + timeout
@@ -109,10 +109,10 @@ class RayHandle(ExecutorHandle):
                 time.sleep(_RETRY_SECONDS)
 
     def _get(self, reference: Any, timeout: float) -> Any:
-        """Return the result of a call.
+        """Return the result of a call, given its Ray reference.
 
         Raises:
-            ActorUnavailableError: Ray's error for an actor that may be asked again.
+            ActorUnavailableError: Ray's error for a call that may be retried.
             StartupError: any other failure.
         """
         exceptions = self._group.ray.exceptions
@@ -144,11 +144,11 @@ class RayHandle(ExecutorHandle):
 
     @property
     def ended(self) -> bool:
-        """Return True once `wait` would return at once."""
+        """True if `wait` would return at once."""
         return self._exit_reason(0.0) is not None
 
     def _exit_reason(self, timeout: float) -> tuple[int, str] | None:
-        """Return a description of how the executor ended; None if it did not end within `timeout` seconds."""
+        """Return exit status and description of the executor's end; None if it has not ended in `timeout` seconds."""
         with self._lock:
             reference = self._gone
             if self._over is not None:
@@ -172,7 +172,10 @@ class RayHandle(ExecutorHandle):
             return self._over
 
     def notice(self) -> str:
-        """Return a text if Ray drains the node, else an empty one. Unknown to programs that reach the cluster over `ray://`."""
+        """Return a message if Ray drains the node of the executor, else "".
+
+        It is always "" in programs that reach the cluster over `ray://`.
+        """
         if not self._has_place:
             return ""
         try:
@@ -198,7 +201,7 @@ class RayHandle(ExecutorHandle):
             self._group.ray.kill(self._actor)
 
     def restart(self) -> RayHandle:
-        """End the actor, and start another one in the same bundle. Ray moves the bundle if its node was lost."""
+        """End the actor, and start another one in the same bundle. If the node was lost, Ray moves the bundle."""
         self._kill()
         if self._ended:  # it has returned its resources
             self._group.take()
@@ -209,7 +212,7 @@ class RayHandle(ExecutorHandle):
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message for an actor that could not be made or has died."""
+    """Return an error message for an actor that could not be made or has died."""
     text = str(error)
     if "failed to import" in text or "ModuleNotFoundError" in text:
         last = [line for line in text.splitlines() if "Error" in line]

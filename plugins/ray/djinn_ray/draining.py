@@ -1,4 +1,4 @@
-"""Nodes that a cluster drains, from undocumented functions of Ray that work on direct connections only."""
+"""Find the nodes that a Ray cluster drains, by undocumented functions of Ray that need a direct connection."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 def draining_nodes(actor: Any, node: str) -> tuple[Collection[str], str]:
     """Return the ids of the drained nodes, and the id of the node of `actor`.
 
-    `node` is that id if it is known. It is looked up only if nodes are drained. Raises the errors of Ray, and `AttributeError` if
-    Ray lacks these functions.
+    `node`: id of the actor's node if it is known. Otherwise it is looked up, if nodes are drained.
+
+    Raises:
+        AttributeError: this version of Ray lacks these functions. Errors of Ray are raised as well.
     """
     from ray._private import state
     from ray.util.client import ray as over_client

@@ -1,4 +1,4 @@
-"""The engine: connects to the cluster, and creates an actor for each executor."""
+"""The engine `ray`: connect to the cluster, and create an actor for each executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RayEngine", "Settings"]
 
 
 class RayEngine(ExecutorEngine):
-    """Starts executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
+    """Start executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
 
     name = "ray"
 
@@ -62,10 +62,10 @@ class RayEngine(ExecutorEngine):
 
 
 def _connected(address: str) -> ModuleType:
-    """Return Ray, connected to the cluster: by the program already, or now to `address`.
+    """Connect to the cluster at `address`, unless the program is connected. Return the module `ray`.
 
     Raises:
-        StartupError: Ray is not installed, or there is no cluster.
+        StartupError: Ray is not installed, or no cluster answers.
     """
     try:
         import ray

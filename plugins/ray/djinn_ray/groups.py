@@ -1,4 +1,4 @@
-"""Placement groups for the executors of a client or gateway. A group exists while one of them does."""
+"""Placement groups for the executors of a client or gateway. A group exists while one of its executors exists."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        pending_seconds: maximum wait of an executor for its place on a cluster that could hold it.
-        growth_seconds: maximum time for a cluster to grow until it could hold it; 0: the cluster does not grow.
+        pending_seconds: maximum wait of an executor for resources that the cluster has but that are in use.
+        growth_seconds: maximum wait for a cluster to grow until it has the resources; 0: the cluster does not grow.
         strategy: placement of executors: on many nodes or few. `STRICT_SPREAD`: each on a node of its own.
         journals: folder on all nodes in which journals outlive a node; empty: each node has its own.
-        prepared_seconds: time for which a node keeps a process with PyTorch imported, from which its next executors are forked;
-            0: none.
+        prepared_seconds: time for which a node keeps an idle process that has imported PyTorch, from which later executors
+            are forked; 0: none.
     """
 
     pending_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
@@ -41,14 +41,14 @@ class Settings:
 
 
 class Group:
-    """The placement group of executors that are launched together. Methods may be called from several threads.
+    """Placement group of executors that are launched together. Methods may be called from several threads.
 
     Attributes:
-        users: number of executors in it.
+        users: number of executors in the group.
     """
 
     def __init__(self, ray: ModuleType, settings: Settings, request: LaunchRequest) -> None:
-        """Prepare a group without making it. If the user has made a group, use that one.
+        """Prepare a group without creating it. If the user has created a group, use that group.
 
         Raises:
             StartupError: the cluster does not answer, or it has no group of that name.
@@ -74,13 +74,13 @@ class Group:
         return self._bundles[number % len(self._bundles)]
 
     def lacking(self, nodes: list[Mapping[str, Any]]) -> str:
-        """Return the reason why the cluster could never hold the executors; empty if it could, or for the user's group."""
+        """Return the reason why the cluster can never hold the executors; empty if it can, or for the user's own group."""
         if not self._own:
             return ""
         return resources.lacking(nodes, self._bundles[0], self._count, self.settings.strategy == "STRICT_SPREAD")
 
     def make_actor(self, holder: type, arguments: tuple[Any, ...], number: int, attempt: int) -> Any:
-        """Return a handle of a new actor, named and labelled for Ray's dashboard."""
+        """Create an actor, named and labelled for Ray's dashboard. Return its handle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         index = number % len(self._bundles)
@@ -97,12 +97,12 @@ class Group:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Return the environment variables to unset for executors, without those that the user set for them."""
+        """Return the environment variables to remove for executors, except those that the user has set for them."""
         variables = self._runtime_env.get("env_vars") or {}
         return tuple(name for name in WITHOUT if name not in variables)
 
     def loss(self, reason: str) -> str:
-        """Return a sentence predicate that says how an executor ended whose actor was lost."""
+        """Return, as the predicate of a sentence, how an executor ended whose actor was lost."""
         if self.settings.journals:
             return f"was lost with its actor ({reason})"
         return (
@@ -112,7 +112,7 @@ class Group:
 
     @contextlib.contextmanager
     def asking(self, failed: str) -> Iterator[None]:
-        """Convert Ray's errors inside the block to `StartupError`."""
+        """Convert errors of Ray inside the block to `StartupError`."""
         try:
             yield
         except StartupError:
@@ -121,7 +121,7 @@ class Group:
             raise StartupError(f"{failed}: {type(error).__name__}: {error}") from error
 
     def take(self) -> None:
-        """Count an executor that uses the group. Make the group for the first one.
+        """Count one more executor of the group. Create the group for the first one.
 
         Raises:
             StartupError: the cluster does not answer.
@@ -134,7 +134,7 @@ class Group:
             self.users += 1
 
     def release(self) -> None:
-        """Count an executor as gone. The last one removes the group, unless it is the user's."""
+        """Count one executor less. The last one removes the group, unless it is the user's own."""
         with self._lock:
             self.users -= 1
             last = self.users == 0

@@ -1,4 +1,4 @@
-"""Resources of a cluster and of executors. Pure functions."""
+"""Resources of a Ray cluster and of executors. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HEAD: Final = "node:__internal_head__"
 
 
 def actor_options(bundle: Mapping[str, float]) -> dict[str, Any]:
-    """Return Ray options of an actor with a bundle of resources."""
+    """Return the Ray options of an actor that needs a bundle of resources."""
     options: dict[str, Any] = {option: bundle.get(name, 0) for name, option in _OF_ACTORS.items()}
     if not options["memory"]:
         del options["memory"]
@@ -36,7 +36,7 @@ def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], cou
 
 
 def shown(resources: Mapping[str, float]) -> str:
-    """Return resources as text, without those that Ray adds itself; memory in GiB."""
+    """Format resources as text, with memory in GiB. Resources that Ray adds itself are left out."""
     amounts = [
         f"{amount / 2**30:.1f} GiB of memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in sorted(resources.items())

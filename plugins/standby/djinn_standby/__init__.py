@@ -1,4 +1,4 @@
-"""The plugin `standby`: another server continues a session whose own server is lost."""
+"""The plugin `standby`: if the server of a session is lost, another server continues the session."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ djinn_api_version = "2.0"
 
 
 class Standby(ChannelWrapper):
-    """Log what a session sends, and replay it on one of the servers of the setting `standby`."""
+    """Log the frames that a session sends, and replay them on a server of the setting `standby`."""
 
     name = "standby"
     takes_over = True
 
     def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-        """Wrap a channel, as `ChannelWrapper.wrap`. Returns the channel itself if there is no other server."""
+        """Wrap a channel, as `ChannelWrapper.wrap`. Return the channel itself if there is no standby server."""
         if not context.standby:
             return channel
         from djinn_standby.connection import with_standby  # few sessions need it

@@ -1,9 +1,9 @@
-"""Failover of a session to a standby server: deterministic replay of logged frames, with periodic snapshots.
+"""Failover of a session to a standby server: replay of logged frames, with periodic snapshots.
 
-A session is a deterministic state machine: the frames that were sent determine its state. Frames are logged, and replayed to another
-server when the first one no longer answers. Repeated replies are compared with the earlier ones and dropped. The executor periodically
-sends a snapshot of the session, which replaces the log. Standby servers are those that the settings name, with a device of the same
-kind.
+A session is a deterministic state machine: the frames that were sent determine its state. Frames are logged. If the server
+no longer answers, they are replayed on another server. Repeated replies are compared with the earlier ones and dropped.
+The executor periodically sends a snapshot of the session, which replaces the log. The settings name the standby servers,
+which need a device of the same kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = get_logger("djinn.session")
 
 
 class StandbyConnection(ReconnectingConnection, WrappedChannel):
-    """Implements `ClientChannel` over a session with one server after the other.
+    """Channel of a session that continues on another server if its server is lost.
 
     `send` may be called from several threads, `receive` from one at a time.
     """
@@ -40,7 +40,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     successor: Attached | None = None
 
     def __init__(self, inner: ClientChannel, context: ChannelContext) -> None:
-        """Log all sent frames.
+        """Wrap a channel, and log all frames that it sends.
 
         Raises:
             OSError: the log cannot be written.
@@ -131,7 +131,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- a new beginning of what is written -------------------------------------------------------------------
 
     def _ask_for_state(self, coming: SnapshotReceiver, limit: int) -> None:
-        """Request the session's snapshot, and wait for it."""
+        """Request a snapshot of the session, and wait for it."""
         inner = self._inner
         try:
             inner.send(Frame(encode(StateRequest(limit))))
@@ -158,7 +158,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     # --- from one server to the next --------------------------------------------------------------------------
 
     def _take_over(self, broken: Connection, error: TransportError) -> None:
-        """Fail over to a standby server, and return once it has the session. The caller holds `_sending`.
+        """Continue on a standby server, and return when it has the session. The caller holds `_sending`.
 
         Raises:
             TransportError: no server can take over.
@@ -191,7 +191,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             _log.debug("the connection ended without a reason", reason=str(end))
 
     def _takeover_obstacle(self) -> str:
-        """Return the reason why no other server can take the session over; empty if one may."""
+        """Return the reason why no standby server can continue the session; empty if one can."""
         if self._inner.crashes_executors:
             return "another server would come to the same end"
         if self._kept.sent is None or self._kept.why_not:
@@ -226,7 +226,11 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._end(f"{error}; no standby server goes on: {'; '.join(errors)}")
 
     def _check_like_first(self, attached: Attached) -> None:
-        """Raise `TransportError` if another executor would not compute the same as the first one."""
+        """Check that another executor would compute the same results as the first one.
+
+        Raises:
+            TransportError: it would not.
+        """
         if reason := _incompatibility(self._first, attached):
             raise TransportError(reason)
 
@@ -238,10 +242,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._others.append(other)
 
     def _replay(self, inner: Connection) -> None:
-        """Replay the logged frames. Before each, receive and drop the replies that the client had then, and compare their checksums.
+        """Replay the logged frames. Earlier replies are received again, compared by checksum, and dropped.
 
         Raises:
-            TransportError: the connection broke, or a reply differs, which also ends the session.
+            TransportError: the connection broke, or a reply differs. A different reply ends the session.
         """
         position = 0
         for replies, frame in self._kept.frames():
@@ -268,14 +272,14 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
     @property
     def reconnection(self) -> None:
-        """Return nothing, as `ClientChannel.reconnection`: one server's reconnection does not apply to the next."""
+        """Return None, because the reconnection to one server does not apply to the next server."""
         return
 
     def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Do nothing: each server's connection resumes by itself, which sessions need not know."""
+        """Do nothing: a session need not know that a connection to one server was resumed."""
 
     def expire(self) -> None:
-        """Expire, as `ReliableConnection.expire`: no server takes over any more."""
+        """End the session, as `ReliableConnection.expire` does. No standby server continues it."""
         self._expired = True
         self._inner.expire()
 
@@ -288,7 +292,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
 
 def _incompatibility(first: Attached, now: Attached) -> str:
-    """Return the reason why an executor cannot replay the session of the first one; empty if it can."""
+    """Return the reason why an executor cannot replay a session of another executor; empty if it can."""
     if first.device.kind != now.device.kind:
         return f"it has a {now.device.kind} where there was a {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
@@ -301,7 +305,10 @@ def _incompatibility(first: Attached, now: Attached) -> str:
 
 
 def with_standby(channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-    """Wrap a session's channel for failover to other servers; unchanged, with a log line, if no file can be written."""
+    """Wrap a session's channel for failover to standby servers.
+
+    If no log file can be written, log this and return the channel unchanged.
+    """
     try:
         return StandbyConnection(channel, context)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Failover log of a session: the frames that were sent, checksums of the replies, and periodic snapshots.
+"""Failover log of a session: frames that were sent, checksums of replies, and periodic snapshots.
 
-Another server that is sent the frames again reaches the same state. They are in a file, and begin with a snapshot once there was one.
+A server that receives these frames reaches the same state. They are in a file, which begins with the latest snapshot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = get_logger("djinn.session")
 
 
 def folder() -> Path | None:
-    """Return the directory for files of sent frames, in the user's cache; None: use the system's default."""
+    """Return the directory for files of sent frames, in the user's cache; None for the system's default."""
     path = cache_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,14 +46,14 @@ def folder() -> Path | None:
 
 
 class SentFrames:
-    """Sent frames in an unlinked file, which the system removes with this process. Used by one thread at a time.
+    """Frames that were sent, in an unlinked file. The system removes it with this process. Used by one thread.
 
     Attributes:
         limit: maximum bytes of the frames.
     """
 
     def __init__(self, limit: int) -> None:
-        """Create an empty file of at most `limit` bytes, and at most a part of the disk's free space.
+        """Create an empty file. It may use `limit` bytes, but not more than a part of the free disk space.
 
         Raises:
             OSError: the file cannot be created.
@@ -67,7 +67,7 @@ class SentFrames:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the frames that were written."""
+        """Bytes of the frames in the file."""
         return self._records.size
 
     def append(self, frame: Frame, replies: int) -> None:
@@ -82,7 +82,7 @@ class SentFrames:
         """Yield the frames in order, each with the number of replies received before it.
 
         Raises:
-            TransportError: the file does not have what was written to it.
+            TransportError: the file does not contain the bytes that were written.
         """
         with open(self._file, "rb", closefd=False) as file:
             reader = RecordReader(file)
@@ -100,12 +100,12 @@ class SentFrames:
 
 
 class SnapshotReceiver:
-    """Receives a snapshot of the session, as frames to send to another executor.
+    """Receive a snapshot of the session, as frames for another executor.
 
     Attributes:
-        frames: received frames of the snapshot; None after `drop`.
+        frames: frames of the snapshot so far; None after `drop`.
         reason: why the server sent no snapshot.
-        disturbed: True if another message than a reply arrived: the executor first needs a message of the client.
+        disturbed: True if a message other than a reply arrived, because the executor needs a message of the client first.
     """
 
     def __init__(self, frames: SentFrames) -> None:
@@ -115,10 +115,10 @@ class SnapshotReceiver:
         self._left: int | None = None
 
     def take(self, frame: Frame, message: Message) -> bool:
-        """Store a frame of the snapshot. Return False for other frames.
+        """Store a frame of the snapshot. Return False for all other frames.
 
         Raises:
-            OSError: there is no room for it.
+            OSError: the disk has no room for the frame.
         """
         if isinstance(message, StateHeader):
             self._left, self.reason = count_pieces(message.lengths), message.reason
@@ -148,7 +148,7 @@ _OPENING: Final = slice(1, 14)
 
 
 def mark_of(frame: Frame, values: bool) -> int:
-    """Return a checksum of the parts of a reply that are equal on all servers. `values`: True if its values are."""
+    """Return a checksum of the parts of a reply that are equal on all servers. `values`: True to include its values."""
     opening = zlib.crc32(frame.head[_OPENING])
     return reply_checksum(frame.body, opening) if values else opening
 
@@ -157,7 +157,7 @@ class ReplyChecksums:
     """Checksums of the received replies, in order.
 
     Attributes:
-        rounded: True once values may differ in rounding, because the client's results need not be exact.
+        rounded: True if values may be rounded differently, because the client does not need exact results.
     """
 
     def __init__(self) -> None:
@@ -169,29 +169,29 @@ class ReplyChecksums:
         return len(self._marks)
 
     def take(self, frame: Frame) -> None:
-        """Add a reply."""
+        """Add the checksum of a reply."""
         self._exact += not self.rounded
         self._marks.append(mark_of(frame, not self.rounded))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """Return True if the reply at a position has the checksum of `frame`."""
+        """Return True if the reply at a position had the same checksum as `frame`."""
         return self._marks[position] == mark_of(frame, position < self._exact)
 
     def clear(self) -> None:
-        """Drop all checksums, because a snapshot covers these replies."""
+        """Drop all checksums, because a snapshot covers the replies."""
         self._exact = 0
         del self._marks[:]
 
 
 class FailoverLog:
-    """The sent frames of a session since its beginning or since the last snapshot, and checksums of the replies.
+    """Log of a session since its beginning or its latest snapshot: sent frames, and checksums of replies.
 
     Attributes:
-        sent: the frames; None once they exceed the limit.
+        sent: the sent frames; None after they have exceeded the limit.
         replies: checksums of received replies.
-        why_not: reason why no other server can take the session over; empty if one can.
-        outcomes: submissions that were stopped or ran out of memory, by number. A replay repeats this.
-        base: bytes of the snapshot with which `sent` begins.
+        why_not: reason why no standby server can continue the session; empty if one can.
+        outcomes: outcomes of submissions that were stopped or ran out of memory, by number. A replay repeats them.
+        base: size of the snapshot with which `sent` begins, in bytes.
         coming: the requested snapshot; None if none is pending.
     """
 
@@ -212,7 +212,7 @@ class FailoverLog:
         self._said = False
 
     def write_down(self, frame: Frame) -> None:
-        """Log a frame that is sent."""
+        """Log a frame that will be sent."""
         if self.sent is None:
             return
         if is_of_kind(frame.head, NumericSettings) and not expect(frame.head, NumericSettings).exact:
@@ -223,7 +223,7 @@ class FailoverLog:
             self._give_up(f"what is sent cannot be logged: {error.strerror}")
 
     def _give_up(self, reason: str) -> None:
-        """Close the log, because no server can take the session over any more."""
+        """Close the log for this reason: no standby server can continue the session any more."""
         _log.warning("no standby server can take this session over any more", reason=reason)
         self.why_not = reason
         self.close()
@@ -244,10 +244,10 @@ class FailoverLog:
         return True
 
     def frames(self) -> Iterator[tuple[int, Frame]]:
-        """Yield the frames, as `SentFrames.read` does, each submission after its logged outcome.
+        """Yield the frames, as `SentFrames.read` does. The outcome of a submission comes before the submission.
 
         Raises:
-            TransportError: the file does not have what was written to it.
+            TransportError: the file does not contain the bytes that were written.
         """
         assert self.sent is not None
         for replies, frame in self.sent.read():
@@ -266,7 +266,7 @@ class FailoverLog:
         return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
     def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
-        """Let `ask` request a snapshot of limited size and wait for it. Drop an incomplete snapshot."""
+        """Replace the log by a snapshot. `ask`: requests a snapshot of limited size and waits for it."""
         started = time.monotonic()
         reason = ""
         try:
@@ -283,7 +283,7 @@ class FailoverLog:
             self._schedule.taken(started, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
-        """Store a part of the snapshot. Return False for other frames. The last part compacts the log."""
+        """Store a frame of the snapshot. Return False for all other frames. The last frame replaces the log."""
         try:
             if not coming.take(frame, decode(frame.head)):
                 return False
@@ -309,7 +309,7 @@ class FailoverLog:
         self._said = True
 
     def drop_state(self) -> None:
-        """Drop the pending snapshot, because it cannot arrive any more."""
+        """Drop the requested snapshot, because it cannot arrive any more."""
         if self.coming is not None:
             self.coming.drop()
             self.coming = None

@@ -1,4 +1,4 @@
-"""Transfer of one connection's large buffers over UCX."""
+"""Send and receive the large buffers of one connection over UCX."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ log = get_logger("djinn.ucx")
 
 
 class StrandedChannels:
-    """Number of channels of this process whose memory and descriptors UCX cannot release. At `_MOST_STRANDED`, UCX is disabled."""
+    """Count the channels of this process whose memory and descriptors UCX cannot release.
+
+    At `_MOST_STRANDED` channels, UCX is disabled.
+    """
 
     def __init__(self) -> None:
         self._count = 0
@@ -40,11 +43,11 @@ class StrandedChannels:
 
     @property
     def full(self) -> bool:
-        """Return True if the limit is reached, so that UCX is not used any more."""
+        """Return True if the limit is reached, so that UCX is disabled."""
         return self._count >= _MOST_STRANDED
 
     def add(self) -> None:
-        """Count another channel."""
+        """Count one more channel."""
         with self._lock:
             self._count += 1
             count = self._count
@@ -53,7 +56,10 @@ class StrandedChannels:
 
 @attrs.define(eq=False)
 class Message:
-    """A message in flight: the request, and its memory, which must stay until completion. Both are None after the close."""
+    """A message that is being transferred.
+
+    It has the request, and the memory, which must exist until completion. Both are None after a close.
+    """
 
     request: Any
     memory: Any
@@ -68,13 +74,13 @@ class Message:
 class BulkChannel:
     """Send and receive the large buffers of one connection.
 
-    Each channel has its own UCX worker. So all UCX resources of a connection are freed with it, and a connection that breaks
-    during a message affects no other. UCX cannot cancel a message that the other end never receives; it would keep the worker
-    alive. So each end also receives and discards messages after its close. Thread-safe.
+    Each channel has its own UCX worker, so its resources are freed with the connection, and a broken connection does not
+    affect others. UCX cannot cancel a message that the other end never receives, and such a message would keep the worker
+    alive. So each end receives and discards messages after its close. Thread-safe.
     """
 
     def __init__(self, local: bool, stranded: StrandedChannels) -> None:
-        """`local`: the other end is on this machine, so UCX need not listen on other interfaces.
+        """`local`: True if the other end is on this machine, so that UCX listens on no other interface.
 
         Raises:
             TransportError: UCX is not installed, or cannot be used.
@@ -105,10 +111,10 @@ class BulkChannel:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
 
     def connect(self, offer: Offer) -> None:
-        """Send to the worker in this offer from now on. `AddressTrials` has tested its address in another process.
+        """Send to the worker in this offer from now on. `AddressTrials` has tested its address.
 
         Raises:
-            TransportError: UCX has no route to it.
+            TransportError: UCX has no route to the worker.
         """
         with self._lock:
             self._check()
@@ -119,7 +125,7 @@ class BulkChannel:
             self._theirs = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:
-        """Start to send the next message. Its memory must not change until completion."""
+        """Start to send a message. Its memory must not change until completion."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -133,7 +139,7 @@ class BulkChannel:
             return message
 
     def receive(self, memory: memoryview | bytearray) -> Message:
-        """Start to receive the next message, which has the length of `memory`."""
+        """Start to receive a message that has the length of `memory`."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -149,7 +155,7 @@ class BulkChannel:
     def wait(self, message: Message, look: Callable[[], None], deadline: float | None = None) -> bool:
         """Wait until `message` is complete. Return False at `deadline` (`time.monotonic()`).
 
-        `look` is called during the wait; its exception ends the wait.
+        `look`: called during the wait. If it raises, the wait ends.
 
         Raises:
             TransportError: the channel was closed, or the message failed.
@@ -172,7 +178,7 @@ class BulkChannel:
         return True
 
     def close(self) -> None:
-        """Stop sending and receiving. A thread completes pending messages and then frees all resources."""
+        """Stop sending and receiving. A thread completes pending messages and frees all resources."""
         with self._lock:
             if self._closed or self._process != os.getpid():
                 return
@@ -222,7 +228,7 @@ class BulkChannel:
             log.warning("UCX cannot close a connection", error=str(error))
 
     def _discard_unexpected(self) -> bool:
-        """Receive and discard an unexpected message, without fetching its bytes. Return True if there was one."""
+        """Discard a message that is not received, without its bytes. Return True if there was one."""
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
@@ -250,7 +256,7 @@ class BulkChannel:
 
 
 def _failure(message: Message) -> str:
-    """Return the reason why a complete message failed, or an empty string.
+    """Return the reason why a message failed, or an empty string.
 
     An exception's traceback would keep the request and its worker alive.
     """

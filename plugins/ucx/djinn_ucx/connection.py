@@ -1,6 +1,6 @@
-"""Connections: a socket for frames and their small buffers, UCX for large buffers.
+"""Connections with a socket for frames and small buffers, and UCX for large buffers.
 
-The socket provides authentication and TLS, order, limits, timeouts, close reasons, and detection of dead peers.
+The socket provides authentication, TLS, order, limits, timeouts, close reasons, and detection of dead peers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = get_logger("djinn.ucx")
 
 @attrs.frozen
 class _Arriving:
-    """A frame with buffers over UCX. A final message confirms that all of them were sent correctly."""
+    """A frame whose buffers arrive over UCX. A final message confirms that all of them were sent."""
 
     frame: Frame
     messages: list[Message]
@@ -38,7 +38,7 @@ class _Arriving:
 
 @attrs.frozen
 class Shared:
-    """State that all connections of this process share."""
+    """State that all UCX connections of this process share."""
 
     stranded: StrandedChannels = attrs.field(factory=StrandedChannels)
     trials: AddressTrials = attrs.field(factory=AddressTrials)
@@ -47,18 +47,18 @@ class Shared:
 class UcxConnection(Connection):
     """A connection whose large buffers are sent over UCX.
 
-    `send` of a large buffer returns when the other end has received it: nothing buffers it in between. UCX is not used before a
-    large buffer arrives over the socket. Then this end offers to receive such buffers over UCX. A client without a valid token
-    may send no large buffers, so it uses no more resources than over TCP.
+    `send` of a large buffer returns after the other end has received it, because nothing buffers it in between. The first
+    large buffer arrives over the socket. Then the receiving end offers to receive such buffers over UCX. A client without
+    a valid token may not send large buffers, so it uses no more resources than over TCP.
 
     Attributes:
-        peer: the other end, for messages.
+        peer: name of the other end, for messages.
     """
 
     peer: str = ""
 
     def __init__(self, socket: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
-        """`local`: the other end is on this machine. `bulk_bytes`: minimum length of a buffer sent over UCX."""
+        """`local`: True if the other end is on this machine. `bulk_bytes`: minimum length of a buffer sent over UCX."""
         self.peer = socket.peer
         self._socket = socket
         self._limits = limits
@@ -118,7 +118,7 @@ class UcxConnection(Connection):
     # --- sending --------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. After Ctrl-C, the connection ends if the other end does not receive a large buffer within a second."""
+        """Send a frame. After Ctrl-C, the connection ends if the other end receives nothing within a second."""
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
         with interrupt_mask, self._sending:
@@ -187,7 +187,7 @@ class UcxConnection(Connection):
             self._receiving.release()
 
     def _begin(self, on_socket: Frame) -> Frame | None:
-        """Return the frame if it is complete; None for an offer, or if buffers are missing."""
+        """Return the frame if it is complete. Return None for an offer, or if buffers are missing."""
         first, *inline = on_socket.body
         opening = decode_opening(first) if len(first) else Opening()
         if opening.offer is not None:
@@ -246,7 +246,7 @@ class UcxConnection(Connection):
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
     def _follow_offer(self, offer: Offer) -> None:
-        """Send large buffers over UCX from now on, if the offered address is valid. Runs in a thread, because the test takes time."""
+        """Send large buffers over UCX if the offered address is valid. Runs in a thread, as the test takes time."""
         try:
             if reason := self._shared.trials.reason_against(offer.address, self._local):
                 raise TransportError(f"the other end's address for UCX is refused: {reason}")
@@ -259,7 +259,7 @@ class UcxConnection(Connection):
             log.warning("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
 
     def _made_channel(self) -> BulkChannel | None:
-        """Return the channel, made on first use; None if UCX is disabled."""
+        """Return the UCX channel, which is made at the first use; None if UCX is disabled."""
         with self._making:
             if self._ended or self._shared.stranded.full:
                 return None
@@ -274,7 +274,7 @@ class UcxConnection(Connection):
         self._end("the connection was closed at this end")
 
     def _end(self, reason: str) -> str:
-        """End both directions, and return the reason."""
+        """End both directions for this reason, and return the reason."""
         with self._making:
             self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
             channel, self._channel, self._outgoing, self._arriving = self._channel, None, None, None
@@ -285,7 +285,7 @@ class UcxConnection(Connection):
         return self._ended
 
     def _wait_check(self, interruptible: bool = False) -> Callable[[], None]:
-        """Return a function for waits, which raises `TransportError` if the wait is pointless."""
+        """Return a function that raises `TransportError` if a wait can no longer succeed."""
         since: dict[str, float] = {}
 
         def lasts(what: str, seconds: float) -> bool:

@@ -1,4 +1,4 @@
-"""UCX workers and endpoints, and a process that tests addresses first.
+"""UCX workers and endpoints, and a process that tests addresses.
 
 UCX aborts the process if an address is invalid, and addresses come from the other end. Run as a script, this module is
 that process: it imports only ucxx, and tests each address in a fork, which may be aborted.
@@ -31,7 +31,7 @@ _REFUSED: Final = b"\x01"
 
 
 def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
-    """Return a context and a worker. `local`: listen on loopback only, unless `UCX_NET_DEVICES` is set."""
+    """Return a UCX context and a worker. `local`: listen on loopback only, unless `UCX_NET_DEVICES` is set."""
     only = {"NET_DEVICES": "lo"} if local and "UCX_NET_DEVICES" not in os.environ else {}
     context = api.UCXContext(only, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP))
     worker = api.UCXWorker(context)
@@ -47,7 +47,7 @@ def open_endpoint(api: Any, worker: Any, address: bytes) -> Any:
 
 
 class AddressTrials:
-    """Tests addresses in another process, which starts with the first test and ends with this process. Thread-safe."""
+    """Test addresses in another process, which ends with this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +56,7 @@ class AddressTrials:
         self._end: Callable[[], object] = lambda: None
 
     def reason_against(self, address: bytes, local: bool) -> str:
-        """Return the reason why this process must not use an address; empty if it may."""
+        """Return the reason why this process must not use an address; empty if it may use it."""
         with self._lock:
             try:
                 return self._ask(address, local)
@@ -106,14 +106,14 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without Djinn's variables, such as tokens, and with this import path."""
+    """Return the environment of the test process: with this import path, without Djinn's variables, such as tokens."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return variables | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
 
 
 def _try_addresses() -> None:
-    """Test addresses until the asking process has ended."""
+    """Test addresses until the parent process has ended."""
     if sys.platform != "win32":  # Windows has no UCX
         import resource
 
@@ -132,7 +132,7 @@ def _try_addresses() -> None:
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
-    """Connect to an address as the other process will, then exit."""
+    """Connect to an address as the parent process would, then exit."""
     if sys.platform != "win32":
         signal.alarm(_TRIAL_SECONDS)
         status = 1

@@ -1,4 +1,4 @@
-"""The library ucxx, imported on first use, and its UCX."""
+"""The package ucxx, imported on first use."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd|ib|efa|mlx5)(_\w+)?/")
 
 @functools.cache
 def library() -> ModuleType:
-    """Return ucxx's layer below asyncio.
+    """Return the module of ucxx below its asyncio layer.
 
     Raises:
-        TransportError: it is not installed, or finds no UCX.
+        TransportError: ucxx is not installed, or does not find UCX.
     """
     # Some builds do not know variables that other parts of ucxx set, and warn of them on standard output.
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
@@ -33,7 +33,7 @@ def library() -> ModuleType:
 
 
 def facts() -> str:
-    """Return the version of UCX and its transports on this machine, or the reason why it is unavailable."""
+    """Return the version of UCX and its transports on this machine, or the reason why UCX is unavailable."""
     try:
         api = library()
         context = api.UCXContext({}, feature_flags=(api.Feature.TAG,))

@@ -1,4 +1,4 @@
-"""The first buffer of a frame on the socket: which buffers come over UCX, and offers to receive such buffers."""
+"""The first buffer of a frame on the socket. It lists the buffers that come over UCX, or offers to receive them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Natural = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """Offer of an end to receive large buffers over UCX.
+    """Offer to receive large buffers over UCX.
 
     Attributes:
-        address: of its UCX worker.
-        tag: tag of the first message. The lower 16 bits start at 0 and count messages; the other bits are random and secret.
+        address: address of the UCX worker that receives.
+        tag: tag of the first message. The lower 16 bits count messages from 0. The other bits are random and secret.
     """
 
     address: Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
@@ -31,11 +31,11 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True):
-    """Announcement in the first buffer of a frame on the socket.
+    """Content of the first buffer of a frame on the socket.
 
     Attributes:
         beside: position in the frame and length in bytes of each buffer that comes over UCX, in the order of their tags.
-        offer: the sender's offer, which comes in a separate frame.
+        offer: the sender's offer to receive, which has a separate frame.
     """
 
     beside: tuple[tuple[_Natural, _Natural], ...] = ()
@@ -47,21 +47,24 @@ _decoder = msgspec.msgpack.Decoder(Opening)
 
 @attrs.frozen
 class Layout:
-    """The buffers of a frame in order: a length for a buffer over UCX, otherwise the buffer itself."""
+    """The buffers of a frame, in order.
+
+    An entry is the length of a buffer that comes over UCX, or another buffer itself.
+    """
 
     parts: tuple[int | Buffer, ...]
 
 
 def encode_opening(opening: Opening) -> bytes:
-    """Return the encoded opening."""
+    """Encode the first buffer of a frame."""
     return msgspec.msgpack.encode(opening)
 
 
 def decode_opening(data: Buffer) -> Opening:
-    """Decode the opening in the first buffer of a frame.
+    """Decode the first buffer of a frame.
 
     Raises:
-        ProtocolError: it is malformed.
+        ProtocolError: the buffer is malformed.
     """
     try:
         return _decoder.decode(data)
@@ -70,7 +73,7 @@ def decode_opening(data: Buffer) -> Opening:
 
 
 def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits) -> Layout:
-    """Return the positions of a frame's buffers, without allocating memory.
+    """Return the layout of a frame's buffers. No memory is allocated.
 
     Args:
         opening: the decoded opening.
@@ -93,7 +96,10 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
 
 
 def socket_limits(limits: Limits) -> Limits:
-    """Return the limits for frames on the socket: `limits` plus the opening, which is empty while large buffers are forbidden."""
+    """Return the limits for frames on the socket: `limits` plus the first buffer.
+
+    The first buffer is empty while large buffers are forbidden.
+    """
     if limits.body < LEAST_BULK_BYTES:
         return Limits(limits.head, limits.body, limits.buffers + 1)
     announced = min(limits.buffers, limits.body // LEAST_BULK_BYTES)

@@ -1,4 +1,4 @@
-"""Addresses, connecting and listening. The socket is a `tcp://` socket, or `tcps://` under TLS."""
+"""The transports `ucx` and `ucxs`: connections over a `tcp://` or `tcps://` socket, with UCX for large buffers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = get_logger("djinn.ucx")
 
 
 class _OverSockets(Transport):
-    """Base of both transports: connections over the sockets of another transport.
+    """Base class of both transports: connections over the sockets of another transport.
 
     Attributes:
         name, schemes, capabilities: as in `Transport`.
@@ -113,7 +113,7 @@ class UcxTransport(_OverSockets):
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
-        """Return a transport of scheme `ucxs`: TLS protects its socket. Buffers over UCX are not encrypted."""
+        """Return a transport of scheme `ucxs`, whose socket uses TLS. Buffers over UCX are not encrypted."""
         return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
@@ -138,7 +138,7 @@ def _new_shared() -> Shared:
 
 @attrs.define
 class _UcxListener(Listener):
-    """Listens at the socket transport, with the URL of the UCX transport."""
+    """Listener of the socket transport, with a URL of the UCX transport."""
 
     url: str
     below: Listener

@@ -1,7 +1,8 @@
-"""The weight source `published:`, names of a tenant for files on the server's disk, which outlive programs, executors and the server.
+"""The weight source `published:`: files on the server's disk that a tenant publishes under names.
 
-Each publication is a file `NAME@ID.safetensors` in the tenant's folder. Its ID begins with its times of creation and
-expiry, so a directory listing suffices. The newest file of a name is current.
+They outlive programs, executors and the server. Each publication is a file `NAME@ID.safetensors` in the tenant's folder.
+The ID begins with the times of creation and expiry, so that a directory listing suffices. The newest file of a name is
+current.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PublishSettings:
     """Settings of published weights, as in `[plugins.published]`.
 
     Attributes:
-        hours: how long a published name lives at the most; 0: clients publish nothing.
+        hours: maximum lifetime of a published name; 0: clients cannot publish.
     """
 
     hours: float = attrs.field(default=168.0, validator=attrs.validators.ge(0))
@@ -47,7 +48,7 @@ djinn_settings = PublishSettings
 
 @attrs.frozen
 class PublishedFile:
-    """A published file. `made`, `expires`: milliseconds since the epoch."""
+    """A published file. `made`, `expires`: times in milliseconds since 1970."""
 
     name: str
     path: Path
@@ -57,12 +58,12 @@ class PublishedFile:
 
     @property
     def address(self) -> str:
-        """Address of this file, not of later files with its name."""
+        """Address of this file. It does not lead to later files with the same name."""
         return f"{SCHEME}:{self.path.name.removesuffix(_SUFFIX)}"
 
 
 class PublishedWeights(NamingSource):
-    """The published weights of one tenant. Thread-safe; processes that share the folder see each other's names."""
+    """Published weights of one tenant. Thread-safe. Processes that share the folder see each other's names."""
 
     name = SCHEME
     most_files = 2 * MOST_NAMES  # a replaced file goes once the next one is complete
@@ -75,12 +76,15 @@ class PublishedWeights(NamingSource):
         self._room: FileRoom
 
     def keep_in(self, folder: Path, room: FileRoom) -> None:
-        """Keep files in a folder. Remove expired files of all tenants."""
+        """Store files in a folder. Remove expired files of all tenants."""
         self._folder, self._room = folder, room
         _remove_expired(folder.parent)
 
     def publish(self, address: str, size: int, seconds: float) -> LocalSink:
-        """Create a file of `size` bytes with a lifetime in `seconds` (0: the maximum). Its `commit` removes older files of the name."""
+        """Create a file of `size` bytes under a name. Its `commit` removes older files of the name.
+
+        `seconds`: lifetime; 0: the maximum.
+        """
         name = address.removeprefix(f"{SCHEME}:")
         if _NAME.fullmatch(name) is None:
             raise WeightsUnavailable(
@@ -106,7 +110,7 @@ class PublishedWeights(NamingSource):
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
     def find(self, address: str) -> tuple[str, LocalFile]:
-        """Open a name, or the address of one of its files. Return the file's address, and the file."""
+        """Open a published name, or the address of one of its files. Return the file's address, and the file."""
         asked = address.removeprefix(f"{SCHEME}:")
         found = next((one for one in self._newest() if one.name == asked), None)
         path = self._folder / f"{asked}{_SUFFIX}"
@@ -139,7 +143,7 @@ class PublishedWeights(NamingSource):
             return [newest[name] for name in sorted(newest)]
 
     def unpublish(self, address: str) -> None:
-        """Remove a name. Sessions that have opened it keep its weights."""
+        """Remove a published name. Sessions that have opened it can still use the weights."""
         name = address.removeprefix(f"{SCHEME}:")
         found = [one for one in self._newest() if one.name == name]
         if not found:
@@ -162,13 +166,13 @@ class PublishedWeights(NamingSource):
 
 
 def _remove_expired(folders: Path) -> None:
-    """Remove the expired files of all tenants: most tenants have no executor now."""
+    """Remove the expired files of all tenants, because most tenants have no executor now."""
     for path in folders.glob(f"*/*{_SUFFIX}"):
         _living(path)
 
 
 def _living(path: Path) -> PublishedFile | None:
-    """Return the publication at a path; None for other files. Remove an expired one, and return None."""
+    """Return the published file at a path. Return None for other files; remove an expired file."""
     one = _publication(path)
     if one is None or one.expires > _now():
         return one
@@ -193,6 +197,6 @@ def _now() -> int:
 
 @hookimpl
 def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
-    """Return the weight source `published:`, unless names may not live."""
+    """Return the weight source `published:`, unless clients cannot publish."""
     given = settings if isinstance(settings, PublishSettings) else PublishSettings()
     return [PublishedWeights(given.hours * 3600)] if given.hours else []

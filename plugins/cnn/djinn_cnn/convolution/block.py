@@ -1,4 +1,4 @@
-"""Convolution block: a convolution with the bias, norm and activation that only its result passes through."""
+"""Convolution block: a convolution with the bias, norm and activation that follow it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def block_at(graph: Graph, convolution: Node) -> list[Node]:
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
-    """Return the only user of the result. The second use by a backward pass does not count."""
+    """Return the only node that uses a result, or None. A second use by a backward pass does not count."""
     users = graph.flow.users(node.id)
     if len(users) > 1:
         users = [i for i in users if not is_backward(graph.nodes[i])]

@@ -1,4 +1,4 @@
-"""Search for the nodes of a program that can run separately for parts of a batch."""
+"""Find the nodes of a program that can run separately for parts of a batch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class BatchRegion:
 
     Attributes:
         size: number of inputs in the batch.
-        nodes: the nodes in order, each with its operands that have rows. shared: nodes that run once for all parts.
-        inputs: values that all these nodes read and do not make. outputs: their values that other nodes read.
+        nodes: the nodes in order, each with its operands that have rows.
+        shared: nodes that run once for all parts.
+        inputs: values that the nodes read and do not make.
+        outputs: values of the nodes that other nodes read.
     """
 
     size: int
@@ -65,7 +67,7 @@ class BatchRegion:
 
 
 def region_of(context: OptimizationContext) -> BatchRegion | None:
-    """Return the batch region; None if there is no batch, or splitting it would yield no outputs."""
+    """Return the batch region of a program. Return None if there is no batch, or if a split has no outputs."""
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
     data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]
@@ -76,7 +78,7 @@ def region_of(context: OptimizationContext) -> BatchRegion | None:
 
 
 class _Search:
-    """One walk over the program in its order."""
+    """One walk over a program, in order, that collects the nodes of a batch region."""
 
     def __init__(self, context: OptimizationContext, size: int, data: Sequence[int]) -> None:
         self.context, self.graph, self.size = context, context.graph, size
@@ -134,7 +136,7 @@ class _Search:
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_other_operands(self, node: Node) -> bool:
-        """Return True if the node's operands without rows exist before, or can be computed once for all parts."""
+        """Return True if the operands without rows exist before the region, or can be computed once for all."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 
     def _is_there(self, value: int) -> bool:
@@ -149,7 +151,10 @@ class _Search:
         return True
 
     def _leave_views(self) -> None:
-        """Remove views of results that other nodes read, with their dependants. Such views are made after the concatenation."""
+        """Remove views of results that other nodes read, with their dependants.
+
+        Such views are made after the parts were concatenated.
+        """
         maker: dict[int, int] = {}
         for node_id, (node, _) in self.nodes.items():
             for value in node.outputs:
@@ -171,7 +176,11 @@ class _Search:
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
-        """Return True if outputs have rows and own memory, which no other node writes or reads early, and inputs stay unwritten."""
+        """Return True if the region can be replaced by parts.
+
+        Its outputs must have rows and memory of their own, which no other node writes or reads early. Its inputs must stay
+        unwritten.
+        """
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False

@@ -1,4 +1,4 @@
-"""The optimization `pipelining`: spreads successive, independent programs over more devices."""
+"""The optimization `pipelining`: spread successive, independent programs over several devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CLIENT_ALL: Final = 5e-4  # seconds per program
 
 
 class Pipelining(Optimization):
-    """Tell the placement policy that independent programs follow each other, and how many devices they can keep busy.
+    """Tell the placement policy that independent programs follow each other, and how many devices can be busy.
 
-    The hint pays if three conditions hold. Programs of one structure are submitted before the client waits for their
-    predecessors. No program depends on state of the previous one. Each runs so long that the client can keep more than one device
-    busy.
+    The hint helps under three conditions. Programs of one structure are submitted before the client waits for earlier
+    ones. No program depends on state of the previous program. Each program runs long enough that the client can keep
+    several devices busy.
     """
 
     name = "pipelining"
@@ -57,7 +57,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _seconds(context: OptimizationContext) -> float:
-    """Return the time of the program on the fastest device."""
+    """Return the predicted time of the program on the fastest device."""
     rows = context.costs.by_device.values()
     return min((math.fsum([row[node].seconds for node in context.plan.nodes]) for row in rows), default=0.0)
 

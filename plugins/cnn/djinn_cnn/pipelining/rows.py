@@ -16,7 +16,7 @@ from djinn.planning import Graph, Node, arguments
 
 @attrs.frozen(eq=False)
 class At:
-    """A node with the arguments of its call."""
+    """Argument of a rule: a node with the arguments of its call."""
 
     graph: Graph
     node: Node
@@ -37,7 +37,10 @@ Rule = Callable[[At], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Return the operands with rows; None if the node mixes rows. Row i of each result depends only on row i of these operands."""
+    """Return the operands of a node that have rows; None if the node mixes rows.
+
+    Row i of each result depends only on row i of these operands.
+    """
     if node.random or not (node.outputs or node.writes):
         return None
     at = At(graph, node, arguments(node))
@@ -57,13 +60,13 @@ def is_pointwise(op: str) -> bool:
 
 
 def _broadcast(at: At) -> tuple[int, ...]:
-    """Return the operands with as many dimensions and rows as the result."""
+    """Rule of pointwise ops: return the operands with as many dimensions and rows as the result."""
     result = at.result
     return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
 
 
 def _first(least: int = 2) -> Rule:
-    """Return the rule for ops on the first operand, if it has at least `least` dimensions. Weights are shared by all rows."""
+    """Return a rule for ops on their first operand, which must have at least `least` dimensions. Weights are shared."""
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -87,7 +90,7 @@ def _evaluated(at: At) -> tuple[int, ...] | None:
 
 
 def _spatial(at: At) -> tuple[int, ...] | None:
-    """Apply to ops named after their spatial dimensions, such as `conv2d`, which have a batch and a channel dimension."""
+    """Rule of ops with a batch, a channel and spatial dimensions, such as `conv2d`."""
     digits = [c for c in at.node.operation if c.isdigit()]
     first = at.node.inputs[0]
     return (first,) if digits and len(at.shape(first)) == int(digits[0]) + 2 else None
@@ -99,7 +102,7 @@ def _convolution(at: At) -> tuple[int, ...] | None:
 
 
 def _along(*names: str, added: int = 0) -> Rule:
-    """Return the rule for ops along named dimensions, none of which is the first."""
+    """Return a rule for ops along named dimensions, none of which is the first."""
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -120,7 +123,7 @@ def _all_along(at: At) -> tuple[int, ...] | None:
 
 
 def _product(at: At) -> tuple[int, ...] | None:
-    """Apply to matrix products. The second operand has rows if it has one matrix per row."""
+    """Rule of matrix products. The second operand has rows if it has one matrix per row."""
     first, second = at.node.inputs[:2]
     if len(at.shape(first)) < 2:
         return None
@@ -214,7 +217,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 
 def resized(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
-    """Return the arguments that contain the number of rows, changed to another number. Most nodes have none."""
+    """Return the arguments of a node that contain the number of rows, changed to `rows`. Most nodes have none."""
     if node.operation == "native_group_norm":
         return {"N": rows}
     if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:

@@ -1,4 +1,4 @@
-"""The optimization `split_batches`: splits a large batch, so that several devices process parts concurrently."""
+"""The optimization `split_batches`: split a large batch, so that several devices process parts concurrently."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ HOP: Final = 1e-4  # minimum seconds of a message between devices
 
 
 class SplitBatches(Optimization):
-    """Split a batch into parts with the same ops. Placement policies put each part on its own device.
+    """Split a batch into parts that run the same ops. Placement policies put each part on its own device.
 
-    Splitting pays if the saved time exceeds the transfers of inputs and results. Only ops that do not mix the inputs of a batch
-    are split; then the parts are concatenated. Kernels may round differently for a smaller batch, so the optimization is inexact.
+    A split helps if it saves more time than the transfers of inputs and results take. Only ops that do not mix the inputs
+    of a batch are split. Then the parts are concatenated. Kernels may round differently for a smaller batch, so the
+    optimization is inexact.
     """
 
     name = "split_batches"
@@ -63,7 +64,10 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) -> tuple[float, float]:
-    """Return the predicted seconds of these nodes on the fastest device, and split into `parts` parts with transfers."""
+    """Return the predicted seconds of the region on the fastest device, and in parts.
+
+    The seconds in parts include the transfers.
+    """
     ids = [node.id for node, _ in region.nodes]
     whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
     graph, (first, other) = context.graph, context.topology.devices[:2]

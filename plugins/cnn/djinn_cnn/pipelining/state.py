@@ -1,4 +1,4 @@
-"""State other than weights that a program takes from earlier programs or leaves to later ones."""
+"""Find the state, other than weights, that a program takes from earlier programs or leaves to later ones."""
 
 from __future__ import annotations
 

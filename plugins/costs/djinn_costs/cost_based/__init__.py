@@ -1,4 +1,4 @@
-"""The placement policy `cost_based`: minimises the predicted end, and uses one device if more do not save time."""
+"""The placement policy `cost_based`: minimise the predicted end. Use one device if more devices save no time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placement of independent groups and branches, each on its own device."""
+"""Place independent groups and branches of a program, each on its own device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from djinn_costs.cost_based.units import beside
 
 
 def for_groups(options: Options) -> Option | None:
-    """Place each group that an optimization made on a device. The last group runs where most inputs live.
+    """Place each group that an optimization has made on its own device.
 
-    Return None without groups, or if the undivided program is as fast.
+    The last group runs on the device with most of the inputs. Return None without groups, or if the undivided program
+    is as fast.
     """
     if not options.context.plan.hints.get("groups"):
         return None
@@ -27,7 +28,10 @@ def for_groups(options: Options) -> Option | None:
 
 
 def for_branches(options: Options) -> Option | None:
-    """Place each branch that a pattern found on a device, the longest where most inputs live; None without branches."""
+    """Place each branch that a pattern has found on its own device. Return None without branches.
+
+    The longest branch runs on the device with most of the inputs.
+    """
     if options.context.plan.hints.get("groups") or not options.context.plan.hints.get("branches"):
         return None
     return _on_several_devices(options, "branch", None)

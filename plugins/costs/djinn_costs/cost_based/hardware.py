@@ -16,14 +16,14 @@ HOP = 5e-5  # in seconds
 
 @attrs.define(eq=False)
 class Hardware:
-    """Device facts that placement needs.
+    """Facts about devices and links that placement needs.
 
     Attributes:
-        devices: in the order of the topology.
-        rows: costs of the nodes per device model; equal devices share a row.
+        devices: devices in the order of the topology.
+        rows: costs of the nodes, a row for each device model.
         row_of: index of the row by device id.
-        hop: latency in seconds between two devices. rate: bytes a second on the fastest link between two devices; infinite if none
-            was measured.
+        hop: latency in seconds between two devices.
+        rate: bytes a second on the fastest link between two devices; infinite if none was measured.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -36,7 +36,7 @@ class Hardware:
 
     @classmethod
     def of(cls, context: PlacementContext) -> Hardware:
-        """Return the devices of a context."""
+        """Return the facts about the devices of a context."""
         rows: list[Sequence[CostEstimate]] = []
         sizes: dict[int, int] = {}
         row_of: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Decisions by kind of hint, for `djinn explain`."""
+"""How the policy used each kind of hint, for `djinn explain`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from djinn_costs.cost_based.options import Option, Options
 
 
 def hint_uses(context: PlacementContext, options: Options, best: Option) -> tuple[HintUse, ...]:
-    """Return the decision that followed from each kind of hint in the plan that this policy reads."""
+    """Return how the policy used each kind of hint in the plan."""
     use_of_hint = {use.hint: use for use in best.uses}
     notes = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
     few = f"{len(best.listed.devices)} of {len(options.devices)} devices runs the program"

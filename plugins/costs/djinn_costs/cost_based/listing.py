@@ -1,4 +1,4 @@
-"""List scheduling (HEFT): takes units by descending critical path and places each on the device with the earliest finish."""
+"""List scheduling (HEFT): place units in order of their critical path, each on the device with the earliest finish."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CANDIDATES: Final = 8  # devices in use to evaluate per unit
 
 @attrs.define(eq=False, slots=False)
 class PlacedUnits:
-    """Units on devices.
+    """Units that were placed on devices.
 
     Attributes:
-        where: device by unit.
+        where: device of each unit.
         done: predicted finish of each unit, in seconds.
         second: second best device of each unit that had a choice, with the predicted finish there.
         seconds: predicted time of the whole program.
-        homes: device by block.
-        copies: by storage the devices that keep a copy.
+        homes: device of each block of storages that must share a device.
+        copies: by storage, the devices that keep a copy.
     """
 
     where: list[str]
@@ -39,12 +39,12 @@ class PlacedUnits:
 
     @cached_property
     def seconds(self) -> float:
-        """Return the predicted time of the whole program, when all units are placed."""
+        """Return the predicted time of the whole program, after all units were placed."""
         return max(self.done, default=0.0)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices that are used, in order of first use."""
+        """Return the used devices, in order of first use."""
         return tuple(dict.fromkeys(self.where))
 
 
@@ -52,7 +52,7 @@ Choose = Callable[[int, Unit, "ListScheduler"], Sequence[str]]
 
 
 def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
-    """Return units by descending critical path, which is a valid execution order."""
+    """Return units ordered by their critical path, the longest first. This is a valid execution order."""
     units = work.units
     followers: list[list[int]] = [[] for _ in units]
     for index, unit in enumerate(units):
@@ -74,7 +74,7 @@ def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
 
 
 class ListScheduler:
-    """Places one unit after the other and tracks time."""
+    """Place one unit after the other, and track the time of each device."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ListScheduler:
         self._groups()
 
     def _groups(self) -> None:
-        """Group idle devices by model and group, first devices last."""
+        """Group unused devices by model and by group."""
         self.pools: dict[tuple[int, str], list[str]] = {}
         self.group_of: dict[str, str] = {}
         for device in reversed(self.hardware.devices):
@@ -104,7 +104,7 @@ class ListScheduler:
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
     def run(self, order: Sequence[int], choose: Choose) -> PlacedUnits | None:
-        """Place all units, each on one of the devices that `choose` names. Return None if memory does not suffice."""
+        """Place all units, each on one of the devices that `choose` returns. Return None if memory does not suffice."""
         units, result = self.work.units, self.result
         for index in order:
             unit = units[index]
@@ -134,7 +134,10 @@ class ListScheduler:
         return self.result.homes.get(self.work.blocks.leader(unit.storage))
 
     def idle(self, near: str | None) -> list[str]:
-        """Return the devices in use that become idle first, and unused devices: one per model, and one close to `near`."""
+        """Return used devices that become idle first, and unused devices.
+
+        Of the unused devices, return one per model, and one close to `near`.
+        """
         busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
         idle_devices = []
         for row, pool in self.first_idle.items():
@@ -149,7 +152,10 @@ class ListScheduler:
         return [*busy, *idle_devices]
 
     def _done(self, unit: Unit, device: str, bound: bool) -> float:
-        """Return the finish time of `unit` on `device`; infinite if its memory does not suffice, unless the unit is bound to it."""
+        """Return the finish time of `unit` on `device`.
+
+        Return infinity if the device lacks memory, unless the unit is `bound` to it.
+        """
         result, hardware = self.result, self.hardware
         ready, transfer_end = self.free.get(device, 0.0), 0.0
         for maker, size in unit.needs.items():
@@ -198,7 +204,7 @@ class ListScheduler:
                 self._place_light_unit(maker, device, done)
 
     def _place_light_unit(self, index: int, device: str, done: float) -> None:
-        """Place a light unit, and its light inputs, on the device of its first consumer."""
+        """Place a light unit, with its light inputs, on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
         result.where[index], result.done[index] = home, 0.0
@@ -212,7 +218,7 @@ class ListScheduler:
             self.result.homes.setdefault(self.work.blocks.leader(storage), device)
 
     def _leave_no_light_unit(self, order: Sequence[int]) -> None:
-        """Place light units that no other unit needs."""
+        """Place light units that no other unit uses."""
         main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
         for index in reversed(order):
             if not self.result.where[index]:

@@ -1,4 +1,4 @@
-"""Memory that a program needs on devices, and free memory of devices."""
+"""Memory that a program needs on devices, and free memory of the devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARE = 0.1
 def room(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Return the free bytes by device for inputs without a location. Devices of unknown memory are left out."""
+    """Return the free bytes of each device for inputs without a location. Devices of unknown memory are left out."""
     there: Counter[str] = Counter()
     for storage, home in work.homes.items():
         there[home] += work.sizes[storage]
@@ -34,7 +34,10 @@ def room(
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
-    """Return the peak bytes of results, without inputs and kept values; a rough estimate if the total fits into `enough`."""
+    """Return the peak bytes of results and of workspaces, without inputs and kept values.
+
+    If all results together are much smaller than `enough`, the result is an upper bound.
+    """
     nodes = context.graph.nodes
     whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs

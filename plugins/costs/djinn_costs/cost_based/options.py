@@ -1,4 +1,4 @@
-"""The candidate placements of one program, each with a reason for every unit."""
+"""Candidate placements of one program, with a reason for each unit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Option:
     """A candidate placement.
 
     Attributes:
-        listed: placed units. why: the reason by unit. instead: the rejected option. uses: decisions that followed from hints.
+        listed: the placed units.
+        why: returns the reason for the device of a unit.
+        instead: the rejected placement.
+        uses: how hints were used.
     """
 
     listed: PlacedUnits
@@ -40,7 +43,7 @@ class Option:
     uses: tuple[HintUse, ...] = ()
 
     def reason(self, index: int) -> str:
-        """Return the reason for the device of unit `index`, with the time of the rejected option."""
+        """Return the reason for the device of unit `index`, with the time of the rejected placement."""
         other = self.instead
         if other is None:
             return self.why(index)
@@ -50,7 +53,7 @@ class Option:
 
 
 class Options:
-    """Candidate placements of one program."""
+    """Factory of candidate placements of one program."""
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
@@ -84,10 +87,10 @@ class Options:
             self._held[home] += self.work.sizes[storage]
 
     def listed(self, choose: Choose, fresh: str | None = None) -> PlacedUnits | None:
-        """Place the units on the devices that `choose` names, in execution order.
+        """Place the units, in execution order, on the devices that `choose` returns.
 
-        Return None if memory does not suffice. `fresh`: the device of inputs without a location; by default the device of their
-        first use.
+        Return None if memory does not suffice. `fresh`: device of inputs without a location. Default: the device that uses
+        an input first.
         """
         if fresh is None:
             return ListScheduler(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
@@ -100,11 +103,17 @@ class Options:
         return ListScheduler(self.work, self.hardware, homes, self.copies, room).run(self._order, choose)
 
     def undivided(self) -> Option | None:
-        """Return the program in one place; if no device holds it, return it in parts that run one after the other."""
+        """Place the program on one device.
+
+        If no device has enough memory, place it in parts that run one after the other.
+        """
         return self.in_place() or self.in_parts()
 
     def in_place(self) -> Option | None:
-        """Return the device of the inputs. If they have no location, return the fastest device that holds everything."""
+        """Place the program on the device of its inputs.
+
+        If these have no location, use the fastest device with enough memory.
+        """
         if self._held:
             main = self._held.most_common(1)[0][0]
             listed = self.listed(lambda _, unit, listing: [followed(unit, listing) or main])
@@ -122,7 +131,7 @@ class Options:
         return Option(best, lambda _: reason)
 
     def _single_devices(self) -> list[DeviceCapabilities]:
-        """Return one device per model with room for all inputs, fastest models first."""
+        """Return one device per model with room for all inputs, the fastest model first."""
         total = sum(self.work.sizes.values())
         candidates: dict[int, DeviceCapabilities] = {}
         for device in self.devices:
@@ -133,7 +142,7 @@ class Options:
         return [candidates[row] for row in sorted(candidates, key=quick.__getitem__)[:_TRIED]]
 
     def spread(self) -> Option | None:
-        """Place each unit on the device with its earliest finish; None if there is no choice."""
+        """Place each unit on the device with its earliest finish. Return None if there is no choice of devices."""
         if len(self.devices) == 1:
             return None
         listing = self.listed(_soonest)
@@ -151,7 +160,7 @@ class Options:
         return [self.devices[n].id for n in sorted(first)]
 
     def in_parts(self) -> Option | None:
-        """Return contiguous segments of the program on as few devices as hold it."""
+        """Place contiguous segments of the program on as few devices as memory allows."""
         for where in itertools.islice(cuts(self.work, self.devices, self.room), _TRIED):
             if (listing := self.listed(partial(_next_part, where))) is not None:
                 return self._part_option(listing, list(dict.fromkeys(where.values())))
@@ -162,7 +171,7 @@ class Options:
         return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
 
     def why_nothing_fits(self) -> str:
-        """Return the missing resources, for the error."""
+        """Return which resources are missing, for the error message."""
         total = sum(self.work.sizes.values())
         rooms = ", ".join(f"{d.id} {self.room.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
         return (
@@ -196,14 +205,14 @@ class Options:
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the home of a unit or of most of its inputs, or the device that computed most of its operands."""
+    """Return the home of a unit, or the device of most of its inputs, or the device that computed most of its operands."""
     if unit.home is not None:
         return unit.home
     return _settled(unit, listing) or _made(unit, listing)
 
 
 def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
-    """Return the device of most of a unit's inputs, if these are more than `fresh` bytes."""
+    """Return the device with most of a unit's inputs, if these have more than `fresh` bytes."""
     work, homes = listing.work, listing.result.homes
     there: dict[str, int] = {}
     for storage in unit.reads:
@@ -215,14 +224,14 @@ def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
 
 
 def _made(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device that computed most of a unit's operands; among equals, the latest."""
+    """Return the device that computed most of a unit's operands. Of several, return the latest."""
     result = listing.result
     makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
     return max(makers)[2] if makers else None
 
 
 def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the part in `where` for units with new inputs. Other units follow their inputs and operands."""
+    """Return the device of the unit's part, if the unit has new inputs. Other units follow their inputs and operands."""
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
     device = unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing))
@@ -230,7 +239,10 @@ def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListSc
 
 
 def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the devices that hold the unit's operands, and idle devices. Token generation stays on one device for decoding."""
+    """Return the devices that hold the unit's operands, and idle devices.
+
+    Units that generate tokens stay on one device, because decoding needs their results there.
+    """
     del index
     if unit.tokens and listing.tokens is not None:
         return [listing.tokens]
@@ -239,7 +251,7 @@ def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
 
 
 def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> None:
-    """Unite the blocks that patterns and optimizations want on one device, unless they already live on several."""
+    """Unite blocks that patterns and optimizations want on one device, unless they are already on several."""
     graph, resident = context.graph, context.resident
     inputs = frozenset(graph.inputs)
     for group in context.plan.hints.get("colocate", ()):
@@ -250,5 +262,5 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
 
 
 def shown(seconds: float) -> str:
-    """Format seconds for reasons."""
+    """Format a number of seconds for reasons."""
     return f"{seconds * 1e3:.3g} ms"

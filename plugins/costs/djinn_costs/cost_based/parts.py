@@ -1,4 +1,4 @@
-"""Cuts a program that exceeds every device into contiguous segments, one per device, on as few devices as possible."""
+"""Cut a program that is too large for one device into contiguous segments, on as few devices as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_costs.cost_based.units import ProgramUnits
 def cuts(
     work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
 ) -> Iterator[dict[int, str]]:
-    """Yield the device of each unit, for growing numbers of devices.
+    """Yield placements (the device of each unit) for growing numbers of devices.
 
     Neighbouring devices hold neighbouring segments. Placed inputs do not move. Shares are proportional to free memory.
     """
@@ -31,7 +31,7 @@ def cuts(
 
 
 def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
-    """Return the device of each unit, in segments of about equal time, independent of the locations of inputs."""
+    """Return the device of each unit, in segments of about equal time. The locations of inputs do not matter."""
     seconds = [min(unit.seconds, default=0.0) for unit in work.units]
     total, at = sum(seconds) or 1.0, 0.0
     where: dict[int, str] = {}
@@ -61,7 +61,7 @@ def _shared_out(
 
 
 def _fresh_bytes(work: ProgramUnits) -> list[int]:
-    """Return by unit the bytes of unplaced inputs that it reads first, and of kept results."""
+    """Return for each unit the bytes of inputs without a location that it reads first, and of kept results."""
     storages = set(work.homes)
     bytes_list = []
     for unit in work.units:

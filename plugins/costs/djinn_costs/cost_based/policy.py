@@ -1,4 +1,4 @@
-"""Evaluates several placements and takes the best: on one device, at its inputs, spread, or cut in parts."""
+"""Evaluate several placements and take the best one: on one device, near the inputs, spread, or in parts."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from djinn_costs.cost_based.successive import for_successive
 
 
 class CostBased(PlacementPolicy):
-    """Policy of the earliest predicted end: on one device, unless several save time or one does not hold it."""
+    """Placement policy that minimises the predicted end. It uses one device unless several save time or memory."""
 
     name = "cost_based"
     preference = 1  # spreads programs that gain from several devices, and keeps all others on one
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """Return a device and a reason for every node, by predicted times, sizes and locations.
+        """Return a device and a reason for each node, by predicted times, sizes and locations.
 
         Raises:
-            DoesNotFit: no device can run the program, or the devices' total memory does not suffice.
+            DoesNotFit: no device can run the program, or the devices together have too little memory.
         """
         options = Options(context)
         return _placement(context, options, _best(options), self.name)
 
 
 def _best(options: Options) -> Option:
-    """Return the first simple option; a more costly one only if it is faster."""
+    """Return the best placement. A more complicated placement is used only if it is faster than a simple one."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:
@@ -74,7 +74,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Return by value the devices with a copy of a weight: copies made for this program, and earlier ones."""
+    """Return the devices with a copy of each copied weight: new copies for this program, and earlier ones."""
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))

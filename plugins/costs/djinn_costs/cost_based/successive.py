@@ -1,4 +1,4 @@
-"""Successive inputs: each device takes whole inputs in turn, or each device runs one stage for all inputs."""
+"""Place successive inputs: devices process whole inputs in turn, or each device runs one stage for all inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Rate:
 
 
 def for_successive(options: Options) -> Option | None:
-    """Return the option with the highest throughput of successive inputs; None if no hint announces them or no option gains."""
+    """Return the placement with the highest throughput for successive inputs.
+
+    Return None if no hint announces successive inputs, or if no placement is faster.
+    """
     stage_count = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(stage_count, len(options.devices)) < LEAST:
         return None
@@ -50,7 +53,7 @@ def _named(rate: Rate) -> str:
 
 
 def _in_turns(options: Options, wanted: int) -> Rate | None:
-    """Run the whole program on the next device in turn, among devices about as fast as the one with the weights."""
+    """Run whole programs on devices in turn. The devices are about as fast as the one with the weights."""
     turn, took = options.context.stream.turn, _whole(options)
     if turn not in took:
         return None
@@ -69,7 +72,7 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
 
 
 def _whole(options: Options) -> dict[str, float]:
-    """Return by device the seconds of the whole program."""
+    """Return the seconds of the whole program on each device."""
     rows = {row: math.fsum(u.seconds[row] for u in options.work.units) for row in set(options.hardware.row_of.values())}
     return {device.id: rows[options.hardware.row_of[device.id]] for device in options.devices}
 
@@ -86,7 +89,7 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
 
 
 def _in_stages(options: Options, wanted: int) -> Rate | None:
-    """Return stages of equal time, one per device, on the devices with most of the inputs."""
+    """Place stages of equal time on the devices with most of the inputs."""
     devices = options.holding_most(wanted)
     where = stages(options.work, devices)
     listing = options.listed(lambda index, *_: [where[index]])
@@ -111,7 +114,7 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
 
 
 def _travelling(options: Options, listed: PlacedUnits) -> float:
-    """Return the seconds in which the busiest link transfers one input's values between stages."""
+    """Return the seconds that the busiest link needs to transfer one input's values between stages."""
     busy = Counter[tuple[str, str]]()
     for unit, device in zip(options.work.units, listed.where, strict=True):
         for maker, size in unit.needs.items():

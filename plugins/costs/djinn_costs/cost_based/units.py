@@ -1,7 +1,7 @@
-"""Units: segments of a program that no placement divides, because transfers would cost more than the work.
+"""Units of placement: segments of a program that are never divided, because transfers would cost more than the work.
 
-A node joins the unit of its operands if all of them are in one unit, and it is either their only consumer or lighter than a message.
-So edges enter a unit only at its first node, and dependencies between units have no cycle.
+A node joins the unit of its operands if all of them are in one unit, and if the node is their only consumer or is lighter
+than a message. So edges enter a unit only at its first node, and units have no cyclic dependencies.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ class Unit:
     """Nodes that run on one device.
 
     Attributes:
-        nodes: ids in order.
-        seconds: time per device model, as in `Hardware.rows`.
-        storage: a storage on the unit's device, or None if the unit computes and writes nothing. needs: bytes from other units,
-            by unit.
-        reads: storages of inputs that it reads.
-        kept: bytes of its results that outlive the program. home: device of most of its inputs, or of the storage that it writes;
-            None if they have no location.
-        bound: True if it writes a storage at `home`. tokens: True if it belongs to a language model that generates.
-        light: True if it and all of its operands take less time than a message. It runs on the device of its first consumer.
-        group: index of its group or branch in `beside`; -1 if it has none.
+        nodes: ids of the nodes, in order.
+        seconds: time on each device model, as in `Hardware.rows`.
+        storage: a storage on the unit's device; None if the unit computes and writes nothing.
+        needs: bytes from other units, by unit.
+        reads: storages of the inputs that it reads.
+        kept: bytes of results that outlive the program.
+        home: device of most of its inputs, or of the storage that it writes; None if they have no location.
+        bound: True if it writes a storage at `home`.
+        tokens: True if it belongs to a language model that generates tokens.
+        light: True if the unit, with all of its operands, takes less time than a message. It runs on the device of its first
+            consumer.
+        group: index of its group or branch in `beside`; -1 for none.
     """
 
     nodes: list[int]
@@ -52,20 +54,23 @@ class Unit:
 
 
 def beside(context: PlacementContext) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes that can run concurrently: groups that an optimization made, else branches that a pattern found."""
+    """Return sets of nodes that can run concurrently.
+
+    These are groups that an optimization has made, or else branches that a pattern has found.
+    """
     return context.plan.hints.get("groups") or context.plan.hints.get("branches", ())
 
 
 @attrs.define(eq=False)
 class ProgramUnits:
-    """A program in units.
+    """A program, divided into units.
 
     Attributes:
-        loose: nodes that only view inputs. They run on the inputs' devices, and belong to no unit.
-        sizes: bytes of the inputs by storage.
-        homes: device by storage, for inputs with a location.
+        loose: nodes that only view inputs. They belong to no unit, and run on the inputs' devices.
+        sizes: bytes of the inputs, by storage.
+        homes: device of each input with a location, by storage.
         weights: storages of unwritten input weights, which other devices can copy.
-        tables: storages of large tables. The unit of a look-up holds nothing else.
+        tables: storages of large tables. A look-up in a table is a unit of its own.
     """
 
     units: list[Unit]
@@ -80,14 +85,14 @@ class ProgramUnits:
 def work_of(
     context: PlacementContext, blocks: Colocation, hardware: Hardware, heavy: float, pieces: int = 0
 ) -> ProgramUnits:
-    """Divide the running part of a program into units.
+    """Divide a program into units.
 
     Args:
         context: the program to place.
-        blocks: sets of storages that must share a device; inputs that a unit gathers are united.
+        blocks: sets of storages that must share a device. Inputs of one unit are united.
         hardware: devices and links.
-        heavy: bytes of inputs that a unit may gather freely.
-        pieces: units end after this part of the program's time; 0: no limit.
+        heavy: maximum bytes of inputs that a unit may gather freely.
+        pieces: a unit takes at most one of this many equal parts of the program's time; 0: no limit.
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
@@ -128,7 +133,7 @@ class _Gathering:
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
 
     def _branches(self) -> dict[int, float]:
-        """Return by node the seconds of the chain that begins there, in which each node is the only consumer of the previous one.
+        """Return for each node the seconds of the chain that begins there. Each node of a chain has one consumer.
 
         Counts uses of values.
         """
@@ -225,7 +230,7 @@ class _Gathering:
         return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
-        """Return the device that holds a node's written or read storages, and whether the node writes them."""
+        """Return the device of the storages that a node writes or reads. Also return True if the node writes them."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(storage_of(self.replace.get(value, value)))

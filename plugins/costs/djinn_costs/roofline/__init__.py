@@ -1,6 +1,6 @@
-"""Predicts the time of programs from measurements of each device; `djinn calibrate` and `djinn validate`.
+"""Predict the time of programs from measurements of each device: a cost model, `djinn calibrate` and `djinn validate`.
 
-This module is imported for `djinn --help`, so PyTorch is imported only on use.
+`djinn --help` imports this module, so it imports PyTorch only on use.
 """
 
 from __future__ import annotations

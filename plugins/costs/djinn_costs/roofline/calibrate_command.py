@@ -1,4 +1,4 @@
-"""Command `djinn calibrate`: measures a device once, so that cost models know its speed."""
+"""Command `djinn calibrate`: measure a device once, so that cost models know its speed."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def calibrate(
 ) -> None:
     """Measure the device for some seconds, and store the result for all later programs.
 
-    Probes are ordinary PyTorch programs, which run where yours would. The result is stored for the device, its version of PyTorch
-    and its number of threads, in djinn/calibration in the cache directory.
+    Probes are ordinary PyTorch programs, which run on the device that your programs would use. The result is stored for the
+    device, its version of PyTorch and its number of threads, in djinn/calibration in the cache directory.
     """
     from djinn_costs.roofline.calibration.calibrate import calibrate_session
     from djinn_costs.roofline.calibration.session import open_session
@@ -92,14 +92,14 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:
-    """Return the settings that the options give."""
+    """Return the settings that the command-line options imply."""
     options = {"servers": servers or None, "connection_file": connection_file}
     return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Return a function that shows the current probe on a terminal; the display is cleared at the end."""
+    """Yield a function that shows the current probe in a terminal. The display is cleared at the end."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Fits time as a sum of non-negative terms: non-negative least squares on relative errors.
+"""Fit times as a sum of non-negative terms, by non-negative least squares on relative errors.
 
 With non-negative coefficients, predictions never fall when work grows, and they extrapolate sensibly.
 """
@@ -19,7 +19,7 @@ _ZERO_GRADIENT = 1e-10
 
 
 def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
-    """Return coefficients c >= 0 that fit `terms @ c` to `seconds`, by relative error; outliers have less weight.
+    """Return coefficients c >= 0 such that `terms @ c` fits `seconds` by relative error. Outliers weigh less.
 
     Args:
         terms: a row for each measurement, a column for each term.

@@ -1,4 +1,4 @@
-"""The cost model `measured_roofline`: predicts an op's time from measured ops of its family, or from its memory traffic."""
+"""The cost model `measured_roofline`: predict the time of an op from measured ops, or from its memory traffic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SAME_AS = {
 
 
 class MeasuredRoofline(CostModel):
-    """Estimates costs on measured devices; leaves all others to the next model."""
+    """Cost model for measured devices. Other devices are left to the next cost model."""
 
     name = "measured_roofline"
     tolerates_growth = True
@@ -57,7 +57,7 @@ class MeasuredRoofline(CostModel):
         self._footprint: tuple[Graph, str, frozenset[int], float] | None = None
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Return the cost of `node`; None on an unmeasured device."""
+        """Return the cost of a node; None if the device was not measured."""
         calibration = device.calibration
         parameters = calibration.models.get(self.name) if calibration is not None else None
         if calibration is None or parameters is None or parameters.get("version") != _VERSION:
@@ -85,11 +85,11 @@ class MeasuredRoofline(CostModel):
             yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in probes)
 
     def background_command(self) -> tuple[str, ...]:
-        """Return the command of a low-priority process that times a fifth of the probes."""
+        """Return the command of a process with low priority that times a fifth of the probes."""
         return ("-m", "djinn", "calibrate", "--background")
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
-        """Return the coefficients of each family's terms, and the bandwidth by program size."""
+        """Return coefficients for each family of ops, and the memory bandwidth by size of the program."""
         families = _shaped_coefficients([p for p in shaped_probes() if p.probe.name in seconds], seconds)
         sized = [p for p in sized_probes() if p.probe.name in seconds]
         fitted = {
@@ -105,7 +105,10 @@ class MeasuredRoofline(CostModel):
         return {**fitted, "between": max(0.0, *more)} if more else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
-        """Return the time to read the program's inputs, which are cold: the whole program ran since they were last read."""
+        """Return the time to read the inputs of the program into caches.
+
+        They are not cached, as the whole program has run since they were last read.
+        """
         footprint = self._footprint
         if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
             sizes: dict[int, int] = {}
@@ -122,7 +125,7 @@ class MeasuredRoofline(CostModel):
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
-    """Return the op's variant on this device, if variants differ in speed."""
+    """Return the name of the op's variant on this device, if variants differ in speed."""
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
@@ -138,14 +141,14 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
 
 
 def _seconds(parameters: Mapping[str, Any], work: Work, name: str) -> float:
-    """Return the time of an op with warm operands; for a fused layer, the sum of its parts."""
+    """Return the time of an op whose operands are cached. A fused layer takes the sum of its parts."""
     if not work.parts:
         return _warm_seconds(parameters, work, name)
     return sum(_warm_seconds(parameters, part, part.operation) for part in work.parts)
 
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
-    """Return the time of an op with warm operands; `name` is the name of the variant."""
+    """Return the time of an op whose operands are cached. `name`: name of the variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
         families = parameters["families"]
@@ -177,7 +180,7 @@ def _family(work: Work) -> str:
 
 
 def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
-    """Return the coefficients of the variant, the op, an equivalent op, or the median of its kind."""
+    """Return the coefficients of the variant, else of the op, an equivalent op, or the median of its kind."""
     operations = parameters["operations"]
     plain = work.operation.removeprefix("_foreach_")
     for candidate in (name, plain, _SAME_AS.get(plain, ""), plain.rstrip("_")):
@@ -211,7 +214,7 @@ def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, floa
 
 
 def _unmixed_seconds(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
-    """Return the median time of an op of the probe over repeated runs."""
+    """Return the median time per op of a probe, over repeated runs."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 
@@ -229,7 +232,10 @@ def _operation_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str,
 
 
 def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
-    """Return the seconds per op beyond all caches, above the extrapolation from the next smaller size: median of several."""
+    """Return the additional seconds per op for memory beyond all caches, as a median over ops.
+
+    The base is an extrapolation from the next smaller size.
+    """
     more = [
         times[LARGE] - times[SIZES[-1]] * LARGE / SIZES[-1]
         for times in map(dict, by_operation.values())
@@ -239,14 +245,14 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
 
 def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
-    """Add a point at `LARGE`, by the last rate. Ops that allocate also pay for paging; in-place ops need no new memory."""
+    """Add a point at size `LARGE`, by the last rate. Ops that allocate memory also pay for paging."""
     largest, took = max(points)
     more = 0.0 if operation.endswith("_") else paging
     return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + more)]
 
 
 def _view_seconds(took: Mapping[str, float]) -> list[float]:
-    """Return the seconds of a view, and of each further view of the same op."""
+    """Return the seconds of the first view in a program, and of each further view of the same op."""
     one = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
     return [one, max(0.0, took.get("split", one) - one) / (SPLIT - 1)]
 
@@ -271,7 +277,7 @@ def _fit_sizes(points: Sequence[tuple[int, float]]) -> list[float]:
 def _bandwidth(
     probes: Sequence[Swept], took: Mapping[str, float], families: Mapping[str, Sequence[float]]
 ) -> list[list[float]]:
-    """Return bytes a second by bytes read; the rate never rises with size."""
+    """Return the bytes per second by number of bytes read. The rate never rises with the size."""
     points: list[list[float]] = []
     for probe in probes:
         started = families["product"][0] * probe.count

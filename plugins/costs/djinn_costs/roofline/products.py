@@ -1,4 +1,4 @@
-"""Probes of ops that multiply and add: products, convolutions, attention, and sweeps over cold operands."""
+"""Probes of matrix products, convolutions and attention, and of passes over uncached operands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BUDGET = 2e8  # multiply-adds per probe
 
 @attrs.frozen
 class ProductProbe:
-    """A probe of one op of the given dimensions: (batch, rows, columns, contracted)."""
+    """Probe of one op with the dimensions (batch, rows, columns, contracted)."""
 
     family: Family
     dims: tuple[int, int, int, int]
@@ -82,7 +82,10 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 
 
 def _convolutions() -> Iterator[ProductProbe]:
-    """Return convolution probes. Convolutions with one position are products; larger kernels have other algorithms."""
+    """Return probes of convolutions.
+
+    Convolutions with one position are products. Larger kernels use other algorithms.
+    """
     for side, inside, outside, kernel in (
         *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),
         *itertools.product((7, 14, 28), (16, 64, 128), (16, 64, 128), (3,)),
@@ -141,7 +144,7 @@ def _attention(heads: int, queries: int, keys: int, width: int) -> _Make:
 
 
 def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Make:
-    """Time forward and backward together, because devices have many different backward kernels."""
+    """Return a function that times forward and backward together, as devices have many backward kernels."""
 
     def make(device: torch.device) -> Callable[[], object]:
         q = torch.rand(1, heads, queries, width, device=device, requires_grad=True)
@@ -175,7 +178,7 @@ _SWEPT_WIDTH = 1024
 
 @attrs.frozen
 class Swept:
-    """A probe of a pass over `count` weights that take `footprint` bytes together."""
+    """Probe of a pass over `count` weights that have `footprint` bytes in total."""
 
     footprint: int
     count: int
@@ -183,7 +186,7 @@ class Swept:
 
 
 def swept_probes() -> Iterator[Swept]:
-    """Return a probe for every footprint."""
+    """Return a probe for each footprint."""
     for footprint in FOOTPRINTS:
         count = max(4, footprint >> 21)  # tensors of two megabytes, like the weights of models that exceed the caches
         passes = max(2, min(32, _SWEPT // footprint))
@@ -207,7 +210,7 @@ def _sweep(footprint: int, count: int, passes: int) -> _Make:
 
 @attrs.frozen
 class SmallOpsProbe:
-    """A probe of alternating small ops, as in a model. Each op finds less of its code in caches than in isolation.
+    """Probe of alternating small ops, as in a model. Less of each op's code is cached than if the op ran alone.
 
     `ops`: op, kind and dimensions of each turn.
     """
@@ -249,7 +252,7 @@ _CELL: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
 
 
 def mixed_probes() -> Iterator[SmallOpsProbe]:
-    """Return a block of a transformer and a cell of a recurrent network."""
+    """Return probes of a transformer block and of a recurrent cell."""
     for name, ops, make in (("block", _BLOCK, _block), ("cell", _CELL, _cell)):
         yield SmallOpsProbe(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
 

@@ -1,4 +1,4 @@
-"""The probes for background measurements: the most informative fifth. Other ops count as their kind, or as pointwise ops."""
+"""The fifth of the probes that measures most, for background measurements. Other ops count as their kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terms of an op's time, by the family of the op."""
+"""Terms of an op's predicted time, by the family of the op."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KNOTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 
 
 def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
-    """Return the terms of a product of (batch, rows, columns, contracted): start, matrices, rows, arithmetic, operands."""
+    """Return the terms of a matrix product: start, matrices, rows, arithmetic, operands."""
     batch, rows, columns, contracted = map(float, dims)
     return (
         1.0,
@@ -23,10 +23,10 @@ def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
 
 
 def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[float, ...]:
-    """Return the terms of recurrent layers of (steps, rows, columns, contracted): start, steps, products, pointwise work, matrices.
+    """Return the terms of recurrent layers: start, steps, products, pointwise work, matrices.
 
-    The input is multiplied for all steps at once, the state step by step; each has half of the contracted size. `product`:
-    coefficients of products. Some kernels pack the matrices again each time.
+    `dims`: (steps, rows, columns, contracted). The input is multiplied for all steps at once, and the state step by step.
+    Each has half of the contracted size. `product`: coefficients of products. Some kernels pack the matrices each time.
     """
     steps, rows, columns, contracted = dims
     at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))
@@ -35,10 +35,10 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Return the terms of any other op: start, elements, and elements above each of the knots."""
+    """Return the terms of any other op: start, elements, and elements above each knot."""
     return (1.0, elements, *(max(0.0, elements - knot) for knot in KNOTS))
 
 
 def seconds(coefficients: Sequence[float], terms: Sequence[float]) -> float:
-    """Return the sum of the terms."""
+    """Return the sum of the terms, weighted by their coefficients."""
     return sum(c * t for c, t in zip(coefficients, terms, strict=True))

@@ -1,12 +1,12 @@
 """The dashboard: what servers are doing, in a browser and in a terminal.
 
-This module is imported for `djinn --help`, so the rest is imported where it is needed.
+`djinn --help` imports this module, so the others are imported on use.
 
-- `view`: the displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
-- `watcher`: polls a server. `pages`: the pages below `/dashboard`.
-- `operations`: the server of `djinn serve --operations-port`. `listener`: HTTP. `routes`, `responses`: answers. `metrics`: `/metrics`.
-- `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`; `terminal`: the view as
-  tables of rich.
+- `view`: displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
+- `watcher`: polls a server. `pages`: pages below `/dashboard`.
+- `operations`: the server of `djinn serve --operations-port`. `listener`: HTTP. `routes`, `responses`: responses.
+- `metrics`: `/metrics`.
+- `dashboard_command`, `top_command`: `djinn dashboard` and `djinn top`. `terminal`: tables in a terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`djinn dashboard`: the dashboard of any servers, on this machine."""
+"""`djinn dashboard`: a local web page that shows servers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from djinn_core.cli.server_options import server_options
 def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int) -> None:
     """Show what servers are doing, in a browser.
 
-    The page is served on loopback until Ctrl-C, and asks for a code that this command prints: others on this machine do not know it. A
-    server with --operations-port has the same page at /dashboard, for a token.
+    The page is served on loopback until Ctrl-C. It asks for a code, which this command prints, so that other users of this
+    machine cannot see it. A server with --operations-port has the same page at /dashboard, for a token.
     """
     from djinn.hooks import OperationsAddress, WatchedServer
     from djinn_client.runtime.connecting.killing import kill_session

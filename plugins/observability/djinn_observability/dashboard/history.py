@@ -1,4 +1,4 @@
-"""The past hour and the past day of a server: points by tenant, and warnings, in bounded memory."""
+"""History of a server: points of the past hour and day by tenant, and warnings, in bounded memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Point: TypeAlias = "array[float]"
 
 
 class Past:
-    """Points of one tenant, the newest last: `hour` in full, `day` as means of consecutive points."""
+    """Points of one tenant, the newest last. `hour` has all points, `day` has means of consecutive points."""
 
     def __init__(self) -> None:
         self.hour: deque[Point] = deque(maxlen=POINTS)
@@ -43,7 +43,7 @@ class Past:
         self._recent.append(point)
 
     def close(self, number: int) -> None:
-        """Complete a point of the day."""
+        """Complete a point of the day. `number`: number of the point."""
         if self._recent:
             _, seconds, *columns = zip(*self._recent, strict=True)
             means = [round(sum(column) / len(column), 4) for column in columns]
@@ -80,7 +80,7 @@ class History:
                     past.close(self._number)
 
     def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
-        """Return the newest point's number, the points of a tenant's hour after number `after`, and the same for its day."""
+        """Return the newest point's number, and the points of a tenant's hour and day after number `after`."""
         with self._lock:
             past = self._points.get(tenant, Past())
             return self._number, _newer(past.hour, after), _newer(past.day, after)
@@ -92,7 +92,7 @@ class History:
 
 
 def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> None:
-    """Add an alarm, or its count to an equal one of the last minute."""
+    """Add an alarm. If an equal alarm came within a minute, add to its count instead."""
     for place, (since, note) in enumerate(notes):
         if alarm.count and at - since < SAME_SECONDS and attrs.evolve(note, count=alarm.count) == alarm:
             notes[place] = since, attrs.evolve(note, count=note.count + alarm.count)
@@ -101,7 +101,7 @@ def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> Non
 
 
 def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
-    """Return the entry of a key, as the most recently used. The least recently used entry is evicted."""
+    """Return the entry of a key, which becomes the most recently used. The least recently used entry is evicted."""
     value = table.pop(key, None)
     table[key] = value = make() if value is None else value
     if len(table) > TENANTS:
@@ -110,7 +110,7 @@ def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) 
 
 
 def _newer(points: deque[Point], after: int) -> list[Point]:
-    """Return points after a number, without their numbers."""
+    """Return the points after a number, without their numbers."""
     return [point[1:] for point in points if point[0] > after]
 
 

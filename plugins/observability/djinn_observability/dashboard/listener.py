@@ -1,4 +1,4 @@
-"""HTTP server of the operations routes: one thread with an event loop, one request for each connection."""
+"""HTTP server of the operations routes: one thread with an event loop, and one request per connection."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _log = get_logger("djinn.operations")
 
 
 class _Malformed(logging.Filter):
-    """Logs one line instead of a traceback for a malformed request, because any client can send many."""
+    """Log filter that writes one line instead of a traceback for a malformed request. Any client can send many."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Drop the record of a malformed request, and log one line instead."""
@@ -71,14 +71,14 @@ _requests.addFilter(_Malformed())
 
 
 class OperationsListener:
-    """An HTTP server for the routes of `Operations`.
+    """HTTP server for the routes of `Operations`.
 
     Attributes:
         url: address of the listener.
     """
 
     def __init__(self, address: OperationsAddress, operations: Operations) -> None:
-        """Listen.
+        """Listen at an address.
 
         Raises:
             TransportError: the address cannot be bound.
@@ -127,7 +127,7 @@ class OperationsListener:
             accepting.result()
 
     async def _accept(self, http: web.Server) -> None:
-        """Accept connections, each in a separate task. The runner ends remaining connections."""
+        """Accept connections, each in a separate task."""
         loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
             try:
@@ -141,7 +141,7 @@ class OperationsListener:
             task.add_done_callback(tasks.discard)
 
     async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
-        """Serve one connection within a time limit. If there are too many connections, it ends earlier."""
+        """Serve one connection within a time limit, which is shorter if there are too many connections."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ class OperationsListener:
         return response
 
     async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
-        """Send events until the client is gone, or its token is not valid any more."""
+        """Send events until the client is gone or its token is no longer valid."""
         if self._feeds >= _MOST_FEEDS:
             return web.Response(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
@@ -233,12 +233,12 @@ class OperationsListener:
 
 @attrs.frozen
 class _TaskCloser:
-    """Ends a connection by cancelling its task."""
+    """End a connection by cancelling its task."""
 
     task: asyncio.Task[None]
 
     def close(self) -> None:
-        """Cancel the task. Called only in the event loop, when a further connection replaces this one."""
+        """Cancel the task. Called in the event loop only, when another connection replaces this one."""
         self.task.cancel()
 
 
@@ -247,7 +247,7 @@ class _Connection(asyncio.Protocol):
 
     Attributes:
         ended: done when the connection is over.
-        is_feed: done when the response is a feed, which has no time limit.
+        is_feed: done if the response is a feed, which has no time limit.
     """
 
     def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], is_feed: asyncio.Future[None]) -> None:
@@ -293,7 +293,7 @@ def _listening_socket(host: str, port: int) -> socket.socket:
 
 
 def _from_browser(request: web.BaseRequest) -> bool:
-    """Return True for a request of a browser."""
+    """Return True if a browser sent the request."""
     return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
 
 

@@ -1,6 +1,7 @@
-"""The metrics of `/metrics`, each declared once, and their text for Prometheus.
+"""The metrics of `/metrics`: each is declared once here, and exported in the format of Prometheus.
 
-Names follow its conventions: base units, `_total` for counters. A name here is the name in the server's report.
+Names follow the conventions of Prometheus: base units, `_total` for counters. They are also the names in reports of
+servers.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ Labels = tuple[str, ...]
 
 @attrs.frozen
 class Metric:
-    """A metric.
+    """Declaration of a metric.
 
     Attributes:
-        name: name in the report, without the prefix of the process and the `_total` of counters.
+        name: name in reports, without the prefix of the process and without the `_total` of counters.
         text: help text.
-        labels: names of its labels, without those of the executor.
+        labels: names of the labels, without the labels of the executor.
     """
 
     name: str
@@ -202,7 +203,7 @@ _OTHER_MODELS: Final = "other"
 
 
 class MetricsPage(Collector):
-    """Collects the metrics of a server at each scrape."""
+    """Prometheus collector that queries the server at each scrape."""
 
     def __init__(self, metrics: Callable[[], ServerMetrics]) -> None:
         self._metrics = metrics
@@ -222,7 +223,7 @@ class MetricsPage(Collector):
         return encode(self._registry), content_type
 
     def describe(self) -> Iterable[Any]:
-        """Return no families, so that registration queries no executor."""
+        """Return no metric families, so that the registration queries no executor."""
         return ()
 
     def collect(self) -> Iterator[Any]:
@@ -242,7 +243,7 @@ class MetricsPage(Collector):
             yield family
 
     def _limited(self, tenant: str, found: Sequence[Distribution]) -> Sequence[Distribution]:
-        """Return histograms with a limited number of models, which are their only labels."""
+        """Return histograms of a limited number of models. The model is their only label."""
         models = self._models.setdefault(tenant, set())
         merged: dict[Labels, Distribution] = {}
         for one in found:
@@ -256,7 +257,7 @@ class MetricsPage(Collector):
 def _families(
     prefix: str, kind: Any, declared: Iterable[Metric], own_labels: Labels, metered: Mapping[Any, ExecutorMetrics]
 ) -> Iterator[Any]:
-    """Yield the families of one kind. A counter that a reporting process does not name is 0 there."""
+    """Yield the metric families of one kind. If a process does not report a counter, it is 0."""
     counts = kind is CounterMetricFamily
     for one in declared:
         family = kind(prefix + one.name, one.text, labels=(*own_labels, *one.labels))
@@ -277,5 +278,5 @@ def _sum(labels: Labels, parts: Sequence[Distribution]) -> Distribution:
 
 
 def _buckets(seen: Distribution) -> list[tuple[str, float]]:
-    """Return cumulative buckets, as Prometheus expects."""
+    """Return cumulative histogram buckets, as Prometheus expects."""
     return list(zip((*map(str, seen.bounds), "+Inf"), accumulate(seen.counts), strict=True))

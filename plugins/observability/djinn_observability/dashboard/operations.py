@@ -16,7 +16,7 @@ _OPERATOR = "default"  # tenant of an identity that sees all
 
 
 class DjinnOperations(OperationsServer):
-    """Probes, metrics if the server has any, and the dashboard."""
+    """Operations server with probes, metrics if the server has any, and the dashboard."""
 
     name = "djinn"
     routes = (LIVE, READY, METRICS, DASHBOARD)
@@ -40,7 +40,7 @@ class DjinnOperations(OperationsServer):
 
 
 def identify_by(code: str) -> Callable[[Credentials, str], Identity | Denial]:
-    """Return a `WatchedServer.identify` for the user of this machine, whose browser shows `code` in place of a token."""
+    """Return a `WatchedServer.identify` for this machine's user, whose browser sends `code` instead of a token."""
 
     def identify(shown: Credentials, _: str) -> Identity | Denial:
         if hmac.compare_digest(shown.token.encode(errors="replace"), code.encode()):

@@ -1,4 +1,4 @@
-"""The pages below `/dashboard`, and their feed."""
+"""The pages below `/dashboard`, and the event feed for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END: Final = "/end/"  # and the name of a session, for POST
 
 
 class Dashboard:
-    """The dashboard: its files, and the feed of its figures. Paths begin after `/dashboard`."""
+    """The dashboard: its files, and its event feed. Paths begin after `/dashboard`."""
 
     def __init__(self, server: WatchedServer) -> None:
         """Start the history."""
@@ -46,7 +46,7 @@ class Dashboard:
         return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
 
     def answer(self, path: str, identity: Identity) -> HttpResponse | EventFeed:
-        """Return the response to a GET request for a path that is no file."""
+        """Return the response to a GET request for a path that is not a file."""
         if path != _FEED:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
         return EventFeed(
@@ -62,7 +62,7 @@ class Dashboard:
 
 
 class _Feed:
-    """The events of one viewer: first the past hour and day, then new points, each with the current view."""
+    """Events for one viewer: the past hour and day first, then new points, each with the current view."""
 
     def __init__(self, watcher: Watcher, tenant: str | None, may_end: bool) -> None:
         self._watcher = watcher
@@ -83,5 +83,5 @@ class _Feed:
 
 
 def _numbers(point: Point) -> list[float]:
-    """Convert a point for JSON, with whole numbers as integers."""
+    """Convert a point for JSON. Whole numbers become integers."""
     return [int(number) if number.is_integer() else number for number in point]

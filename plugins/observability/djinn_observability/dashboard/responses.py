@@ -1,4 +1,4 @@
-"""Responses of the operations server: single ones, and feeds of server-sent events."""
+"""Responses of the operations server: single responses, and feeds of server-sent events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HttpResponse:
 
 @attrs.frozen
 class EventFeed:
-    """A continuing response: server-sent events.
+    """A response that continues: server-sent events.
 
     Attributes:
         next: returns the data of the next event, without newlines. Called from several threads, one at a time.

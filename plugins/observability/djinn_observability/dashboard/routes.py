@@ -1,6 +1,7 @@
 """HTTP routes for operators: liveness, readiness, Prometheus metrics and the dashboard.
 
-Every route requires a token (`Authorization: Bearer TOKEN`), except files of the dashboard, and probes if the operator opens them.
+Every route requires a token (`Authorization: Bearer TOKEN`), except files of the dashboard. The operator may open the
+probes as well.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ PROBES: Final = (LIVE, READY)
 
 @attrs.frozen
 class Operations:
-    """The responses of an operations server.
+    """Responses of an operations server.
 
     Attributes:
-        server: the server that they are about.
-        dashboard: its pages.
-        export: gives the metrics and their content type for an `Accept` header; None: only the dashboard is served.
-        open_probes: True if the probes answer without a token, with a status alone.
+        server: the server to report about.
+        dashboard: pages of the dashboard.
+        export: returns the metrics and their content type for an `Accept` header; None: only the dashboard is served.
+        open_probes: True if probes need no token. They receive only an HTTP status.
     """
 
     server: WatchedServer
@@ -39,7 +40,7 @@ class Operations:
     open_probes: bool = False
 
     def serves_browsers(self, path: str) -> bool:
-        """Return True for paths that scripts of the dashboard may request."""
+        """Return True if scripts of the dashboard may request a path."""
         return self._of_dashboard(path) is not None
 
     def admits(self, shown: Credentials) -> bool:
@@ -87,7 +88,7 @@ class Operations:
         return _text(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok")
 
     def _metrics(self, who: Identity, export: Callable[[str], tuple[bytes, str]], accept: str) -> HttpResponse:
-        """Return the metrics of all tenants, so only for the operator."""
+        """Return the metrics of all tenants, if the client may see all tenants."""
         if not who.sees_all:
             return _text(
                 HTTPStatus.FORBIDDEN, "metrics are for the operator: ask for a token that may watch the server"

@@ -1,4 +1,4 @@
-"""The view as tables of rich, for `djinn top`. Names from outside are printed as text, never parsed as markup."""
+"""The view as tables in a terminal, for `djinn top`. Names from clients are printed as text, never parsed as markup."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TICKS: Final = " ▁▂▃▄▅▆▇█"
 def make_screen(
     view: Mapping[str, Any], points: Sequence[Sequence[float]], fields: Sequence[str], width: int = 80
 ) -> RenderableType:
-    """Return the screen with executors, sessions and events; `points`: history points. `width`: columns of the terminal."""
+    """Return the screen with executors, sessions and events. `points`: history. `width`: columns of the terminal."""
     executors = view["executors"]
     parts: list[RenderableType] = [_heading(view, points, fields), Text(""), _executors(executors, width), Text("")]
     parts.append(_sessions(executors, width) if any(one["sessions"] for one in executors) else Text("no sessions"))
@@ -87,7 +87,7 @@ def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
 def _table(
     headings: Sequence[str], rows: Sequence[Sequence[Text]], width: int, dispensable: Sequence[str]
 ) -> RenderableType:
-    """Return a table without empty columns. If it is too wide, `dispensable` columns are dropped in order, and named."""
+    """Return a table without empty columns. If it is too wide, drop `dispensable` columns in order, and name them."""
     full = [n for n, _ in enumerate(headings) if n == 0 or not rows or any(row[n].cell_len for row in rows)]
     headings, rows = [headings[n] for n in full], [[row[n] for n in full] for row in rows]
     wide = {h: max([len(h), *[row[n].cell_len for row in rows]]) + 1 for n, h in enumerate(headings)}
@@ -112,7 +112,7 @@ def _table(
 
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
-    """Format bytes by kind; empty if no kind is known."""
+    """Format the bytes of each kind; empty if no kind is known."""
     parts = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
     return "" if set(kinds) <= {OTHER} else ", ".join(parts)
 
@@ -138,7 +138,7 @@ def _sparkline(numbers: Sequence[float]) -> str:
 
 
 def size(count: float) -> str:
-    """Format bytes."""
+    """Format a number of bytes."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -147,7 +147,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds."""
+    """Format a number of seconds."""
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 120:

@@ -23,7 +23,7 @@ _FIRST_SECONDS: Final = 0.5  # seconds between the first, hidden status and the 
 def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, times: int | None) -> None:
     """Show what servers are doing, in a terminal.
 
-    Where the output is no terminal, each look is printed below the one before.
+    If the output is not a terminal, each refresh is printed below the previous one.
     """
     from rich.console import Console
     from rich.live import Live

@@ -1,4 +1,4 @@
-"""The view: display values of a server's status and the previous one. Pure functions."""
+"""The view: displayed values, computed from a server's status and the previous status. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LATENCIES: Final = ("answer", "first_token", "token")
 
 @attrs.frozen
 class Sample:
-    """A status, and its time in seconds of the monotonic clock."""
+    """A status, with its time in seconds of the monotonic clock."""
 
     at: float
     facts: Facts
 
 
 def executors_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the executors, each with a key that is stable while its process lives. A restarted process counts from 0."""
+    """Return the executors, each with a key that is unique to its process. A restarted process gets a new key."""
     for executor in facts.get("executors", ()):
         yield f"{executor.get('server', '')}/{executor.get('tenant', '')}/{executor['process']}", executor
 
@@ -53,7 +53,10 @@ def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
-    """Return the view. Rates are between the two samples; 0 if the samples are equal or a process began in between."""
+    """Return the view. Rates are averages between the two samples.
+
+    A rate is 0 if the samples are equal, or if a process began in between.
+    """
     seconds = now.at - before.at
     earlier = dict(executors_of(before.facts))
     executors = [_executor(key, one, earlier.get(key), seconds) for key, one in executors_of(now.facts)]
@@ -66,7 +69,7 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
 
 
 def shorten(view: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the view with only the `most` sessions with the largest device shares; `left_out`: number of other sessions."""
+    """Return the view with the `most` sessions that use the device most. `left_out`: number of other sessions."""
     sessions = [session for executor in view["executors"] for session in executor["sessions"]]
     ids = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
     executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in ids]} for one in view["executors"]]
@@ -137,7 +140,7 @@ def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, secon
 
 
 def _one_model(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return requests and tokens a second of a session or a model, and its latencies as [p50, p99] in seconds."""
+    """Return requests and tokens per second of a model or a session, and latencies as [p50, p99] in seconds."""
     rates = _rates(now, before, seconds, ("requests", "tokens")) if before else {}
     percentiles = {name: [now.get(name, {}).get(key, 0.0) for key in ("p50", "p99")] for name in LATENCIES}
     return {
@@ -169,7 +172,10 @@ def _rates(
 
 
 def _share(rates: Mapping[str, float], name: str) -> float:
-    """Return the share of time in which a device computed. A submission counts at its end, even if it began before the first status."""
+    """Return the share of time in which a device computed.
+
+    A submission counts at its end, even if it began before the first status.
+    """
     return min(1.0, rates.get(name, 0.0))
 
 
@@ -182,7 +188,7 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
 class Alarm:
     """A fault or a refusal between two statuses.
 
-    `count`: number of occurrences; 0 for a change of state. For counts, the words follow the number.
+    `count`: number of occurrences; 0 for a change of state. The text of a count follows its number.
     """
 
     name: str
@@ -215,7 +221,7 @@ def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the statuses of several servers. Servers without an answer become events."""
+    """Merge the statuses of several servers into one. Servers that do not answer become events."""
     several = len(rows) > 1
     answers = [row for row in rows if not row.get("error")]
     missing = [

@@ -1,4 +1,4 @@
-"""Polls a server's status at most once a second, in the background for the history, and for each viewer."""
+"""Poll a server's status at most once a second: in the background for the history, and for each viewer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("djinn.dashboard")
 
 
 class Watcher:
-    """Polls the state of a server; `end` stops its thread."""
+    """Thread that polls the status of a server, until `end` is called."""
 
     def __init__(self, server: WatchedServer, seconds: float = SECONDS) -> None:
         self.history = History()
@@ -37,7 +37,7 @@ class Watcher:
         self._thread.join(10.0)
 
     def view(self, tenant: str | None) -> dict[str, Any]:
-        """Return the current view of a tenant; None: the operator, who sees all."""
+        """Return the current view of a tenant, or of the operator (None), who sees all tenants."""
         with self._lock:
             scope = self._scopes.setdefault(tenant, _Scope())
         view = scope.view(self._server, tenant)
@@ -54,7 +54,7 @@ class Watcher:
 
 
 class _Scope:
-    """The latest statuses that one tenant may see."""
+    """The latest statuses that a tenant may see."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Layout of a picture, in pixels. `page.js` does the same for pages; keep them alike."""
+"""Layout of a picture in pixels. `page.js` computes the same layout for pages: keep them equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BAR = 5
 
 @attrs.frozen
 class PlacedBox:
-    """A box with its position. An open box also has inner boxes, and arrows as lists of points."""
+    """A box with its position. If it is open, also inner boxes, and arrows as lists of points."""
 
     box: Box
     x: float
@@ -35,7 +35,7 @@ class PlacedBox:
 
 
 def chips_of(box: Box, *, is_open: bool) -> tuple[str, ...]:
-    """Return the patterns to name on a box. An open box leaves the patterns of inner boxes to them."""
+    """Return the patterns that a box names. An open box leaves out patterns of its inner boxes."""
     return box.own_chips if is_open else box.chips
 
 
@@ -82,7 +82,7 @@ def place(box: Box, opened: frozenset[int]) -> PlacedBox:
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
-    """Return the extent of a row to the left and right of its boxes' middle, without passing arrows."""
+    """Return how far a row extends to the left and right of its middle. Passing arrows do not count."""
     edges: list[tuple[float, float]] = []
     x = 0.0
     for cell in row:
@@ -96,7 +96,7 @@ def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[
 def _way(
     wire: Sequence[int], boxes: Mapping[int, PlacedBox], points: Mapping[int, tuple[float, float, float]]
 ) -> tuple[tuple[float, float], ...]:
-    """Return the points of an arrow: from its source above, through each bend, to its target below."""
+    """Return the points of an arrow, from its source at the top, through each bend, to its target at the bottom."""
     way: list[tuple[float, float]] = []
     for position, cell in enumerate(wire):
         x, top, bottom = points[cell]

@@ -1,7 +1,7 @@
-"""Layered graph layout of one container: rows of boxes, their order, and the arrows through rows between.
+"""Layered layout of one box's content: rows of inner boxes, their order, and the arrows between them.
 
-A small version of Sugiyama's method: boxes go below their dependencies, an arrow gets a bend in each row that it passes, and rows
-are ordered for few crossings. Arrows from one box share their bends.
+A small version of Sugiyama's method. Boxes are placed below their dependencies. An arrow gets a bend in each row that it
+passes. Rows are ordered for few crossings. Arrows from one box share their bends.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SWEEPS = 6
 
 @attrs.frozen
 class LayeredRows:
-    """Rows of cells and the paths of the arrows.
+    """Rows of cells, and the paths of arrows.
 
-    Cells below `boxes` are boxes; all others are points: bends, entries and exits of arrows.
+    Cells with a number below `boxes` are boxes. All others are points: bends, entries and exits of arrows.
 
     Attributes:
         rows: cells from top to bottom, from left to right.
-        wires: the cells that each arrow goes through, from its first to its last.
+        wires: for each arrow, the cells on its path, from first to last.
     """
 
     boxes: int
@@ -35,10 +35,10 @@ class LayeredRows:
 def layered(
     boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int], leaving: Iterable[int]
 ) -> LayeredRows:
-    """Lay out boxes 0, 1, 2... with arrows between them, and from and to the world outside.
+    """Lay out the boxes 0, 1, 2..., with arrows between them and from and to the outside.
 
     Args:
-        boxes: their number.
+        boxes: number of boxes.
         edges: arrows from a box to a box with a higher number.
         entering: boxes with arrows from outside.
         leaving: boxes with arrows to outside.
@@ -75,7 +75,7 @@ def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
 def _wires(
     edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
 ) -> list[tuple[int, ...]]:
-    """Return the path of each arrow; adds the bends to the rows."""
+    """Return the path of each arrow, and add its bends to the rows."""
     bends: dict[tuple[int, int], int] = {}
     wires: list[tuple[int, ...]] = []
     for source, target in edges:
@@ -92,7 +92,7 @@ def _wires(
 
 
 def _ordered(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Order the rows by the positions of their neighbours above, then below, alternating."""
+    """Order each row by the positions of its neighbours in the row above, then below, alternating."""
     above: dict[int, list[int]] = defaultdict(list)
     below: dict[int, list[int]] = defaultdict(list)
     for wire in wires:

@@ -1,4 +1,4 @@
-"""A picture as an HTML page whose boxes open and close by a click. The page is one file and loads no other resource."""
+"""A picture as an HTML page in one file. A click opens or closes a box."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ show({_in_script(data)}, document.body);
 
 
 class _Numbers:
-    """Numbers the boxes."""
+    """Assign a number to each box."""
 
     def __init__(self) -> None:
         self.last = -1
@@ -59,7 +59,7 @@ class _Numbers:
 
 
 def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any]:
-    """Return a box in the format of `page.js`."""
+    """Return a box in the format that `page.js` reads."""
     return {
         "id": numbers.next(),
         "title": allowed(box.title),

@@ -1,4 +1,4 @@
-"""The renderers. Their dependencies are imported on use: networkx takes a quarter of a second, and few programs draw."""
+"""The renderers. They import their dependencies on use, because networkx takes a quarter of a second."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from djinn.planning import PipelineResult
 
 
 class SvgRenderer(Renderer):
-    """Renders a static picture."""
+    """Render a program as a static picture."""
 
     name = "svg"
     suffixes = (".svg",)
@@ -21,7 +21,7 @@ class SvgRenderer(Renderer):
 
 
 class HtmlRenderer(Renderer):
-    """Renders a page in which boxes open and close by a click."""
+    """Render a program as a page in which a click opens or closes a box."""
 
     name = "html"
     suffixes = (".html", ".htm")

@@ -25,14 +25,21 @@ _CHIPS = 3  # patterns to name on a closed box
 
 @attrs.frozen
 class Box:
-    """One part of a program.
+    """One part of a program in a picture.
 
     Attributes:
-        title, detail: its name and class, and its cost. kind: its class, or its name if the class is unknown.
-        chips: names of the patterns in it; `own_chips`: those in no inner box. tip: all facts about it, one per line. phase: the phase
-            of nearly all of its ops, or `MIXED`. share: its part of the whole program's predicted time, or else of its ops.
-        count: how many equal parts it stands for. is_own: whether it is ops that belong to no inner module.
-        inner: the boxes in it. layout: their rows and arrows; None if there are none.
+        title: name and class of the part.
+        detail: cost of the part.
+        kind: class of the part, or its name if the class is unknown.
+        chips: names of the patterns in the part.
+        own_chips: names of the patterns that are in no inner box.
+        tip: all facts about the part, one per line.
+        phase: phase of nearly all ops, or `MIXED`.
+        share: share of the program's predicted time, or of its ops without predictions.
+        count: number of equal parts that the box stands for.
+        is_own: True if the part consists of ops that belong to no inner module.
+        inner: inner boxes.
+        layout: rows and arrows of the inner boxes; None without inner boxes.
     """
 
     title: str
@@ -62,7 +69,7 @@ def scene(result: PipelineResult) -> Box:
 
 
 def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
-    """Return the `id` of initially open boxes: the slowest, up to `most` visible boxes. Of equal boxes, only the first is open."""
+    """Return the `id`s of boxes that are open at first: the slowest ones, up to `most` visible boxes."""
     choice = _Chosen(most)
     choice.take(whole)
     return frozenset(choice.opened)
@@ -90,7 +97,7 @@ class _Chosen:
 
 
 def _structure(box: Box) -> Hashable:
-    """Return a key that is equal for boxes of equal structure, independent of sizes."""
+    """Return a key that is equal for boxes of the same structure. Sizes do not matter."""
     return box.kind, box.phase, tuple(map(_structure, box.inner)) or box.is_own
 
 
@@ -100,7 +107,7 @@ class _Maker:
     survey: Survey
 
     def box(self, part: Part) -> Box:
-        """Return the box of a part, with all inner boxes."""
+        """Return the box of a part, with its inner boxes."""
         facts = self.survey.facts(part)
         inner, edges, entering, leaving = self._inside(part)
         boxes = tuple(map(self.box, inner))
@@ -186,12 +193,12 @@ class _Maker:
         return [part.parts[i] for i in children], sorted(edges), entering, leaving
 
     def _stays(self, source: int, user: int) -> bool:
-        """Return True if data stays in one part of a training step. Arrows of activations for the backward pass would hide all others."""
+        """Return True if data stays in one part of a training step, so that its arrow is not drawn."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 
     def _shown(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
-        """Return the parts to show. View ops between modules are hidden, and arrows pass through them."""
+        """Return the parts to draw. View ops between modules are left out, and arrows pass through them."""
         looks = self.result.graph.flow.looks
         hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(looks[n] for n in p.nodes)]
         if len(hidden) == len(part.parts):
@@ -218,7 +225,7 @@ def _phase(facts: Facts) -> str:
 
 
 def _chips(facts: Facts, inner: Sequence[Box]) -> tuple[str, ...]:
-    """Return the patterns of a box, followed by those of inner boxes."""
+    """Return the patterns of a box, followed by the patterns of its inner boxes."""
     names = [pattern.pattern for pattern in facts.patterns]
     names += [chip for box in inner for chip in box.chips]
     return tuple(dict.fromkeys(names))[:_CHIPS]

@@ -23,13 +23,13 @@ def svg(result: PipelineResult) -> str:
 
 
 def heading(result: PipelineResult) -> str:
-    """Return a line that describes the picture."""
+    """Return the title line of the picture."""
     kind = result.profile.workload.value if result.profile is not None else "program"
     return f"{kind}: {len(result.graph.nodes):,} ops"
 
 
 def bars(result: PipelineResult) -> str:
-    """Return the text of the bars."""
+    """Return the legend's text for the bars."""
     if result.costs is None:
         return "share of the ops"
     calibrations = {device.id: device.calibration for device in result.topology.devices}

@@ -1,9 +1,10 @@
 """OpenTelemetry: spans of plans, submissions, uploads, transfers and recovery, and metrics.
 
-This module is imported by every client and server, so OpenTelemetry is imported only if it is configured.
+Every client and server imports this module, so it imports OpenTelemetry only if it is configured.
 
-- `telemetry`: tracers and meters, of the program's own OpenTelemetry or for the collector that `OTEL_EXPORTER_OTLP_ENDPOINT` names.
-- `client_observer`, `server_observer`: turn events into spans and metrics.
+- `telemetry`: tracers and meters of the program's own OpenTelemetry, or for the collector in
+  `OTEL_EXPORTER_OTLP_ENDPOINT`.
+- `client_observer`, `server_observer`: convert events to spans and metrics.
 """
 
 from __future__ import annotations

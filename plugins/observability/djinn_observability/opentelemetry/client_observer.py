@@ -1,4 +1,4 @@
-"""Events of a client as spans and metrics. The executors' spans are children of the client's submission spans."""
+"""Convert events of a client to spans and metrics. Spans of executors are children of the client's submission spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, finis
 
 @attrs.define
 class _Uploads:
-    """Uploads up to the next submission, as one span for all tensors."""
+    """Uploads before the next submission, which form one span."""
 
     parent: Context
     began: int
@@ -30,7 +30,7 @@ class _Uploads:
 
 
 class ClientObserver(Observer):
-    """Makes spans and metrics of a client's events."""
+    """Observer that converts a client's events to spans and metrics."""
 
     name = "opentelemetry"
     events = frozenset({
@@ -39,7 +39,7 @@ class ClientObserver(Observer):
     processes = frozenset({"client"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make` returns the telemetry of a service by its name; called once, in a client."""
+        """`make`: returns the telemetry of a service by its name. Called once, in a client."""
         self._make = make
         self._lock = threading.Lock()
         self._made: _Spans | None = None
@@ -60,7 +60,7 @@ class ClientObserver(Observer):
 
 
 class _Spans:
-    """Open spans, and instruments."""
+    """Open spans, and metric instruments."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -85,7 +85,7 @@ class _Spans:
         return _traceparent(span.get_span_context())
 
     def observe(self, event: Event) -> None:
-        """Update spans and instruments by an event."""
+        """Update spans and metrics by an event."""
         fields = event.fields
         if event.name == "completed":
             self._completed(fields.get("executor", 0), fields.get("submission", 0), fields)
@@ -157,14 +157,14 @@ class _Spans:
 
 
 def _traceparent(span: SpanContext) -> str:
-    """Return the span as a W3C Trace Context header `traceparent`, version 00; empty without a span."""
+    """Return the W3C Trace Context header `traceparent` (version 00) of a span; empty without a span."""
     if not span.is_valid:
         return ""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
 
 
 def _address(url: str) -> dict[str, Any]:
-    """Return a server's address attributes by the OpenTelemetry conventions."""
+    """Return the attributes of a server's address, by the conventions of OpenTelemetry."""
     parts = urlsplit(url)
     if not parts.hostname:
         return {"server.address": parts.path or url}

@@ -1,4 +1,4 @@
-"""Events of a gateway or an executor as spans and metrics."""
+"""Convert events of a gateway or an executor to spans and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEASURED = ("djinn.tenant", "djinn.device")  # attributes with few distinct val
 
 
 class ServerObserver(Observer):
-    """Makes spans and metrics of the events of a gateway or an executor."""
+    """Observer that converts events of a gateway or an executor to spans and metrics."""
 
     name = "opentelemetry_server"
     events = frozenset({
@@ -27,7 +27,7 @@ class ServerObserver(Observer):
     processes = frozenset({"gateway", "executor"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make` returns the telemetry of a service by its name; called at the first event, which names the service."""
+        """`make`: returns the telemetry of a service by its name. Called at the first event, which has the name."""
         self._make = make
         self._says: _Says | None = None
 
@@ -51,7 +51,7 @@ class ServerObserver(Observer):
 
 
 class _Says:
-    """Instruments of a process, and handlers of its events."""
+    """Metric instruments of a process, and handlers of its events."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self.telemetry, meter = telemetry, telemetry.meter
@@ -89,7 +89,7 @@ class _Says:
         self._calls.record(whole, {**SUBMIT, **measurements, **({"error.type": error} if error else {})})
 
     def transferred(self, event: Event) -> None:
-        """Record the arrival, or the failure, of values from another executor."""
+        """Record that values from another executor have arrived, or that their transfer failed."""
         fields = event.fields
         parent = _parent(fields)
         if parent is not None:
@@ -110,7 +110,7 @@ class _Says:
         self._clients.add(1, {"djinn.outcome": name, **about})
 
     def restarted(self, event: Event) -> None:
-        """Record the death or the replacement of an executor: the time between is a span."""
+        """Record that an executor died or was replaced. The time between the two is a span."""
         device = str(event.fields.get("device", ""))
         if event.name == "executor_died":
             self._died[device] = event.seconds
@@ -123,7 +123,7 @@ class _Says:
 
 
 def _parent(fields: Mapping[str, Any]) -> Context | None:
-    """Return the client's span; None if the client does not trace."""
+    """Return the context of the client's span; None if the client does not trace."""
     trace = fields.get("trace")
     return TraceContextTextMapPropagator().extract({"traceparent": trace}, Context()) if trace else None
 

@@ -1,4 +1,4 @@
-"""Tracers and meters, and helpers of both observers."""
+"""Tracers and meters, and helpers for the observers of clients and servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCOPE: Final = "djinn"
 
 
 def _nothing() -> None:
-    """Flush nothing: the program exports by itself."""
+    """Do nothing: the program exports its telemetry itself."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class Telemetry:
         error: str = "",
         ended: float = 0.0,
     ) -> None:
-        """Create a span of `seconds` that ended at `ended` (seconds since 1970; 0: now), under `parent` or the current span."""
+        """Create a span of `seconds` that ended at `ended` (seconds since 1970; 0: now)."""
         end = int(ended * 1e9) or time.time_ns()
         began = end - int(seconds * 1e9)
         finish(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
@@ -70,7 +70,7 @@ def finish(span: Span, error: str = "", end: int | None = None) -> None:
 
 
 def of_the_program() -> Telemetry | None:
-    """Return tracer and meter of the providers that the program has configured; None if it has not."""
+    """Return tracer and meter of the providers that the program has set; None if it has set none."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
@@ -95,7 +95,7 @@ def check_exporter() -> None:
 
 
 def for_collector(service: str) -> Telemetry:
-    """Return tracer and meter for the collector in the environment, by OTLP over HTTP, under this service's name."""
+    """Return tracer and meter that export to the collector in the environment, by OTLP over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.metrics import MeterProvider

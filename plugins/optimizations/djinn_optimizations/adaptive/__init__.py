@@ -1,4 +1,4 @@
-"""Switches off optimizations that measured runs show to be slower."""
+"""Switch off optimizations that make programs slower, according to measured runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`least`: an optimization is switched off if it costs at least this share of a program's time."""
+    """Settings of the plugin.
+
+    `least`: an optimization is switched off if it costs at least this share of a program's time.
+    """
 
     least: float = attrs.field(default=LEAST, validator=[attrs.validators.ge(0), attrs.validators.lt(1)])
 

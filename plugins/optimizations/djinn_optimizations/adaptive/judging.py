@@ -1,4 +1,4 @@
-"""Decides from runs with and without it if an optimization, or a placement over several executors, saves time."""
+"""Decide whether an optimization, or a placement over several executors, saves time, by runs with and without it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RUNS: Final = 8  # number of runs over several executors that must save the time
 
 
 class Adaptive(Judge):
-    """Judges other optimizations and rewrites nothing.
+    """Judge other optimizations. It does not rewrite programs.
 
-    It gets the executor's times with and without another optimization, and decides if that optimization saves time. It compares
-    placements in the same way: one executor against several.
+    It compares the executor's times with and without an optimization. It compares placements in the same way: one executor
+    against several.
 
-    The comparison is the Mann-Whitney rank test, which is robust against outliers. It is made after a few fixed numbers of runs,
-    and these looks share the error probability. If the last look decides nothing, the optimization stays.
+    The comparison is the Mann-Whitney rank test, which is robust against outliers. It is repeated after a few fixed numbers
+    of runs, and the tests share the error probability. If the last test decides nothing, the optimization stays on.
     """
 
     name = "adaptive"
@@ -39,9 +39,9 @@ class Adaptive(Judge):
         return OptimizationResult(self.name, applied=False, reason="it only measures whether the others pay")
 
     def pays(self, trial: Trial) -> bool | None:
-        """Return True to keep the optimization, False if it costs time, None if more runs are needed.
+        """Return True to keep an optimization, False if it costs time, None if more runs are needed.
 
-        The optimization stays if it saves time or the last look is undecided.
+        An optimization is kept if it saves time, or if the last test is undecided.
         """
         rounds = min(len(trial.with_it), len(trial.without))
         if rounds < LOOKS[0]:
@@ -56,10 +56,10 @@ class Adaptive(Judge):
         return True if looks[-1] == LOOKS[-1] else None
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """Return True if several executors save time by medians, and regain the time for moving weights within a few runs.
+        """Return True if several executors save time by medians, including the time to move weights.
 
-        Fewer measured runs require a larger saving, because single runs mislead. In doubt one executor is chosen. Each later run
-        renews the decision, and the other way is retried at times.
+        With few measured runs, the saving must be larger, because single runs mislead. In doubt, one executor is used. Each
+        later run updates the decision, and the other placement is tried again at times.
         """
         if not trial.alone or not trial.apart:
             return None
@@ -69,5 +69,5 @@ class Adaptive(Judge):
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return True if every run of one way was so much faster than any run of the other that more runs are not needed."""
+    """Return True if all runs of `ours` were so much faster than all runs of `other` that no more are needed."""
     return CLEARLY * max(ours) < min(other)

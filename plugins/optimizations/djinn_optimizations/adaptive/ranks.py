@@ -9,9 +9,9 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """One-sided p-value: the probability that `ours` is this small compared with `other`, if both have one distribution.
+    """Return the one-sided p-value of `ours` being less than `other`, by the Mann-Whitney test.
 
-    Computed by the normal approximation with corrections for ties and continuity, which is good from eight values of each.
+    It uses the normal approximation with corrections for ties and continuity, which is good for eight or more values each.
     """
     first, second = len(ours), len(other)
     everything = sorted([*ours, *other])

@@ -1,4 +1,4 @@
-"""Removes dead code and common subexpressions."""
+"""Remove dead code and common subexpressions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`on`: True to clean up programs.
+    """Settings of the plugin.
 
-    Default: off, because it saves only 1 to 3 % of a program's time (evaluation/results/planning.md).
+    `on`: True to clean up programs. Default: off, because it saves only 1 to 3 % of a program's time
+    (evaluation/results/planning.md).
     """
 
     on: bool = False

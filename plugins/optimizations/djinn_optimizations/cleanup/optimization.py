@@ -1,4 +1,4 @@
-"""The optimizations `common_subexpressions` and `dead_code` behind the core's interface."""
+"""The optimizations `common_subexpressions` and `dead_code`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMED = "the program records events: what is timed runs as it was written"
 
 
 class _Cleanup(Optimization):
-    """Base class of both optimizations: refuses programs that must stay unchanged."""
+    """Base class of both optimizations. It leaves programs unchanged that record events."""
 
     tolerates_growth = True
 
@@ -33,13 +33,13 @@ class _Cleanup(Optimization):
 
 
 class CommonSubexpressions(_Cleanup):
-    """Computes repeated expressions once."""
+    """Compute repeated expressions once."""
 
     name = "common_subexpressions"
     before = frozenset({"dead_code"})
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Replace each repeated computation by the first."""
+        """Replace each repeated computation by the first one."""
         if reason := self._refused(context):
             return reason
         merged = merge(context.graph, context.plan, context.kept)
@@ -51,12 +51,12 @@ class CommonSubexpressions(_Cleanup):
 
 
 class DeadCode(_Cleanup):
-    """Removes ops without observable results."""
+    """Remove ops whose results are not used."""
 
     name = "dead_code"
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Drop every op that leads to no kept value and has no effect."""
+        """Remove every op that has no effect and leads to no value that outlives the program."""
         if reason := self._refused(context):
             return reason
         dead = dead_nodes(context.graph, context.plan, context.kept)

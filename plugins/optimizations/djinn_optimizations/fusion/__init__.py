@@ -1,4 +1,4 @@
-"""Fuses linear layers with a common input, and folds batch norms into the convolutions before them."""
+"""Fuse linear layers with a common input, and fold batch norms into the preceding convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Fuses linear layers with a common input: query, key and value of attention; gate and up of a gated MLP."""
+"""Fuse linear layers with a common input.
+
+Examples are query, key and value of attention, and gate and up projection of a gated MLP.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ BYTES: Final = 1 << 20
 
 
 class FuseProjections(Optimization):
-    """Replaces several products of the same input with one wide product.
+    """Replace several products with the same input by one wide product.
 
-    It is faster on a CPU, for one row and small weights, as in decoding. Weights are concatenated once.
+    The wide product is faster on a CPU, for one row and small weights, as in decoding. Weights are concatenated once.
     """
 
     name = "fuse_projections"
@@ -27,7 +30,7 @@ class FuseProjections(Optimization):
     tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return True if there are linear layers."""
+        """Return True if a program has linear layers."""
         return "aten::linear" in ops
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:

@@ -1,4 +1,4 @@
-"""Moves pooling before ops that can run on the pooled elements alone."""
+"""Move a pooling before ops that can run on the pooled elements instead."""
 
 from __future__ import annotations
 

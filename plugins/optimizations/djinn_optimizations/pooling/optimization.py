@@ -1,4 +1,4 @@
-"""Moves pooling before elementwise ops and pointwise convolutions, which then process fewer elements."""
+"""Move a pooling before elementwise ops and pointwise convolutions, which then process fewer elements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from djinn_optimizations.pooling.pooling import POOLINGS, pooling_of
 
 
 class PoolFirst(Optimization):
-    """Swaps a pooling with the op before it, or merges two poolings.
+    """Swap a pooling with the op before it, or merge two poolings.
 
     - `avg_pool(conv1x1(x))` becomes `conv1x1(avg_pool(x))`: a fraction of the products.
     - `max_pool(f(x))` with an increasing `f` becomes `f(max_pool(x))`: a fraction of the elements.

@@ -1,4 +1,4 @@
-"""Geometry of a pooling, from the arguments of its op."""
+"""Geometry of a pooling op."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Pooling:
     """A pooling over the last two dimensions.
 
     Attributes:
-        node, source: the op, and its input value.
+        node: the pooling op.
+        source: input value of the op.
         kind: maximum or average.
         window, step: elements along each dimension; empty if window sizes differ.
-        inside: whether all windows lie within the input.
+        inside: True if all windows lie within the input.
     """
 
     node: Node
@@ -33,7 +34,7 @@ class Pooling:
 
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
-    """Return the pooling of a node if it reduces the number of elements; None otherwise."""
+    """Return the pooling of a node. Return None if the node does not reduce the number of elements by pooling."""
     if node.operation not in _OPERATIONS:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:

@@ -1,4 +1,4 @@
-"""Divides the prefill of a long prompt among several devices."""
+"""Divide the prefill of a long prompt among several devices."""
 
 from __future__ import annotations
 

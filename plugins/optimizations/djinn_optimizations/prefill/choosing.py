@@ -1,4 +1,4 @@
-"""Chooses the number and length of prefill chunks by predicted times."""
+"""Choose the number and the lengths of prefill chunks by predicted times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL: Final = 0.9  # share of a device's free memory that weights may fill
 
 @attrs.frozen
 class ChunkChoice:
-    """Ends of the chunks, and the reason."""
+    """Ends of the chunks, and the reason for the choice."""
 
     ends: tuple[int, ...]
     reason: str
@@ -30,28 +30,34 @@ class ChunkChoice:
 
 @attrs.frozen
 class _Times:
-    """Seconds on the fastest device: work that scales with rows, attention, and indivisible work."""
+    """Predicted seconds on the fastest device.
+
+    They are split into work proportional to rows, attention, and work that cannot be divided.
+    """
 
     linear: float
     attention: float
     whole: float
 
     def between(self, start: float, end: float) -> float:
-        """Return the seconds of a chunk between two shares of the rows. With a mask, attention also computes masked scores."""
+        """Return the seconds of the rows between two shares of the prompt.
+
+        With a mask, attention also computes masked scores.
+        """
         pairs = end * end if not start else 2 * end * (end - start)
         return self.linear * (end - start) + self.attention * pairs
 
     @property
     def alone(self) -> float:
-        """Return the seconds on one device."""
+        """Return the seconds of the whole prompt on one device."""
         return self.between(0.0, 1.0) + self.whole
 
 
 def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
-    """Return the number of chunks with the earliest predicted end.
+    """Return the chunks with the earliest predicted end.
 
     Raises:
-        Refused: no number of chunks is enough faster than one device.
+        Refused: no number of chunks is sufficiently faster than one device.
     """
     times = _times(context, rows)
     candidates = [
@@ -88,7 +94,7 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Return the seconds to compute `count` chunks, and the ends of the chunks; None if that is not possible."""
+    """Return the seconds of `count` chunks, and the ends of the chunks. Return None if this is not possible."""
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -104,7 +110,7 @@ def _divided(
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Return chunk ends for equal times per chunk, where each chunk attends to all rows before it."""
+    """Return the ends of chunks that take equal times. Each chunk attends to all rows before it."""
     low, high = 0.0, times.between(0.0, 1.0)
     for _ in range(30):  # bisection for the least time per chunk that covers all rows
         middle = (low + high) / 2
@@ -114,7 +120,7 @@ def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
 
 
 def _reached(times: _Times, count: int, seconds: float) -> list[float]:
-    """Return the ends of chunks that each take `seconds`, as shares of the rows."""
+    """Return the ends of chunks that take `seconds` each, as shares of the rows."""
     ends, start = [], 0.0
     for _ in range(count):
         low, high = start, 1.0
@@ -134,7 +140,7 @@ def _bytes_of_keys_and_values(rows: Rows) -> int:
 
 
 def _slowest(context: OptimizationContext) -> tuple[float, float]:
-    """Return the bandwidth and latency of the slowest link between two devices; 0 if no link was measured."""
+    """Return bandwidth and latency of the slowest link between two devices; 0 if none was measured."""
     ids = {device.id for device in context.topology.devices}
     links = [link for link in context.topology.links if {link.source, link.target} <= ids]
     bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)

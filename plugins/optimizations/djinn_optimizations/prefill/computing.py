@@ -1,4 +1,4 @@
-"""Executes the divided part of a program as PyTorch code: each chunk of rows passes all layers as a group of ops."""
+"""Run the divided part of a program: each chunk of rows passes through all layers, as a group of ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_optimizations.prefill.rules import aligned_dim
 
 @attrs.frozen
 class Chunks:
-    """The start of each chunk of rows, and the end of the last chunk."""
+    """First row of each chunk, and the end of the last chunk."""
 
     ends: tuple[int, ...]
 
@@ -33,12 +33,12 @@ class Chunks:
 
 @attrs.define(eq=False)
 class ChunkedRun:
-    """One run of the code.
+    """One run of the divided part of a program.
 
     Attributes:
-        cut: nodes that take only rows of the last chunk.
-        whole: complete tensors, by value.
-        parts: chunks, by value.
+        cut: nodes that select rows of the last chunk only.
+        whole: tensors with all rows, by value.
+        parts: tensors by chunk, by value.
     """
 
     rows: Rows
@@ -49,7 +49,7 @@ class ChunkedRun:
     masks: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Compute nodes in order, by chunks if possible."""
+        """Compute nodes in order, by chunk if possible."""
         for node in nodes:
             if node.id in self.rows.attention:
                 self._attend(node, self.rows.attention[node.id])
@@ -62,14 +62,14 @@ class ChunkedRun:
                 self.whole.update(zip(node.outputs, results, strict=True))
 
     def all_of(self, value: int) -> torch.Tensor:
-        """Return all rows of a value, on the last chunk's device."""
+        """Return all rows of a value, on the device of the last chunk."""
         if value not in self.whole:
             with group(len(self.chunks) - 1):
                 self.whole[value] = torch.cat(self.parts[value], self.rows.dims[value])
         return self.whole[value]
 
     def part(self, value: int, chunk: int) -> torch.Tensor:
-        """Return a chunk of a value. A complete tensor is sliced on its own device."""
+        """Return a chunk of a value. A tensor with all rows is sliced on its own device."""
         if value not in self.parts:
             self.parts[value] = [self._narrow(self.whole[value], self.rows.dims[value], c) for c in self._numbers]
         return self.parts[value][chunk]
@@ -101,7 +101,10 @@ class ChunkedRun:
             self.parts[value] = [results[index] for results in parts]
 
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
-        """Return an op's operand for a chunk: slice operands with rows, and operands that broadcast against them."""
+        """Return an op's operand for a chunk.
+
+        Operands with rows, and operands that broadcast against them, are sliced.
+        """
         if value in self.rows.dims:
             return self.part(value, chunk)
         graph, tensor = self.rows.graph, self.all_of(value)
@@ -111,7 +114,7 @@ class ChunkedRun:
         return tensor if at is None else self._narrow(tensor, at, chunk)
 
     def _attend(self, node: Node, attention: CausalAttention) -> None:
-        """Compute a chunk of attention: its rows attend to all rows up to the chunk's end."""
+        """Compute a chunk of attention, whose rows attend to all rows up to the end of the chunk."""
         results: list[torch.Tensor] = []
         names = [self.part(attention.query, c) for c in self._numbers]
         for chunk, query in enumerate(names):
@@ -130,7 +133,7 @@ class ChunkedRun:
         return torch.cat(before, self.rows.dims[value]) if chunk else before[0]
 
     def _mask(self, chunk: int, query: torch.Tensor) -> torch.Tensor:
-        """Return the mask for a chunk's attention scores: rows do not attend to later rows."""
+        """Return the mask for the attention scores of a chunk, so that rows do not attend to later rows."""
         key = (chunk, query.dtype)
         if key not in self.masks:
             size = (self.chunks.length(chunk), self.chunks.ends[chunk])
@@ -139,7 +142,7 @@ class ChunkedRun:
         return self.masks[key]
 
     def _cut_out(self, node: Node) -> torch.Tensor:
-        """Take rows that lie in the last chunk from that chunk."""
+        """Select rows of the last chunk in that chunk instead of in the whole tensor."""
         value, last = node.inputs[0], len(self.chunks) - 1
         dim = self.rows.dims[value]
         length = self.rows.graph.meta(node.outputs[0]).shape[dim]

@@ -1,4 +1,4 @@
-"""Divides long prompts: each device runs a chunk of rows through all layers."""
+"""Divide long prompts: each device runs a chunk of rows through all layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
 class DivideSequences(Optimization):
-    """Divides a prompt into chunks.
+    """Divide a prompt into chunks of rows.
 
-    Each chunk's keys and values go to the devices of later chunks. Caches, and ops after the layers, are on the last chunk's
-    device. Dividing saves time if the prompt is long enough to outweigh these transfers and the additional submissions.
+    The keys and values of a chunk are sent to the devices of later chunks. Caches, and ops after the layers, are on the
+    device of the last chunk. This saves time if the prompt is long enough to outweigh these transfers.
     """
 
     name = NAME
@@ -32,11 +32,11 @@ class DivideSequences(Optimization):
     exact = False
 
     def __init__(self, chooser: Chooser = choose) -> None:
-        """`chooser`: chooses the number and length of chunks."""
+        """`chooser`: function that chooses number and lengths of the chunks."""
         self._choose = chooser
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it needs several devices."""
+        """Return False: the optimization only acts over several devices."""
         del ops
         return False
 
@@ -76,7 +76,10 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
-    """Return True if a node selects rows of the last chunk only, such as the last token's, and neither it nor its input is kept."""
+    """Return True if a node selects rows of the last chunk only, such as the row of the last token.
+
+    Neither the node's result nor its input may outlive the program.
+    """
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
     value, options = node.inputs[0], arguments(node)
@@ -85,7 +88,10 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Check kept values: if a later program may write into one, values that share its memory must see the write."""
+    """Check that no later program can notice that kept values are separate tensors.
+
+    If a later program may write into a kept value, values that share its memory must see the write.
+    """
     before = {storage_of(v) for v in context.graph.inputs}
     several = Counter(map(storage_of, outputs))
     for value in outputs:
@@ -96,7 +102,10 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 
 
 def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """Return the divided nodes and their dependencies among them: a substitution's inputs must exist before its first node."""
+    """Return the divided nodes, with nodes between them that they depend on.
+
+    The inputs of a substitution must exist before its first node.
+    """
     graph, first = rows.graph, rows.nodes[0]
     required = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
@@ -122,7 +131,7 @@ def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """Return the divided nodes, and the nodes whose results only they use."""
+    """Return the divided nodes, and the nodes whose results are used by divided nodes only."""
     removed = set(divided)
     for node in reversed(run):
         if node.id not in removed and not any(_is_needed(context, v, removed) for v in node.outputs):

@@ -1,4 +1,4 @@
-"""Finds the part of a program to divide by rows of a sequence: the path from token embeddings through causal attention."""
+"""Find the part of a program that can be divided by rows: from token embeddings through causal attention."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 
 
 class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
-    """Reason, in words, why a program cannot be divided."""
+    """A program cannot be divided. The text has the reason."""
 
 
 @attrs.frozen
 class CausalAttention:
-    """A node in which each row attends to itself and to earlier rows."""
+    """An attention node in which each row attends to itself and to earlier rows."""
 
     query: int
     key: int
@@ -30,12 +30,12 @@ class CausalAttention:
 
 @attrs.define(eq=False)
 class Rows:
-    """The sequence dimension of a program: the values that have it, and rules to run nodes for some rows.
+    """The sequence dimension of a program: values that have it, and nodes that can run for some rows.
 
     Attributes:
         rows: number of rows.
-        dims: row dimension, by value.
-        splits: how to run a node for some rows, by node.
+        dims: dimension of the rows, by value.
+        splits: how to run the node for some rows, by node.
         attention: attention nodes.
         whole: nodes that need all rows at once.
     """
@@ -48,7 +48,7 @@ class Rows:
     whole: list[int] = attrs.field(factory=list)
 
     def take(self, node: Node) -> None:
-        """Propagate the row dimension through a node."""
+        """Determine the row dimension of a node's results."""
         if not any(v in self.dims for v in node.inputs):
             return
         options = arguments(node)
@@ -79,7 +79,7 @@ class Rows:
 
 
 def rows_of(context: OptimizationContext) -> Rows:
-    """Return the rows of a program.
+    """Find the rows of a program.
 
     Raises:
         Refused: the program has no rows, or they cannot be divided.
@@ -103,7 +103,10 @@ def rows_of(context: OptimizationContext) -> Rows:
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:
-    """Check that no other node uses the omitted nodes, and that their values do not change meanwhile."""
+    """Check that the rows can be divided.
+
+    No other node may use nodes that are left out, and their values must not change meanwhile.
+    """
     graph = found.graph
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
     for node in graph.nodes[found.nodes[0] :]:
@@ -121,7 +124,7 @@ def _has_effects(node: Node) -> bool:
 
 
 def inside(node: Node) -> str:
-    """Return the location of a node in the model, for messages."""
+    """Return the location of a node in the model as text, for messages."""
     return f" in {node.module}" if node.module else ""
 
 

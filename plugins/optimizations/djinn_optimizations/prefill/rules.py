@@ -1,7 +1,7 @@
-"""Propagation rules of the sequence dimension: from the operands of an op to its result.
+"""Rules that propagate the sequence dimension from the operands of an op to its results.
 
-A rule gets a node, its arguments by name, and the row dimension of each value. It returns the row dimension of each result, and
-the arguments to change for a part of the rows. It returns None if a part of the rows does not give the same part of the results.
+A rule gets a node, its arguments by name, and the row dimension of each value. It returns the row dimension of each
+result, and the arguments to change for a part of the rows. It returns None if the op mixes rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Split:
     """A node that can run for some of the rows.
 
     Attributes:
-        dims: row dimension, by result.
+        dims: dimension of the rows, by result.
         sizes: name of the argument with the result's sizes, if the op has one.
-        broadcast: True if operands broadcast: those without rows are stretched, those of equal size are sliced.
-        passes: True if the op passes the rows of its operand on unchanged.
+        broadcast: True if operands broadcast. Operands without rows are stretched; operands of equal size are sliced.
+        passes: True if the op leaves the rows of its operand unchanged.
     """
 
     dims: tuple[int, ...]
@@ -37,7 +37,7 @@ class Split:
 
 @attrs.frozen
 class Case:
-    """Input of a rule."""
+    """Argument of a rule: a node, its arguments, and the row dimensions of values."""
 
     graph: Graph
     node: Node
@@ -59,7 +59,7 @@ class Case:
         return self.shape(self.node.outputs[0])
 
     def others_are_whole(self, *names: str) -> bool:
-        """Return True if none of these arguments has rows."""
+        """Return True if none of the arguments with these names has rows."""
         return all(self.dim(self.given.get(name)) is None for name in names)
 
 
@@ -67,7 +67,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Return how to run a node for some rows; None if no rule can."""
+    """Return how to run a node for some rows. Return None if no rule applies."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 
@@ -81,23 +81,23 @@ def _is_elementwise(op: str) -> bool:
 
 
 def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
-    """Return the dimension of an operand that aligns with result dimension `dim`, if the operand has rows in it.
+    """Return the dimension of an operand that aligns with dimension `dim` of a result, if it has the rows.
 
-    `made`: number of result dimensions.
+    `made`: number of dimensions of the result.
     """
     at = dim - made + len(shape)
     return at if at >= 0 and shape[at] == rows else None
 
 
 def _aligned(case: Case) -> Split | None:
-    """Split pointwise ops, with operands broadcast from the right."""
+    """Rule of pointwise ops, whose operands broadcast from the right."""
     ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
     dim = len(case.made) - next(iter(ends))
     return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
 
 
 def _same(*whole: str) -> Rule:
-    """Split ops that keep the rows of the first operand in place; other arguments have no rows."""
+    """Return a rule for ops that leave the rows of the first operand in place. Arguments `whole` must have no rows."""
 
     def rule(case: Case) -> Split | None:
         first = case.node.inputs[0]
@@ -108,7 +108,7 @@ def _same(*whole: str) -> Rule:
 
 
 def _product(left: str, right: str, *added: str) -> Rule:
-    """Split a matrix product or linear layer with rows on the left that are not the summed dimension."""
+    """Return a rule for matrix products and linear layers. The rows are on the left, and are not summed over."""
 
     def rule(case: Case) -> Split | None:
         dim = case.dim(case.given[left])
@@ -131,7 +131,7 @@ def _normalised(case: Case) -> Split | None:
 
 
 def _reduced(case: Case) -> Split | None:
-    """Split reductions over dimensions other than the rows."""
+    """Rule of reductions over dimensions other than the rows."""
     value = case.node.inputs[0]
     dim, count, over = case.dim(value), len(case.shape(value)), case.given.get("dim")
     if dim is None or over is None:
@@ -143,14 +143,17 @@ def _reduced(case: Case) -> Split | None:
 
 
 def _within(case: Case) -> Split | None:
-    """Split ops along another dimension than the rows that keep the shape, such as softmax and cumulative sums."""
+    """Rule of ops along a dimension other than the rows that keep the shape, such as softmax."""
     value = case.node.inputs[0]
     dim = case.dim(value)
     return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
 
 
 def _reshaped(case: Case) -> Split | None:
-    """Split a reshape that keeps the dimension of the rows. The sizes of the dimensions before it must have the same product."""
+    """Rule of reshapes that keep the dimension of the rows.
+
+    The sizes of the dimensions before it must have the same product.
+    """
     value = case.node.inputs[0]
     before = math.prod(case.shape(value)[: case.dims[value]])
     for dim, size in enumerate(case.made):
@@ -217,7 +220,10 @@ def _parted(case: Case) -> Split | None:
 
 
 def _joined(case: Case) -> Split | None:
-    """Split a concatenation along another dimension, or along the rows if all earlier parts are empty, as with an empty cache."""
+    """Rule of concatenations along another dimension.
+
+    A concatenation along the rows is allowed if all earlier parts are empty, such as an empty cache.
+    """
     along = case.given["dim"] % len(case.made)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
     whole = [v for v in case.node.inputs if v not in case.dims]

@@ -1,4 +1,4 @@
-"""Recomputes values on the device that uses them if that is faster than sending them."""
+"""Recompute values on the device that uses them, if this is faster than a transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choices of values to recompute instead of sending, evaluated by predicted end times."""
+"""Choose values to recompute instead of sending them, by predicted end times."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ SPARE = 0.1  # share of a device's memory that copies of weights must leave free
 
 @attrs.frozen(eq=False)
 class ReplicaChoice:
-    """A set of replicas, and the predicted time of the program with them.
+    """A set of replicas (ops that run on a further device as well), and the predicted time of the program with them.
 
     Attributes:
-        replicas: empty if all values are sent.
+        replicas: the replicas; empty if all values are sent.
         seconds: predicted time of the program, including a share of the time to copy inputs of replicas.
         interval: seconds between pipelined runs.
-        computing: seconds of the replicas. sending: seconds and bytes of the transfers that they avoid.
+        computing: seconds of the replicas.
+        sending: seconds of the transfers that they avoid.
+        nbytes: bytes of the transfers that they avoid.
     """
 
     replicas: tuple[PlacementDecision, ...]
@@ -40,7 +42,7 @@ class ReplicaChoice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Return the choices, the one without replicas first."""
+    """Return the choices of replicas. The first one has no replicas."""
     simulated, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
@@ -61,13 +63,13 @@ def choices(context: OptimizationContext, placement: Placement, found: Sequence[
 
 
 def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
-    """Return the values that need not be sent if the nodes run."""
+    """Return the values that need not be sent if these nodes run on the device."""
     outputs = {v for n in nodes for v in cone.makes[n]}
     return [v for v in cone.wanted if v in outputs]
 
 
 def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
-    """Return replicas for the nodes of a cone. Connected nodes share one reason."""
+    """Yield replicas for the nodes of a cone. Connected nodes have one reason."""
     import networkx as nx
 
     hanging = nx.Graph()
@@ -87,7 +89,10 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
 def _simulated(
     context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
 ) -> ReplicaChoice:
-    """Simulate the program in order, from its second run on: uploads, which no choice changes, have finished."""
+    """Simulate the program in order, and return the predicted times.
+
+    It is simulated from the second run on, after the uploads, which are the same for all choices.
+    """
     graph, program = context.graph, context.graph.program
     plan = attrs.evolve(context.plan, replicas=replicas)
     replicated = with_replicas(graph, placement, plan, context.profile)
@@ -108,7 +113,7 @@ def _simulated(
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
-    """Return True if the devices have room for the replicas' inputs in addition to their resident values."""
+    """Return True if the devices have room for the inputs of the replicas, besides their present values."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     replicated = with_replicas(graph, placement, plan, context.profile)

@@ -1,4 +1,4 @@
-"""The nodes that a device could run itself instead of receiving their results from other devices."""
+"""Find the nodes that a device could run itself instead of receiving their results from other devices."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ RUNS = 8  # runs that share the time of copying a weight, because the copy stays
 
 @attrs.frozen(eq=False)
 class Cone:
-    """The nodes with which a device could compute the values that other devices send to it.
+    """Nodes with which a device could compute the values that other devices send to it.
 
     Attributes:
-        device: the user of the values.
-        wanted: values that it uses and other devices compute.
+        device: device that uses the values.
+        wanted: values that the device uses and other devices compute.
         makes: results of each node that may also run on the device.
         needs: operands of these nodes that are not on the device.
-        sending: seconds to send a value to the device, by value; values on the device are not listed.
+        sending: seconds to send a value to the device, by value. Values on the device are left out.
         seconds: time of the nodes on the device.
-        home: device of each value.
+        home: device that holds each value.
     """
 
     device: str
@@ -48,13 +48,13 @@ def cones(context: OptimizationContext, placement: Placement) -> list[Cone]:
 
 
 def _make(device: DeviceCapabilities) -> tuple[str, str]:
-    """Return the model of a device: devices of one model give equal results."""
+    """Return a key of the device's model. Devices of one model compute equal results."""
     return device.kind, device.name
 
 
 @attrs.frozen(eq=False)
 class _Fixed:
-    """Decisions of earlier stages."""
+    """Decisions of earlier planning stages."""
 
     context: OptimizationContext
     placement: Placement
@@ -77,11 +77,11 @@ class _Fixed:
         return frozenset(self.context.graph.inputs)
 
     def used(self, value: int) -> int:
-        """Return the value that replaces another value."""
+        """Return the value that replaces another value in the plan."""
         return self.context.plan.replace.get(value, value)
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
-        """Return by device the values that it uses and that nodes on other devices compute."""
+        """Return for each device the values that it uses and that nodes on other devices compute."""
         wanted_on: dict[str, dict[int, None]] = defaultdict(dict)
         home, replace = self.placement.values, self.context.plan.replace
         for node_id in self.context.plan.nodes:
@@ -93,7 +93,7 @@ class _Fixed:
         return {device: tuple(values) for device, values in wanted_on.items()}
 
     def maker(self, value: int) -> Node | None:
-        """Return the node that computes a value and may run on any device of the same model."""
+        """Return the node that computes a value, if it may run on any device of the same model."""
         node = self.context.graph.producer(value)
         if node is None or not repeatable(node):
             return None
@@ -102,7 +102,7 @@ class _Fixed:
 
 
 class _Search:
-    """Walks back from the values that a device needs."""
+    """Walk back from the values that a device needs."""
 
     def __init__(self, fixed: _Fixed, device: str, wanted: tuple[int, ...]) -> None:
         self.fixed, self.device, self.wanted = fixed, device, wanted
@@ -111,7 +111,7 @@ class _Search:
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """Return the nodes that cost no more than they would save; None if there are none."""
+        """Return the nodes that cost no more than the transfers that they save. Return None if there are none."""
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())

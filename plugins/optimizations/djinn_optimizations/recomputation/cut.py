@@ -1,4 +1,4 @@
-"""Minimum cut that divides a cone into nodes to recompute and values to send, for the least total seconds."""
+"""Divide a cone into nodes to recompute and values to send, with the least total seconds (minimum cut)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NANOSECOND = 1e9  # capacities are integers: sums of floats would round
 
 
 def cheapest(cone: Cone, weight: float) -> frozenset[int]:
-    """Return the nodes to recompute. A second of computing counts `weight` times as much as one of sending.
+    """Return the nodes to recompute. A second of computing counts as `weight` seconds of sending.
 
     A minimum cut (Stone 1977) with the needed values and the recomputed nodes on the source side. An edge from a node to the sink
     has the node's computing seconds as capacity. An edge from a value to its node has the value's sending seconds.

@@ -1,4 +1,4 @@
-"""The optimization `recomputation` behind the core's interface."""
+"""The optimization `recomputation`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
 def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
-    """Return the choice with the shortest time; the one without replicas if no other saves enough."""
+    """Return the choice with the shortest time, or the choice without replicas if no other saves enough."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
     seconds_saved = takes[0] - takes[best]
@@ -28,7 +28,7 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
 
 
 class Recomputation(Optimization):
-    """Has a device recompute values of another device if that is faster than receiving them."""
+    """Let a device recompute values of another device, if this is faster than receiving them."""
 
     name = "recomputation"
     tolerates_growth = True
@@ -39,12 +39,12 @@ class Recomputation(Optimization):
         self._judge = judge
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: it needs several devices."""
+        """Return False: the optimization only acts over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return replicas, by predicted times of computing and of sending over the present links."""
+        """Return replicas of ops, chosen by predicted times of computing and sending."""
         placement = context.placement
         if placement is None:
             return self._not_applied("the program has no placement yet")
@@ -80,7 +80,7 @@ _NOTHING = "nothing that is sent can be computed where it is used"
 
 
 def _lower_bound_seconds(context: OptimizationContext) -> float:
-    """Return the seconds of the program if all of its devices were busy all the time."""
+    """Return the seconds of the program if all devices were busy all the time."""
     placement = context.placement
     rows = context.costs.by_device
     return (

@@ -1,4 +1,4 @@
-"""The pattern `fusion_point`: finds where modalities meet, such as images and text, and the branches before that."""
+"""The pattern `fusion_point`: find ops that combine modalities, such as images and text, and the branches before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The branches of a program: ops on one modality, until it meets another one."""
+"""Branches of a program: ops on one modality, up to the op that combines it with another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusion points of modalities: where they first meet, and the kind of fusion."""
+"""Fusion points of modalities: the ops that first combine them, and the kind of fusion."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ OPERATIONS = frozenset(_BY_OPERATION)
 
 @attrs.frozen
 class ModalityFusion:
-    """An op that reads several modalities, none of whose operands has met another modality before.
+    """An op that combines several modalities for the first time.
 
     Attributes:
-        node: the op. how: kind of fusion.
-        kinds: the modality of each operand that has one.
+        node: the op.
+        how: kind of fusion.
+        kinds: modality of each operand that has a modality.
     """
 
     node: Node
@@ -52,7 +53,7 @@ class ModalityFusion:
 
 
 def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[ModalityFusion]:
-    """Yield the fusions among `candidates`. Fusions of masks and positions alone are left out."""
+    """Yield the fusions among `candidates`. Fusions of masks and positions only are left out."""
     reads = graph.flow.sources
     for node in candidates:
         if not kinds.meet(reads[node.id]) or not _computes(graph, node):
@@ -63,7 +64,7 @@ def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Itera
 
 
 def _computes(graph: Graph, node: Node) -> bool:
-    """Return True if a node's results are floating-point data, not a mask or positions."""
+    """Return True if a node's results are floating-point data, not masks or positions."""
     made = (*node.outputs, *node.writes)
     return bool(made) and graph.meta(made[0]).dtype.is_floating_point
 
@@ -74,5 +75,5 @@ def _fusion_kind(graph: Graph, node: Node) -> How:
 
 
 def _is_attention_score(graph: Graph, product: Node) -> bool:
-    """Return True if the product's scores become weights of another product: unfused attention."""
+    """Return True if a product gives the scores of unfused attention: they become weights of another product."""
     return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)

@@ -24,14 +24,14 @@ _SURE = frozenset({"scatter", "concatenation", "cross_attention", "similarity", 
 
 
 class FusionPoint(Pattern):
-    """Pattern of the first fusion of several modalities."""
+    """Match the first fusion of several modalities."""
 
     name = "fusion_point"
     tolerates_growth = True
     operations = OPERATIONS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each fusion op. The first match has the branches before it as a hint."""
+        """Return one match for each fusion op. The first match has a hint with the branches."""
         entering = entering_kinds(graph)
         if len(entering) < 2:
             return

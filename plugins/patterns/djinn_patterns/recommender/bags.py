@@ -1,4 +1,4 @@
-"""Embedding bags: table rows that are looked up and reduced to one row per sample."""
+"""Embedding bags: rows of a table that are looked up and reduced to one row per sample."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BETWEEN = 3  # maximum number of ops between look-up and reduction: sample weig
 
 
 class EmbeddingBag(Pattern):
-    """Match an embedding bag: PyTorch's op, or a look-up that is reduced over the ids of a sample and not used otherwise."""
+    """Match embedding bags: PyTorch's op, or a look-up whose rows are only reduced over the ids of a sample."""
 
     name = "embedding_bag"
     tolerates_growth = True
@@ -45,7 +45,10 @@ def _match(graph: Graph, nodes: Sequence[Node], confidence: float) -> PatternMat
 
 
 def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
-    """Return the look-up, the ops that weight its rows, and the op that reduces them over the ids of a sample."""
+    """Return the ops of an embedding bag, or None: the look-up, ops that weight its rows, and the reduction.
+
+    The reduction is over the ids of a sample.
+    """
     ids, weight = graph.meta(look_up.inputs[1]).shape, look_up.inputs[0]
     if (
         len(ids) < 2

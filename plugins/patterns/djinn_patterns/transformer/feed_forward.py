@@ -11,7 +11,7 @@ from djinn_patterns.transformer.networks import Network, networks_of
 
 
 class FeedForward(Pattern):
-    """Match linear layers with an activation between them, or with one layer that gates another."""
+    """Match linear layers with an activation between them, or with a layer that gates another."""
 
     name = "mlp"
     tolerates_growth = True

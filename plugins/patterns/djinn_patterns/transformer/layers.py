@@ -1,4 +1,4 @@
-"""The linear layers of a graph."""
+"""Find the linear layers of a graph."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layers_of(graph: Graph) -> dict[int, Layer]:
 
 
 def _with_bias(graph: Graph, layer: Layer) -> Layer | None:
-    """Return the layer with the bias that is added to its product; None without one."""
+    """Return the layer with the bias that is added to its product. Return None if no bias is added."""
     users = graph.flow.users(layer.product.id)
     if len(users) != 1 or graph.nodes[users[0]].operation not in _SUMS:
         return None

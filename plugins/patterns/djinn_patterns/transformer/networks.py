@@ -32,8 +32,10 @@ class Network:
     """A feed-forward network.
 
     Attributes:
-        data: source of the input. first: the first layers, two if one gates the other.
-        layers: all layers, in order. between: the ops between them.
+        data: source of the input.
+        first: first layers: two if one gates the other.
+        layers: all layers, in order.
+        between: the ops between them.
     """
 
     data: int
@@ -48,18 +50,18 @@ class Network:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Ids of its ops, in order."""
+        """Ids of the network's ops, in order."""
         products = {n.id for layer in self.layers for n in (layer.product, layer.node)}
         return tuple(sorted(products | {n.id for n in self.between}))
 
 
 def networks_of(graph: Graph) -> tuple[Network, ...]:
-    """Return all feed-forward networks of a graph, in order. A network that continues another one is merged with it."""
+    """Return the feed-forward networks of a graph, in order. Networks that continue each other are merged."""
     return tuple(_Search(graph).networks())
 
 
 class _Way(NamedTuple):
-    """Path from linear layers to a result through elementwise ops only: the layers, and the number and kinds of ops."""
+    """Path from linear layers to a result, through elementwise ops only: the layers, and number and kinds of ops."""
 
     layers: frozenset[int]
     length: int = 0
@@ -67,7 +69,7 @@ class _Way(NamedTuple):
 
 
 class _Search:
-    """One walk over a graph in order. It records the path from linear layers to each result, if there is one."""
+    """One walk over a graph, in order. It records the path from linear layers to each result."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -75,7 +77,7 @@ class _Search:
         self._ways: dict[int, _Way] = {}
 
     def networks(self) -> list[Network]:
-        """Return all networks."""
+        """Return all networks of the graph."""
         whole, ways, by_op = self._layers, self._ways, self._graph.by_op
         found: list[Network] = []
         if len(whole) < 2:
@@ -95,7 +97,7 @@ class _Search:
         return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
-        """Return the path extended by one op; None if another op than a layer or a weight feeds it."""
+        """Return the path extended by one op. Return None if the op has inputs other than layers and weights."""
         operation = node.operation
         if operation in CONVOLUTION and not self._is_by_channel(node):
             return None
@@ -129,7 +131,7 @@ class _Search:
         return _Way(layers, length, bends)
 
     def _bends(self, node: Node) -> bool:
-        """Return True if a node is an activation or a part of one, not the square of a norm."""
+        """Return True if a node is an activation or a part of one, but not the square of a norm."""
         users = [self._graph.nodes[user].operation for user in self._graph.flow.users(node.id)]
         return node.operation in _BENDS and not (users and _SPREADS.issuperset(users))
 
@@ -157,7 +159,7 @@ class _Search:
         return Network(data.pop(), first, (*first, last), tuple(self._between(last, way.layers)))
 
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
-        """Yield the ops between the first layers and the last."""
+        """Yield the ops between the first layers and the last layer."""
         flow, ways = self._graph.flow, self._ways
         todo, seen = [flow.beyond(last.data)], set(first)
         while todo:
@@ -169,7 +171,7 @@ class _Search:
 
 
 def gives_attention(graph: Graph, node: Node) -> bool:
-    """Return True if `node` gives the result of an attention: a fused op, or a product with softmax weights."""
+    """Return True if `node` computes the result of an attention: a fused op, or a product with softmax weights."""
     if node.operation in MIXING:
         weights = graph.flow.node(graph.flow.operands(node)[0])
         return weights is not None and weights.operation in SOFTMAX
@@ -177,7 +179,7 @@ def gives_attention(graph: Graph, node: Node) -> bool:
 
 
 def _joined(found: list[Network]) -> list[Network]:
-    """Merge networks of which one continues another. A network that feeds several others is dropped."""
+    """Merge networks that continue each other. A network that feeds several others is dropped."""
     going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
     for network in found:

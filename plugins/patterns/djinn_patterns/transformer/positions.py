@@ -1,4 +1,4 @@
-"""Relative position bias networks: attention adds their result to its scores (Swin v2). They read no data."""
+"""Networks of relative position biases, which attention adds to its scores (Swin v2). They read no data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
 
 
 def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
-    """Return True if attention, fused or not, adds `source` to its scores."""
+    """Return True if attention, fused or not, adds the value of `source` to its scores."""
     flow = graph.flow
     operands = flow.operands(node)
     if node.operation in FUSED_ATTENTION:

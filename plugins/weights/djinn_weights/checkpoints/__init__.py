@@ -1,4 +1,4 @@
-"""PyTorch checkpoints, read by a server without running code from them.
+"""Read PyTorch checkpoints on a server, without running code from them.
 
 - `checkpoint`: the header of a `torch.save` file. `pickled`: the tensors in its pickle, which is interpreted, not run.
 - `strided`: strided tensors in a file.
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 
 class Checkpoints(WeightFormat):
-    """Reads PyTorch checkpoints."""
+    """The weight format of PyTorch checkpoints."""
 
     name = "checkpoints"
     suffixes = (".bin", ".pt", ".pth", ".ckpt")

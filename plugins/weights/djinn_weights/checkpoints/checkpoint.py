@@ -1,4 +1,4 @@
-"""Checkpoints of `torch.save`: a zip archive with a pickle of tensor names and layouts, and a record per storage.
+"""Checkpoints of `torch.save`: a zip archive with a pickle of tensor names and layouts, and a record for each storage.
 
 No code in the pickle runs (`pickled.py`). Records are uncompressed, so each has an offset in the file.
 """
@@ -36,7 +36,7 @@ def read_pytorch(file: WeightFile) -> FileHeader:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not such an archive, or has unsupported contents.
+        ValueError: the file is not such a zip archive, or has unsupported contents.
     """
     archive = _archive(file)
     tensors = _described(file, archive)
@@ -49,12 +49,16 @@ def read_pytorch(file: WeightFile) -> FileHeader:
 
 @attrs.frozen
 class _Archive:
-    """The directory of an archive: its records by name, without the name of the common folder."""
+    """Directory of a checkpoint's archive: records by name, without the name of the common folder."""
 
     records: dict[str, zipfile.ZipInfo]
 
     def record(self, name: str) -> zipfile.ZipInfo:
-        """Return an uncompressed, unencrypted record; raise `ValueError` otherwise."""
+        """Return a record.
+
+        Raises:
+            ValueError: the record is missing, compressed or encrypted.
+        """
         record = self.records.get(name)
         if record is None:
             raise ValueError(f"its archive has no record {name[:200]!r}")
@@ -141,7 +145,13 @@ def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEntry:
-    """Return the entry of a tensor. Raise `ValueError` if the tensor exceeds its storage, whose bytes are given."""
+    """Return the header entry of a tensor.
+
+    `start`, `size`: position and size of its storage in the file.
+
+    Raises:
+        ValueError: the tensor exceeds its storage.
+    """
     dtype, shape, width = tensor.dtype, tensor.shape, tensor.dtype.itemsize
     if tensor.storage.size > size:
         raise ValueError(f"the storage of its tensor {name!r} has {size} bytes, not {tensor.storage.size}")
@@ -167,7 +177,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 class _Seekable(io.RawIOBase):
-    """A file for `zipfile` that allows reading the directory and little more.
+    """Minimal file object with which `zipfile` reads the directory of an archive.
 
     Attributes:
         failure: the read error, which `zipfile` hides.

@@ -1,8 +1,8 @@
-"""Finds tensors in a `torch.save` pickle without running code.
+"""Find the tensors in a pickle of `torch.save` without running code.
 
-A pickle is a program for a stack machine. `pickletools` decodes its instructions, which are interpreted here on this
-module's own values. Functions and classes in a pickle are never imported. A few have a known meaning by their name; a
-pickle with any other name is refused.
+A pickle is a program for a stack machine. `pickletools` decodes its instructions, and this module interprets them with
+values of its own. Functions and classes in a pickle are never imported. A few names have a known meaning. A pickle with
+any other name is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class _Global:
-    """A function or class that the pickle names."""
+    """Name of a function or class in a pickle."""
 
     path: str
 
@@ -58,7 +58,7 @@ class _Other:
 
 @attrs.frozen
 class PickledStorage:
-    """Memory that tensors view: its name in the archive, and its size in bytes."""
+    """A storage in a pickle: its name in the archive, and its size in bytes."""
 
     key: str
     dtype: torch.dtype
@@ -67,7 +67,7 @@ class PickledStorage:
 
 @attrs.frozen
 class PickledTensor:
-    """A tensor: its storage, and its layout there in elements."""
+    """A tensor in a pickle: its storage, and its layout in elements."""
 
     storage: PickledStorage
     dtype: torch.dtype
@@ -92,7 +92,7 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
 
 
 class _Flattener:
-    """Collects the tensors of nested dictionaries and lists."""
+    """Collect the tensors of nested dictionaries and lists."""
 
     def __init__(self) -> None:
         self._found: dict[str, PickledTensor] = {}
@@ -134,7 +134,7 @@ def _instructions(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any]]:
 
 
 class _Machine:
-    """The stack machine: the stack, its marks, and the memo of values."""
+    """Stack machine that interprets a pickle: its stack, marks and memo."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -327,7 +327,10 @@ def _dictionary(items: Any = ()) -> dict[str, Any]:
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> PickledTensor:
-    """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`. The other arguments are `requires_grad`, hooks and view bits."""
+    """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`.
+
+    `rest`: `requires_grad`, hooks and view bits, which are ignored.
+    """
     where = _typed(storage, PickledStorage)
     return _laid_out(where, where.dtype, offset, shape, strides, *rest)
 
@@ -422,7 +425,7 @@ def _dtype(value: Any) -> torch.dtype:
 
 
 def _key(value: Any) -> str:
-    """Return a dictionary key as part of a tensor name."""
+    """Return a dictionary key as a part of a tensor name."""
     if isinstance(value, str):
         return value
     # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.

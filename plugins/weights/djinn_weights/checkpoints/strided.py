@@ -1,4 +1,4 @@
-"""Strided tensors in a file, as PyTorch saves views: transposed ones, every second row."""
+"""Strided tensors in a file. PyTorch saves views this way, such as transposed tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PIECE: Final = 8 << 20  # bytes of the file in memory at a time, besides the res
 
 @attrs.frozen
 class StridedElements(Decoding):
-    """Elements with gaps, or in another order than in a contiguous tensor.
+    """Decoder of elements with gaps, or in another order than in a contiguous tensor.
 
     Attributes:
         start: offset of the first element in the file.
-        shape, strides: of the tensor, in elements. No two elements overlap.
+        shape, strides: sizes and strides of the tensor, in elements. No two elements overlap.
     """
 
     start: int
@@ -39,7 +39,7 @@ class StridedElements(Decoding):
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(flat[first - begin * row :][: len(buffer)])
 
     def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
-        """Fill `to` with the elements of its shape and these strides from element `first` on. Divide a large range into halves."""
+        """Fill `to` with elements, beginning at element `first` of the file. A large range is divided into halves."""
         reach = reach_of(to.shape, self.strides)
         if reach * to.itemsize > PIECE:
             # Halves along the largest stride do not overlap, so no byte is read twice.
@@ -61,7 +61,10 @@ def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def overlaps_itself(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return True if two elements may overlap, as in an expanded tensor. May return True in other cases."""
+    """Return True if two elements may overlap, as in an expanded tensor.
+
+    The result may also be True for tensors without overlap.
+    """
     reach = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride < reach:

@@ -1,4 +1,4 @@
-"""GGUF files, read by a server.
+"""Read GGUF files on a server.
 
 - `header`: names, types, shapes and offsets of the tensors. `quantized`: tensors of the type Q8_0, as float32.
 """
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 
 class Gguf(WeightFormat):
-    """Reads GGUF files."""
+    """The weight format of GGUF files."""
 
     name = "gguf"
     suffixes = (".gguf",)

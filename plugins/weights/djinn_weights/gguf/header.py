@@ -1,7 +1,7 @@
-"""The header of a GGUF file: names, types, shapes and offsets of its tensors.
+"""Header of a GGUF file: names, types, shapes and offsets of its tensors.
 
 The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: keys with values, the tensors with
-their offsets, then their bytes. Sizes of a tensor come fastest first, the reverse of PyTorch.
+their offsets, then their bytes. The dimension that varies fastest comes first, unlike in PyTorch.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
-    """Return the tensor, and its number of bytes in the file as far as known."""
+    """Return the header entry of a tensor, and its number of bytes in the file, 0 if unknown."""
     elements = math.prod(shape)
     dtype = _DTYPES.get(kind)
     if max(elements, *shape, 0) >= 1 << 62 or start > end:
@@ -192,12 +192,12 @@ class _Reader:
         self.position += count
 
     def number(self, form: struct.Struct) -> int:
-        """Return the next number, of an integer type."""
+        """Return the next integer."""
         value: int = form.unpack(self.take(form.size))[0]
         return value
 
     def counted(self, count: int) -> int:
-        """Return the next count, if it is within the limits."""
+        """Return the next count after a check against the limits."""
         self._left -= count
         if self._left < 0:
             raise ValueError(f"its header has more than {VALUES:,} values")
@@ -211,7 +211,7 @@ class _Reader:
             raise ValueError("it has a name or a text that is not UTF-8") from error
 
     def value(self, kind: int, depth: int = 0) -> str | int | float | None:
-        """Return the next value; None for a list, which is skipped."""
+        """Return the next value. A list is skipped, and gives None."""
         if kind == _TEXT:
             return self.take(self.number(_U64)).decode(errors="replace")
         if kind == _LIST and depth < _DEPTH:

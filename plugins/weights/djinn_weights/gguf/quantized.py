@@ -1,4 +1,4 @@
-"""Quantized tensors that are dequantized while they are read."""
+"""Decode quantized tensors while they are read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BLOCKS: Final = 32 << 10  # number of blocks in memory at a time, about a megab
 
 @attrs.frozen
 class Q8_0(Decoding):  # noqa: N801 - its name
-    """The type Q8_0 of GGUF: blocks of a scale (float16) and 32 eight-bit integers.
+    """Decoder of the GGUF type Q8_0: blocks with a scale (float16) and 32 eight-bit integers.
 
-    The products are float32, because they have up to 19 bits, which float16 would round and might overflow.
+    The products need up to 19 bits. So the result is float32, as float16 would round them or overflow.
 
     Attributes:
         start: offset of the first block in the file.

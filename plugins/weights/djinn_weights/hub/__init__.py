@@ -1,4 +1,4 @@
-"""The weight source `hf:`, which reads Hugging Face caches on the server's disk, and downloads permitted models."""
+"""The weight source `hf:`: read Hugging Face caches on the server's disk, and download permitted models."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SEGMENT: Final = re.compile(r"(?!\.{1,2}$)[^\x00-\x1f\x7f/\\%@:?#]+")  # part o
 
 
 class HubSource(WeightSource):
-    """Read `hf://organisation/model@revision/file` from permitted folders that are caches, and from the server's own cache.
+    """Read `hf://organisation/model@revision/file` from caches in permitted folders, and from the server's own cache.
 
-    A permitted model that no cache has is downloaded into the server's own cache.
+    If no cache has a permitted model, it is downloaded into the server's own cache.
     """
 
     name = "hf"
 
     def __init__(self, own_cache: Path | None = None, endpoint: str | None = None) -> None:
-        """`own_cache`: the cache of the server's user. `endpoint`: address of the hub.
+        """`own_cache`: cache of the server's user. `endpoint`: address of the hub.
 
-        None: huggingface_hub's defaults.
+        None: the defaults of huggingface_hub.
         """
         self._own = own_cache or Path(HF_HUB_CACHE)
         self._downloads = Downloads(self._own, endpoint)
@@ -67,7 +67,7 @@ class HubSource(WeightSource):
     def _cached(
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
-        """Return the files from a cache; none if it lacks the model, or clients may not read it."""
+        """Return the files of a model in a cache; empty if the cache lacks it, or clients may not read it."""
         try:
             return open_folder(_snapshot(repository_in(cache, name), revision, path), permissions, immutable=True)
         except WeightsUnavailable:
@@ -102,7 +102,7 @@ def parse(address: str) -> tuple[str, str, str]:
 
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
-    """Return the snapshot path of a file or folder, which need not exist. huggingface_hub moves only complete files to it."""
+    """Return the path of a file or folder in a cache, which may not exist. Only complete files have this path."""
     commit = revision  # a revision may be a commit hash
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):

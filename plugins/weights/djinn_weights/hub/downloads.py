@@ -1,4 +1,4 @@
-"""Downloads of models' weight files from the hub into a cache, with huggingface_hub.
+"""Download weight files of models from the hub into a cache, by huggingface_hub.
 
 huggingface_hub is imported on first use, because its HTTP client would add a quarter of a second to every start.
 """
@@ -33,11 +33,11 @@ RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
 def unheard(done: int, expected: int) -> None:
-    """Ignore progress that no client requests."""
+    """Ignore the progress of a download, because no client asks for it."""
 
 
 class _Progress:
-    """Reports the received bytes of all files of a download."""
+    """Report the received bytes of all files of a download."""
 
     def __init__(self, expected: int, report: ReportDownload) -> None:
         self._expected = expected
@@ -46,7 +46,7 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add_received(self, nbytes: float) -> None:
-        """Add received bytes. Raises the exceptions of the report."""
+        """Add received bytes. If the report raises, so does this method."""
         with self._lock:
             self._done += int(nbytes)
             bytes_done = self._done
@@ -161,7 +161,7 @@ class Downloads:
 
 
 def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
-    """Return the folder of a path, its index if there is one, and otherwise the weight files.
+    """Return the folder of a path, the name of its index or "", and the weight files without an index.
 
     Raises:
         WeightsUnavailable: there are no weight files, or the choice is ambiguous.
@@ -185,7 +185,7 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
 
 
 def is_whole(files: Sequence[WeightFile]) -> bool:
-    """Return True if a cache has all files of their index. An earlier download may have been interrupted."""
+    """Return True if a cache has all files that the index names. An earlier download may be incomplete."""
     names = {file.name for file in files}
     for kind in _KINDS:
         indexes = [file for file in files if file.name.endswith(kind + _INDEX)]
@@ -210,7 +210,7 @@ def _shards(index: Path) -> set[str]:
 
 
 def _named(index: bytes) -> set[str]:
-    """Return the names of the shards; none if the file is not an index."""
+    """Return the names of the shards in an index; empty if the file is not an index."""
     try:
         return {name for name in json.loads(index)["weight_map"].values() if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -220,8 +220,8 @@ def _named(index: bytes) -> set[str]:
 def _write_reference(reference: Path, commit: str) -> None:
     """Write the commit of a branch or tag after all files of the commit are complete.
 
-    As huggingface_hub, replace the file atomically with the mode of the umask, and leave a current file unchanged. Other users
-    share the cache, and the server may lack permission to write it.
+    Like huggingface_hub, replace the file atomically, with the mode of the umask, and only if it changes. Other users
+    share the cache, and the server may have no permission to write it.
     """
     if reference.name == commit or (reference.is_file() and reference.read_text() == commit):
         return

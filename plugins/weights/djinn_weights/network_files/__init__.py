@@ -1,4 +1,4 @@
-"""Weight sources over networks: `https:`, and `s3:` and `gs:` if s3fs and gcsfs are installed."""
+"""Weight sources on networks: `https:`, and `s3:` and `gs:` if s3fs and gcsfs are installed."""
 
 from __future__ import annotations
 

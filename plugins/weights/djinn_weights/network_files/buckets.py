@@ -1,4 +1,4 @@
-"""Weight sources that read buckets of object stores through fsspec."""
+"""Weight sources that read buckets of object stores, by fsspec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("djinn_weights.network_files")
 
 
 class BucketFile(WeightFile):
-    """An object, as `WeightFile`."""
+    """An object in a bucket, as a weight file."""
 
     def __init__(self, system: Any, found: Mapping[str, Any], pieces: Pieces) -> None:
         self._system = system
@@ -35,7 +35,7 @@ class BucketFile(WeightFile):
         self._asked = False
 
     def version(self) -> str:
-        """Return the object's current metadata, as a text that changes with the contents."""
+        """Return the current metadata of the object. It changes when the contents change."""
         if not self._asked:  # it was just opened
             self._asked = True
             return self._opened
@@ -64,13 +64,13 @@ class BucketFile(WeightFile):
         buffer[:] = data
 
     def _failure(self, error: Exception) -> OSError:
-        """Return an error for clients, which must not reveal the server's credentials."""
+        """Return an error for clients that reveals no credentials of the server."""
         _log.warning("an object of a bucket cannot be read: %s", error)
         return OSError(f"the store did not return {self.name!r} ({type(error).__name__})")
 
 
 class BucketSource(WeightSource):
-    """Read `SCHEME://bucket/key` with the credentials of the server's user for fsspec's file system of that name."""
+    """Read `SCHEME://bucket/key` through fsspec, with the credentials of the server's user."""
 
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""The weight source `https:`, which reads ranges of files on web servers."""
+"""The weight source `https:`: read ranges of files on web servers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Connections:
         self._lock = threading.Lock()
 
     def take(self, host: str) -> http.client.HTTPSConnection:
-        """Return a connection to `host` (with an optional port), idle or new."""
+        """Return an idle or a new connection to `host`, which may include a port."""
         with self._lock:
             for place, (name, connection) in enumerate(self._idle):
                 if name == host:
@@ -76,10 +76,14 @@ class Connections:
 
 
 class HttpsFile(WeightFile):
-    """A file on a web server, as `WeightFile`. Its metadata must be the same with each range."""
+    """A file on a web server, as a weight file. Its metadata must be equal in all responses."""
 
     def __init__(self, address: str, permissions: WeightPermissions, connections: Connections, pieces: Pieces) -> None:
-        """Raise `OSError` if the file cannot be read by ranges."""
+        """Open a file.
+
+        Raises:
+            OSError: the server does not support ranges of the file.
+        """
         self._address = self._place = address  # the address after redirects
         self._permissions = permissions
         self._connections = connections
@@ -92,7 +96,7 @@ class HttpsFile(WeightFile):
         self._range(0, memoryview(first))
 
     def version(self) -> str:
-        """Return entity tag, date and size from the responses to range requests."""
+        """Return the entity tag, date and size in the responses."""
         return f"{self._said} {'changed' if self._changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
@@ -126,13 +130,13 @@ class HttpsFile(WeightFile):
         raise OSError("its server redirects too often")
 
     def _permitted(self, address: str) -> str:
-        """Return the target of a redirect, if clients may read it."""
+        """Return the target of a redirect after a check that clients may read it."""
         if not _is_safe(address) or not allows(self._permissions, address):
             raise OSError("its server redirects to an address that clients may not read (--allow-weights)")
         return address
 
     def _request(self, start: int, buffer: memoryview) -> str:
-        """Request a range. Return the address to ask instead, or an empty string."""
+        """Request a range. Return "" on success, or the address of a redirect."""
         parts = urlsplit(self._place)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection = self._connections.take(parts.netloc)
@@ -186,7 +190,7 @@ class HttpsSource(WeightSource):
     name = "https"
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        """`context`: TLS context; None: the authorities that the machine trusts."""
+        """`context`: TLS context; None: trust the authorities that the machine trusts."""
         self._connections = Connections(context)
         self._pieces = Pieces()
 
@@ -219,7 +223,7 @@ class HttpsSource(WeightSource):
 
 
 def _is_safe(address: str) -> bool:
-    """Return True for a normalized https address without user, fragment or `..`."""
+    """Return True if an address is a normalized https address without user, fragment or `..`."""
     try:
         parts = urlsplit(address)
         plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
@@ -231,7 +235,7 @@ def _is_safe(address: str) -> bool:
 
 
 def _shards(index: HttpsFile) -> list[str]:
-    """Return the file names in an index.
+    """Return the file names in an index of shards.
 
     Raises:
         WeightsUnavailable: the file is not an index, or a name is not a file beside it.

@@ -1,4 +1,4 @@
-"""Parallel reads of a file in pieces, because one connection seldom fills a network."""
+"""Read a file in parallel pieces, because one connection seldom uses all of the bandwidth."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ READERS: Final = 8  # number of concurrent reads
 
 
 class Pieces:
-    """Threads that read pieces. Thread-safe."""
+    """Threads that read pieces of files. Thread-safe."""
 
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
     def read(self, start: int, buffer: memoryview, read: Callable[[int, memoryview], None]) -> None:
-        """Fill `buffer` by concurrent calls of `read` for its pieces. Raise the first error after all calls have ended."""
+        """Fill `buffer` by concurrent calls of `read`. After all calls have ended, raise the first error."""
         if len(buffer) <= PIECE:
             read(start, buffer)
             return

@@ -1,4 +1,4 @@
-"""Times the probes of cost models in rounds, and has the models fit the results."""
+"""Time the probes of cost models in rounds, and let the models fit the results."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def calibrate_session(
     `quick`: use a fifth of the probes.
 
     Raises:
-        ConfigurationError: no cost model in use can be calibrated, or not by so few probes.
-        SessionLost: the executor has ended; no result is stored.
+        ConfigurationError: no cost model in use can be calibrated, or the probes are too few.
+        SessionLost: the executor has ended. No result is stored.
     """
     models = calibrated_models(client.registry().cost_models)
     if quick:
@@ -71,11 +71,12 @@ class CalibrationResult:
 
 @attrs.define
 class Bench:
-    """The probes of cost models, prepared on one device, with the times measured so far.
+    """Prepared probes of cost models on one device, and the times measured so far.
 
     Attributes:
-        told: called with the name of each probe before it is timed. quick: True if only quick probes are timed. seconds: times of
-            one repeat, by names of the cost model and the probe.
+        told: called with the name of each probe before it is timed.
+        quick: True if only quick probes are timed.
+        seconds: times of one repeat, by name of the cost model and of the probe.
     """
 
     clock: Clock
@@ -117,7 +118,7 @@ class Bench:
             self.seconds.setdefault(key, []).append(took / probe.repeats)
 
     def fit(self) -> dict[str, Mapping[str, Any]]:
-        """Return the parameters of each model, fitted to the median time of each probe."""
+        """Return the parameters of each model, which it has fitted to the median time of each probe."""
         fitted: dict[str, Mapping[str, Any]] = {}
         for model in self.models:
             repeats = {p.name: p.repeats for p in model.probes()}

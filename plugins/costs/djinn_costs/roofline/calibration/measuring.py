@@ -1,4 +1,4 @@
-"""Executor time of a recorded program, without capture, transport and waiting."""
+"""Measure the time that an executor needs for a program, without recording, transport and waiting."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ DEVICE: Final = "remote_accelerator:0"
 
 
 class Clock(Protocol):
-    """Measures the executor's working time in seconds, from an arbitrary start."""
+    """Clock of an executor's working time in seconds, from an arbitrary start."""
 
     def read(self) -> float:
         """Return the seconds so far. Call this only while no submission is pending."""
 
 
 class ExecutorClock(Observer):
-    """Adds up the execution times that executors report for submissions."""
+    """Sum of the execution times that executors report."""
 
     name = "executor_clock"
     events = frozenset({"completed"})
@@ -47,9 +47,9 @@ class ExecutorClock(Observer):
 
 
 def processor_clock(process: int) -> Clock | None:
-    """Return a clock for the processor time of a single-threaded local executor process; None if unavailable.
+    """Return a clock of the processor time of a local executor process with one thread. Return None if there is none.
 
-    Other load disturbs processor time less than elapsed time.
+    Processor time depends less on other load than elapsed time.
     """
     if process == os.getpid():
         return None
@@ -61,10 +61,11 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """Yield a clock for the open session. Executors that report timings run nothing ahead, where the clock would miss it.
+    """Yield a clock for the open session. Executors run nothing ahead meanwhile, because the clock would miss it.
 
     Raises:
-        ConfigurationError: processor time was requested, but the executor is no process of this machine, or has several threads.
+        ConfigurationError: processor time was requested, and the executor is not a process of this machine or has several
+            threads.
     """
     djinn.init()
     clock: Clock = (observer := ExecutorClock())
@@ -110,14 +111,14 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
 
 
 def warm_up(run: Callable[[], object], clock: Clock) -> None:
-    """Run a program until only ops take time: the first run loads kernels, the third prepares native replay."""
+    """Run a program until only ops take time. The first run loads kernels, and the third prepares native replay."""
     for _ in range(3):
         seconds_of(run, clock)
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause Python's garbage collector: it frees tensors, which would add unrelated work."""
+    """Pause Python's garbage collector, because it frees tensors, which adds unrelated work."""
     gc.collect()
     gc.disable()
     try:

@@ -10,7 +10,7 @@ from djinn_costs.roofline.calibration.validate import Comparison, Validation
 
 
 def check_drawable() -> None:
-    """Check that matplotlib is installed, before minutes of measuring.
+    """Check that matplotlib is installed, before minutes of measurements.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -20,7 +20,10 @@ def check_drawable() -> None:
 
 
 def draw(validation: Validation, file: Path) -> None:
-    """Draw one point per program, coloured by kind. Correct predictions lie on the line; dotted lines mark 20% error."""
+    """Draw a point for each program, coloured by kind.
+
+    Correct predictions lie on the line. Dotted lines mark an error of 20%.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter

@@ -1,4 +1,4 @@
-"""A session for measurements: the configured executor, without rewriting of programs."""
+"""Session for measurements: the configured executor, without plugins that rewrite programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from djinn_client.runtime import client
 
 
 def open_session(**overrides: Any) -> None:
-    """Configure this process with `overrides` and connect, without plugins that match patterns or rewrite programs.
+    """Configure this process and connect, without plugins that match patterns or rewrite programs.
 
-    The measured program is then exactly the recorded one, and no time goes into its analysis.
+    `overrides`: settings. The measured program is then exactly the recorded program, and its analysis takes no time.
 
     Raises:
         DjinnError: a setting or a plugin cannot be used, or no executor can be reached.

@@ -1,4 +1,4 @@
-"""Validation: compares predictions of cost models with measurements of programs that calibration does not use."""
+"""Compare predictions of cost models with measurements of programs that calibration does not use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REPEATS = 20
 
 @attrs.frozen
 class Comparison:
-    """A program with its predicted time and the median of its measured times, in seconds."""
+    """A program, with the predicted time and the median of its measured times, in seconds."""
 
     name: str
     predicted: float
@@ -40,7 +40,7 @@ class Comparison:
 
 @attrs.frozen
 class Validation:
-    """All programs, with summary statistics; errors are fractions."""
+    """Comparisons of all programs, with statistics. Errors are fractions."""
 
     comparisons: tuple[Comparison, ...]
 
@@ -89,15 +89,14 @@ def validate_session(
     only: Sequence[str] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> Validation:
-    """Measure and predict on the executor of the session that `open_session` opened.
+    """Measure programs on the executor of the open session, and compare the times with predictions.
 
     Calibration and measurement take turns, because machines drift.
 
     Args:
         rounds: number of times that each probe and program is timed.
-        processor_time: use the executor's processor time instead of its
-            clock.
-        only: parts of names; programs without any of them are skipped.
+        processor_time: True to use the executor's processor time instead of its clock.
+        only: parts of names. Programs whose name contains none of them are skipped.
         told: called with progress.
 
     Raises:

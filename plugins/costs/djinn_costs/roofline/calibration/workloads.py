@@ -1,4 +1,4 @@
-"""Programs for the validation of predictions, from a millisecond up: models that calibration does not use."""
+"""Programs to validate predictions, which take a millisecond or more. Calibration does not use these models."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Step = Callable[[], object]
 
 @attrs.frozen
 class Workload:
-    """A program to predict: `build` creates the model on a device and returns the step function."""
+    """A program to predict. `build`: creates the model on a device, and returns a function that runs one step."""
 
     name: str
     build: Callable[[torch.device], Step]
 
 
 def workloads() -> Iterator[Workload]:
-    """Return all workloads that can be built here; those of transformers only if it is installed."""
+    """Return all workloads that can run here. Those of transformers need that package."""
     for width, length in ((64, 16), (128, 64), (256, 128)):
         yield Workload(f"LSTM, {width} wide, {length} long", _recurrent(width, length))
     for width, batch in ((128, 32), (512, 64), (1024, 256)):
