@@ -140,4 +140,4 @@ def new(name: str, directory: Path, kind: str) -> None:
     """
     folder = render(name, kind, directory)
     click.echo(f"{folder} holds a plugin of kind {kind}. Install it with `pip install -e {folder}`, see it with")
-    click.echo(f"`djinn plugins`, test it with `pytest {folder}`.")
+    click.echo(f"`djinn plugins`, test it with `python -m pytest {folder}`.")
