@@ -18,7 +18,7 @@ from djinn_core.wire.upload_messages import AbortUpload, UploadPart
 from djinn_server.malformed import Unreadable, UnreadableTemplate, UnreadableUpload, decode_frame
 from djinn_server.recovery.executor_channel import ExecutorChannel
 from djinn_server.running.cancellation import CancellationState, ClientLeft, handle_control
-from djinn_server.session_machine import FRAME, Kind, SessionMachine, Step, Wait
+from djinn_server.session_machine import FRAME, Cause, Kind, SessionMachine, Step, Wait
 from djinn_server.session_pauses import LINGER_SECONDS, OFFER_SECONDS, Pause
 from djinn_server.session_threads import SessionThreads
 from djinn_server.weights.reads import WeightReads
@@ -100,13 +100,13 @@ class SessionLoop:
     def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
         """Return the next message if it has arrived and is a submission, else None. `machine.pop` removes it."""
         machine = self.machine
-        with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
-            for _ in range(_UPLOADS):
+        for _ in range(_UPLOADS):
+            with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
                 connection.read_ahead(1, limits.AHEAD_BYTES)
-                head = next((frame.head for frame in connection.queued()), b"")
-                if len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
-                    break
-                self._receive(connection)
+            head = next((frame.head for frame in connection.queued()), b"")
+            if len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
+                break
+            self._receive(connection)
         found = machine.first()
         return None if found is None else found[0]
 
@@ -173,7 +173,7 @@ class SessionLoop:
             machine.arrived((message, frame))
             self._received_at = now
             return True
-        at_once = machine.arrived((message, frame), _kind_of(message), weight(frame))
+        at_once = machine.arrived((message, frame), self._kind_of(message), weight(frame))
         if at_once:
             self._handlers.take_at_once(message, frame)
         elif isinstance(message, Goodbye):
@@ -213,6 +213,20 @@ class SessionLoop:
         self._used, self._offers = None, False
         return pause
 
+    def _kind_of(self, message: Message | Unreadable) -> Kind:
+        if isinstance(message, UnreadableUpload) and message.offered:
+            return Kind.IN_ORDER  # an offer needs a reply
+        if isinstance(message, UploadPart | AbortUpload | UnreadableUpload) and self._is_next_value(message.handle):
+            return Kind.IN_ORDER  # a queued submission may use the present value, and free it
+        return _KINDS.get(type(message), Kind.IN_ORDER)
+
+    def _is_next_value(self, handle: int) -> bool:
+        """Return True if an uploaded value replaces the present value of that handle, or one that a queued message makes."""
+        if (Cause.UPLOAD, handle) in self.machine.missing:
+            return False
+        queued = (message for message, _ in self.machine.messages())
+        return self._reads.in_use(handle) or any(getattr(message, "handle", None) == handle for message in queued)
+
     def _note_events(self, connection: ExecutorChannel) -> None:
         """Tell the machine which events happened since the last call."""
         machine, wait = self.machine, self._wait
@@ -225,9 +239,3 @@ class SessionLoop:
                 machine.cancelled()
             for key in [key for key in machine.missing if wait.here(key)]:
                 machine.here(key)
-
-
-def _kind_of(message: Message | Unreadable) -> Kind:
-    if isinstance(message, UnreadableUpload) and message.offered:
-        return Kind.IN_ORDER  # an offer needs a reply
-    return _KINDS.get(type(message), Kind.IN_ORDER)

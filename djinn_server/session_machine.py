@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Final, Generic, TypeVar
 
 import attrs
@@ -153,6 +153,10 @@ class SessionMachine(Generic[M]):
     def first(self) -> M | None:
         """Return the next message of the queue without removing it; None if the queue is empty."""
         return self._queue[0][0] if self._queue else None
+
+    def messages(self) -> Iterator[M]:
+        """Return the messages of the queue, in order."""
+        return (message for message, _, _ in self._queue)
 
     def pop(self) -> M:
         """Remove and return the next message of the queue. It belongs to the current message."""

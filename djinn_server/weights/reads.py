@@ -93,6 +93,10 @@ class WeightReads:
         self.shares.clear()
         self.journal = Journal()
 
+    def in_use(self, handle: int) -> bool:
+        """Return True if the session has a value of this handle, or reads it, so that the bytes of its next value must wait."""
+        return (handle in self._values or handle in self.reading) and not self._uploads.is_open(handle)
+
     def read(self, request: ReadWeights) -> None:
         """Begin to read a value from an address that is open.
 

@@ -68,6 +68,10 @@ class UploadAssembly:
         """True while an upload is incomplete or a value is being read."""
         return bool(self.wanted or self._partial or self.reading)
 
+    def is_open(self, handle: int) -> bool:
+        """Return True if bytes of the upload of this handle are missing."""
+        return handle in self.wanted or handle in self._partial
+
     @property
     def promised(self) -> tuple[tuple[bytes, int], ...]:
         """Digests and sizes of blobs that were reported as present, by `hold`, and that the client has not offered yet."""

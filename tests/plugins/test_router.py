@@ -12,6 +12,7 @@ import torch
 import djinn
 from djinn.planning import storage_of
 from djinn.testing import PluginConformance, RouterConformance, executor_processes, open_session
+from djinn_client.interception.recording.recorder import current
 from tests.plugins import by_memory
 from tests.shared.figures import figures
 
@@ -97,6 +98,19 @@ def test_values_are_placed_and_freed(two):
     djinn.synchronize()
     assert [figures(executor)["values"] for executor in open_session().executors.here] == before
     assert router.topology() is None
+
+
+def test_value_is_copied_again_while_its_first_reader_waits(two):
+    one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
+    busy = torch.eye(1500).to((ONE, OTHER)[open_session().router.home(storage_of(one.remote.handle))])
+    for _ in range(6):
+        busy = busy @ busy
+    current().flush()  # while it runs, both copies of `other` arrive, and both submissions that free them
+    product = one @ other
+    other.add_(1)
+    assert (one @ other).tolist() == [[12.0, 12.0]] * 3
+    assert product.tolist() == [[8.0, 8.0]] * 3
+    assert busy.trace().item() == 1500
 
 
 def test_failure_is_raised_at_fetch(two):

@@ -17,6 +17,7 @@ from djinn_core.wire.cancel_messages import CancelSubmissions
 from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
+from djinn_core.wire.upload_messages import UploadPart
 from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
@@ -60,6 +61,10 @@ class Program:
         self._bound[digest] = bound
         packed = {"outputs": pack_handles(outputs), "fetch": pack_handles(fetch), "free": pack_handles(free)}
         self._frames.append(Frame(encode(Submit(self._count, digest=digest, **packed, **given))))
+
+    def upload(self, number, tensor):
+        part = UploadPart(number, "float32", tuple(tensor.shape), tensor.stride(), tensor.nbytes)
+        self._frames.append(Frame(encode(part), [bytearray(tensor.numpy().tobytes())]))
 
     def fetch(self, *handles):
         self._count += 1
@@ -110,6 +115,20 @@ def products(program, count, inputs=None):
         program.submit(
             PRODUCT, inputs or [handle(1), handle(2 + number)], [handle(100 + number)], fetch=[handle(100 + number)]
         )
+
+
+def test_value_is_uploaded_again_after_it_was_freed():
+    """As by a router that copies a value to an executor for each part that reads it."""
+    program, copied = Program(), handle(9)
+    for factor in (2.0, 3.0):
+        program.upload(copied, factor * torch.eye(4))
+        made = handle(100 + int(factor))
+        program.submit(PRODUCT, [handle(1), copied], [made], fetch=[made], free=[copied])
+    values = matrices(1)
+    answers, _ = program.run(2, values)
+    assert answers == [
+        (number, [], [(factor * values[handle(1)]).numpy().tobytes()]) for number, factor in ((1, 2.0), (2, 3.0))
+    ]
 
 
 def test_independent_submissions_run_concurrently(monkeypatch):

@@ -17,6 +17,7 @@ from djinn_client.runtime.sending import uploads
 from djinn_client.sink import Submission
 from djinn_core.errors import RemoteError, SessionLost
 from djinn_core.hookspecs.observers import Event
+from djinn_core.ir.handles import new_handle
 from djinn_core.ir.program import Program
 from djinn_core.wire.compression import PLANES_ZSTD, compressed
 from djinn_core.wire.frames import Frame
@@ -89,6 +90,17 @@ def test_interrupted_upload_keeps_its_contents(keeping, monkeypatch, at):
     assert torch.equal(target.cpu(), expected)
     assert not executor.uploads.open
     assert not executor.uploads.asked
+
+
+def test_handle_is_offered_again_after_its_value_was_freed(keeping):
+    """As by a router that copies a value to an executor for each part that reads it."""
+    executor, handle, replies = only_executor(), new_handle(), []
+    values = [torch.randint(0, 256, (SIZE,), dtype=torch.uint8) for _ in range(2)]
+    for value in values:
+        executor.upload(handle, value)
+        replies.append(executor.submit(Submission(Program((), (), ()), free=(handle,), fetch=(handle,))))
+    for value, reply in zip(values, replies, strict=True):
+        assert torch.equal(reply.wait().tensors[0], value)
 
 
 def test_progress_bar_of_upload(keeping):

@@ -73,7 +73,8 @@ class Process:
         self.account, self.has_turn = Account(), False
         self.cancelled = set()
         cancellation = SimpleNamespace(client_left=threading.Event(), busy_since=0.0)
-        reads = SimpleNamespace(reading=self.reading, take_finished=lambda: None)
+        in_use = lambda handle: handle in self.values and handle not in self.wanted
+        reads = SimpleNamespace(reading=self.reading, take_finished=lambda: None, in_use=in_use)
         self.loop = SessionLoop(self, reads, cancellation, SessionThreads(), 0.0)
         self.pauses = self.loop.pauses(self)
 
@@ -117,6 +118,9 @@ class Process:
 
     def take_at_once(self, message, frame):
         if isinstance(message, UploadPart):
+            assert message.handle not in self.values, (
+                "a value is uploaded before a submission has freed the one before it"
+            )
             self.wanted.pop(message.handle, None)
             self.values.add(message.handle)
         elif isinstance(message, CancelSubmissions):
@@ -328,7 +332,7 @@ class World:
         first, second = self.executors
         here = offer(A), submit(1, b"x"), part(A), SendValues(7, 1, pack_handles([B])), submit(2, b"z", [A])
         there = AwaitTransfer(7, 0, pack_handles([B])), read(C), submit(1, b"y", [B])
-        other = part(A), submit(1, b"x", [A])
+        other = part(A), submit(1, b"x", [A]), part(A), submit(2, b"z", [A])
         self.sessions = [Session(first, here), Session(second, there, [1]), Session(first, other)]
 
     def events(self):

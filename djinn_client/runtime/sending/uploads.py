@@ -113,6 +113,8 @@ class Uploader:
             self._link.channel.copy_borrowed()
 
     def _upload(self, handle: int, source: torch.Tensor) -> None:
+        while handle in self.open:  # an earlier value of this handle, whose bytes the executor may still request
+            self._replies.take_next()
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
             digest = self._expected.pop(_content(source), None)
