@@ -173,7 +173,7 @@ def test_invalid_restarted_handle_is_named(monkeypatch):
                 executor.restart()
     finally:
         executor.close(0.0)
-    assert handle.ended
+    wait_for(lambda: handle.ended, "a thread to note the end of the holder")
 
 
 def test_invalid_handle_ends_started_pool_executors(monkeypatch):
@@ -190,7 +190,7 @@ def test_invalid_handle_ends_started_pool_executors(monkeypatch):
     requests = [LaunchRequest(number, 2, "wrong") for number in range(2)]
     with pytest.raises(PluginError, match=WRONG.format(r"Engine\.launch")):
         Pool(configs, 60.0, engine=HeldEngine(), requests=requests)
-    assert right[0].ended
+    wait_for(lambda: right[0].ended, "a thread to note the end of the holder")
 
 
 def test_pool_survives_invalid_restarted_handle(monkeypatch):
