@@ -88,5 +88,7 @@ FAMILIES: Final[Mapping[str, DecodingFamily]] = MappingProxyType({
     "t5": DecodingFamily("T5Config", {"vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}, "T5ForConditionalGeneration"),
     "bart": DecodingFamily("BartConfig", {**_STACKS, "forced_eos_token_id": None}, "BartForConditionalGeneration"),
     "bert": DecodingFamily("BertConfig", {**_DECODER, "is_decoder": True}, "BertLMHeadModel"),
+    "lfm2": _causal("Lfm2", _DECODER, full_attn_idxs=[1]),
+    "jamba": _causal("Jamba", _DECODER, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=8, mamba_dt_rank=4, use_mamba_kernels=False),
     "mamba": _causal("Mamba", {**_TOKENS, "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}),
 })  # fmt: skip

@@ -3,7 +3,8 @@
     python -m evaluation decoding [--families NAME...] [--settings NAME...] [--tokens 80] [--json]
 
 Each model generates greedily, locally and on `fakegpu`. The figures are growths of the device's counters per token, for the last `LAST` tokens.
-`--graphs` is used with `exact=False`. The settings vary the cache and the batch of one family.
+The peak is that of the device's memory while the hot model generates all tokens. `--graphs` is used with `exact=False`.
+The settings vary the cache, the batch and the search of one family.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,35 +28,59 @@ from evaluation.fakegpu.run_fakegpu import REMOTE, counters, grown, serving
 
 LAST: Final = 20
 PROMPT: Final = 12
+ASSISTANT_NOISE: Final = 0.002  # added to the weights of the assistant
 LAUNCH: Final = 0.1  # simulated seconds: templates are hot after few runs
 # Options of `generate`, and rows of the batch, by setting.
 SETTINGS: Final[Mapping[str, tuple[int, dict[str, Any]]]] = {
     "dynamic": (1, {}),
     "batch of 8": (8, {}),
-    "padding": (2, {}),
+    "padding": (8, {}),
     "static": (1, {"cache_implementation": "static"}),
     "offloaded": (1, {"cache_implementation": "offloaded"}),
-    "beams": (1, {"num_beams": 3}),
+    "beams": (1, {"num_beams": 4}),
+    "assisted": (1, {}),
     "prompt lookup": (1, {"prompt_lookup_num_tokens": 3}),
     "eager attention": (1, {}),
 }
 Figures = dict[str, float]
 
 
-def generate(model: Any, count: int, setting: str) -> torch.Tensor:
-    """Return the tokens that a model generates."""
+def generate(model: Any, count: int, setting: str, most: int | None = None) -> torch.Tensor:
+    """Return the `count` tokens that a model generates. `most`: tokens for which beam search has memory."""
+    from transformers import StoppingCriteriaList
+
     rows, options = SETTINGS[setting]
     ids = torch.randint(3, 90, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     if setting == "padding":
-        mask[0, :5], ids[0, :5] = 0, 0
+        for one in range(rows):
+            mask[one, :one], ids[one, :one] = 0, 0
     device = next(model.parameters()).device
     if device.type == "cpu" and setting == "offloaded":
         options = {}  # transformers needs an accelerator for it
     given = {"attention_mask": mask.to(device), "do_sample": False, "pad_token_id": 0, **options}
+    if setting == "assisted":
+        given["assistant_model"] = assistant_of(model)
+    if setting == "beams":
+        given["stopping_criteria"] = StoppingCriteriaList([partial(_is_done, length=PROMPT + count)])
+        count = most or count
     with torch.no_grad():
-        made = model.generate(ids.to(device), max_new_tokens=count, min_new_tokens=count, **given)
+        made = model.generate(ids.to(device), max_new_tokens=count, **given)
     return made.cpu()  # type: ignore[no-any-return]
+
+
+def _is_done(ids: torch.Tensor, _: object, *, length: int) -> torch.Tensor:
+    return torch.full((len(ids),), ids.shape[1] >= length, dtype=torch.bool, device=ids.device)
+
+
+def assistant_of(model: Any) -> Any:
+    """Return a model that agrees with another one about most tokens."""
+    assistant = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for weight in assistant.parameters():
+            weight.add_((torch.randn(weight.shape, generator=generator) * ASSISTANT_NOISE).to(weight.device))
+    return assistant
 
 
 def first_difference(here: torch.Tensor, there: torch.Tensor) -> int | None:
@@ -72,11 +98,11 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
         here.set_attn_implementation("eager")
     here.generation_config.eos_token_id = None
     there = copy.deepcopy(here).to(REMOTE)
-    torch.get_device_module("remote_accelerator").reset_peak_memory_stats()
     expected = generate(here, tokens, setting)
     differs = first_difference(expected, generate(there, tokens, setting))  # templates become hot
     generate(there, tokens, setting)
-    shorter = grown(lambda: generate(there, tokens - LAST, setting))
+    shorter = grown(lambda: generate(there, tokens - LAST, setting, tokens))
+    torch.get_device_module("remote_accelerator").reset_peak_memory_stats()
     found: list[torch.Tensor] = []
     longer = grown(lambda: found.append(generate(there, tokens, setting)))
     differs = first_difference(expected, found[0]) if differs is None else differs
@@ -125,7 +151,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     pairs = [(name, setting) for name in options.families for setting in options.settings]
-    before = measured(pairs, 2 * LAST)
+    before = measured(pairs, options.tokens)
     after = measured(pairs, options.tokens, "--graphs")
     print("| family | launches per token | ops outside of graphs | synchronizations | peak MiB | tokens |")
     print("| --- | --- | --- | --- | --- | --- |")
