@@ -223,7 +223,21 @@ def test_failed_runs_are_not_cached():
         with pytest.raises((IndexError, RuntimeError)):
             torch.relu(table.to(REMOTE).index_select(0, wrong.to(REMOTE))).cpu()
     assert reused(lambda t: torch.relu(t.index_select(0, torch.tensor([1], device=t.device))), table) > 0
-    assert executor_figures()["cached_results_bytes"] > 0
+    assert executor_figures()["result_cache_bytes"] > 0
+
+
+@pytest.mark.usefixtures("caching")
+def test_figures_count_hits_misses_and_evictions():
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    hits = reused(lambda x: torch.tanh(x @ x), x, times=5)
+    before = executor_figures()
+    assert (before["result_cache_hits"], before["result_cache_prefix_hits"]) == (hits, 0)
+    assert before["result_cache_entries"] > 0
+    assert reused(lambda x: torch.tanh(x @ x), y, times=1) == 0
+    after = executor_figures()
+    assert after["result_cache_misses"] > before["result_cache_misses"]
+    assert after["result_cache_bytes"] > before["result_cache_bytes"]
+    assert after["result_cache_evictions"] == 0
 
 
 @pytest.mark.usefixtures("caching")
@@ -299,8 +313,9 @@ def test_budget_holds_and_what_took_long_for_its_bytes_stays():
     with configured(executor="inline", plugin_settings={"result_cache": {"gib": 1 / 1024, "seconds": 0.0}}, threads=1):
         for number in range(24):
             torch.tanh(torch.full((1, 1), float(number)).to(REMOTE) * torch.ones(200, 200).to(REMOTE)).cpu()
-            assert executor_figures()["cached_results_bytes"] <= 1 << 20
-        assert executor_figures()["cached_results_bytes"] > 1 << 18
+            assert executor_figures()["result_cache_bytes"] <= 1 << 20
+        assert executor_figures()["result_cache_evictions"] > 0
+        assert executor_figures()["result_cache_bytes"] > 1 << 18
 
 
 def test_cached_results_are_dropped_if_a_memory_limit_needs_their_bytes():
@@ -308,10 +323,10 @@ def test_cached_results_are_dropped_if_a_memory_limit_needs_their_bytes():
         x = torch.randn(1024, 1024)
         for _ in range(4):
             assert torch.equal(torch.relu(x.to(REMOTE) - 1).cpu(), torch.relu(x - 1))
-        assert executor_figures()["cached_results_bytes"] > 0
+        assert executor_figures()["result_cache_bytes"] > 0
         kept = [torch.full((1024, 1024), float(number)).to(REMOTE) * 2 for number in range(10)]
         assert [float(one[0, 0].cpu()) for one in kept] == [2.0 * number for number in range(10)]
-        assert executor_figures()["cached_results_bytes"] == 0
+        assert executor_figures()["result_cache_bytes"] == 0
 
 
 def test_without_a_budget_nothing_is_cached():

@@ -68,6 +68,7 @@ def test_prefill_after_a_common_prefix_gives_logits_and_cache_of_local(family):
             torch.testing.assert_close(ours.cpu(), theirs)
             assert ours.stride() == theirs.stride()
         assert not number or runs_reused() == before + 1
+    assert executor_figures()["result_cache_prefix_hits"] == 3
 
 
 class Model:

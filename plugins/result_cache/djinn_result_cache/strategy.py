@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Final, Literal
 
@@ -43,15 +43,32 @@ class Entry:
     priority: float
 
 
+@attrs.define
+class CacheCounters:
+    """Counters of a cache.
+
+    Attributes:
+        hits: runs that were given the results of an equal run. prefix_hits: runs that computed only the tokens behind a common prefix.
+        misses: runs with a digest for which there were no results. evictions: results that the budget had no room for any more.
+    """
+
+    hits: int = 0
+    prefix_hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+
+
 class Cache:
     """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used of late, stay.
 
     Attributes:
+        counts: counters since the executor began.
         programs: digests of entries by program, the latest one last. seconds: of the longest run of each of them. nbytes: of all entries.
         seen: digests of the latest runs that were not cached.
     """
 
     def __init__(self, limit: int) -> None:
+        self.counts = CacheCounters()
         self.programs: dict[bytes, dict[bytes, None]] = {}
         self.seconds: dict[bytes, float] = {}
         self.seen: dict[bytes, None] = {}
@@ -84,11 +101,16 @@ class Cache:
         while self.nbytes + results.nbytes > self._limit or len(self._entries) >= ENTRIES:
             lowest = min(self._entries, key=lambda key: self._entries[key].priority)
             self._clock = self._entries[lowest].priority
+            self.counts.evictions += 1
             self._remove(lowest)
         self._entries[digest] = Entry(program, results, seconds, self._clock + seconds / max(results.nbytes, 1))
         self.programs.setdefault(program, {})[digest] = None
         self.seconds[program] = max(seconds, self.seconds.get(program, 0.0))
         self.nbytes += results.nbytes
+
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes of each entry that the executor has not dropped."""
+        return [entry.results.nbytes for entry in [*self._entries.values()] if entry.results.held]
 
     def has_seen(self, digest: bytes) -> bool:
         """Return True if a run of that digest was seen before. Note it."""
@@ -130,11 +152,14 @@ class CachingOffer(RunOffer):
             found = self._cache.find(digest)
             if found is not None and run.reuse(found):
                 self.unused = 0
+                self._cache.counts.hits += 1
                 return
             if (yield from run.reuse_prefix(self._cache.latest(self._program))):
                 self.unused = 0
+                self._cache.counts.prefix_hits += 1
                 self._keep(run, seconds)
                 return
+            self._cache.counts.misses += 1
         began = time.perf_counter()
         yield from run.advance()
         seconds = time.perf_counter() - began
@@ -170,3 +195,9 @@ class ResultCache(RunStrategy):
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
         """Return an offer if the template has ops whose results may be cached."""
         return CachingOffer(self._cache, template.cacheable, self._seconds) if template.cacheable else None
+
+    def figures(self) -> Mapping[str, float]:
+        """Return the counters, and the number and the bytes of cached results."""
+        counts = {f"result_cache_{name}": count for name, count in attrs.asdict(self._cache.counts).items()}
+        sizes = self._cache.sizes()
+        return {**counts, "result_cache_entries": len(sizes), "result_cache_bytes": sum(sizes)}
