@@ -8,7 +8,7 @@ part of it: then another graph is recorded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -63,10 +63,9 @@ class GrowingBuffer:
         """True if its memory is at another address, because it was evicted."""
         return self.memory.data_ptr() != self._address
 
-    @property
-    def held(self) -> bool:
-        """True if a session has a part of it."""
-        return self._uses() > self._baseline
+    def is_held(self, besides: int = 0) -> bool:
+        """Return True if more than `besides` tensors of sessions are parts of it."""
+        return self._uses() > self._baseline + besides
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor is the valid part."""
@@ -94,6 +93,12 @@ class GrowingBuffer:
         return self.memory.narrow(self.dim, 0, entries)
 
 
+def new_buffer(tensor: torch.Tensor, capacity: int, dim: int, plus: int) -> GrowingBuffer:
+    """Return a buffer of zeros for a tensor that grows in `dim`."""
+    shape = [capacity if at == dim else size for at, size in enumerate(tensor.shape)]
+    return GrowingBuffer(torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), dim, plus)
+
+
 @attrs.define(eq=False, kw_only=True)
 class GrowingRecording(Recording):
     """A graph of one capacity.
@@ -102,6 +107,7 @@ class GrowingRecording(Recording):
         grown: buffers by input. least, most: the `n` that it is valid for.
         appended: for a result that is a buffer, its input and the entries that it has more than `n`.
         cut: for a result that is longer than valid, its dimension and the entries that it has more than `n`.
+        rewritten: inputs whose valid entries the graph overwrites, as beam search does.
     """
 
     grown: Mapping[int, GrowingBuffer]
@@ -109,12 +115,25 @@ class GrowingRecording(Recording):
     most: int
     appended: Mapping[int, tuple[int, int]]
     cut: Mapping[int, tuple[int, int]]
+    rewritten: frozenset[int]
 
-    def takes(self, inputs: Sequence[torch.Tensor], n: int) -> bool:
-        """Return True if each input of a run is in its buffer, or can be copied into it."""
-        if not self.least <= n <= self.most:
-            return False
-        return all(buffer.has(inputs[index]) or not buffer.held for index, buffer in self.grown.items())
+    def takes(self, inputs: Sequence[torch.Tensor], n: int, used_up: Container[int]) -> bool:
+        """Return True if each input of a run is in its buffer, or can be copied into it.
+
+        `used_up`: inputs that nothing else needs.
+        """
+        return self.least <= n <= self.most and all(
+            self._takes(index, buffer, inputs[index], index in used_up) for index, buffer in self.grown.items()
+        )
+
+    def _takes(self, index: int, buffer: GrowingBuffer, tensor: torch.Tensor, used_up: bool) -> bool:
+        if not buffer.has(tensor):
+            return not buffer.is_held()
+        return index not in self.rewritten or (used_up and not buffer.is_held(besides=1))
+
+    def overwritten(self) -> set[int]:
+        """As `Recording.overwritten`, with the buffers whose valid entries it overwrites."""
+        return super().overwritten() | {self.grown[index].memory.data_ptr() for index in self.rewritten}
 
     def is_dead(self) -> bool:
         """As `Recording.is_dead`; True also if a buffer was evicted."""
@@ -198,7 +217,9 @@ class GrowingRegion(RecordedRegion):
 
     def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         assert isinstance(recording, GrowingRecording)
-        return super()._fits(recording, tensors, addresses) and recording.takes(tensors, self._n)
+        return super()._fits(recording, tensors, addresses) and recording.takes(
+            tensors, self._n, self._used_up(tensors)
+        )
 
     def _launch(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         assert isinstance(recording, GrowingRecording)
@@ -208,21 +229,23 @@ class GrowingRegion(RecordedRegion):
         if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
             return None
         capacity = capacity_for(self._n + max(plus for _, plus in self._grows.values()))
-        grown = {i: self._new_buffer(tensors[i], capacity, *grows) for i, grows in self._grows.items()}
+        grown = {i: new_buffer(tensors[i], capacity, *grows) for i, grows in self._grows.items()}
         buffers = {i: memory_span(tensors[i]).clone() for i in range(len(tensors)) if i not in weights | self.growing}
         given: list[Any] = [*tensors]
         for i, buffer in buffers.items():
             given[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
         for i, grows in grown.items():
-            given[i] = Padded(grows.memory, grows.dim, grows.plus, finite=True, buffer=i)
+            given[i] = Padded(grows.memory, grows.dim, grows.plus, finite=True, buffer=i, origin=i)
         if self._numbers is None:
             self._numbers = self._runtime.receive(torch.zeros(8 * (len(self._floats) + 1), dtype=torch.uint8))
         self._write_numbers()
         runs: list[PaddedRun] = []
+        rewritten = set[int]()
 
         def results() -> Sequence[torch.Tensor]:
-            runs.append(self._run_padded(given, capacity))
-            return [_tensor_of(one) for one in self._results(runs[0]) if not _is_buffer(one)]
+            runs.append(run := self._run_padded(given, capacity))
+            rewritten.update(_copy_back(run, self.region.fresh, grown))
+            return [_tensor_of(one) for one in self._results(run) if not _is_buffer(one)]
 
         launch, made, nbytes = self._recorder.record(results)
         self._check_memory(
@@ -241,11 +264,11 @@ class GrowingRegion(RecordedRegion):
         in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
         recording = GrowingRecording(
             launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes,
-            grown=grown, least=run.least, most=run.most, appended=appended, cut=cut,
+            grown=grown, least=run.least, most=run.most, appended=appended, cut=cut, rewritten=frozenset(rewritten),
         )  # fmt: skip
         for one in grown.values():
             one.set_baseline()
-        return recording if recording.takes(tensors, self._n) else None
+        return recording if recording.takes(tensors, self._n, self._used_up(tensors)) else None
 
     @staticmethod
     def _check_memory(made: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
@@ -255,10 +278,6 @@ class GrowingRegion(RecordedRegion):
 
     def _results(self, run: PaddedRun) -> list[Any]:
         return [run.env[place] for place in self.region.fresh]
-
-    def _new_buffer(self, tensor: torch.Tensor, capacity: int, dim: int, plus: int) -> GrowingBuffer:
-        shape = [capacity if at == dim else size for at, size in enumerate(tensor.shape)]
-        return GrowingBuffer(torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), dim, plus)
 
     def _run_padded(self, inputs: Sequence[Any], capacity: int) -> PaddedRun:
         """Run the steps."""
@@ -276,6 +295,7 @@ class GrowingRegion(RecordedRegion):
         for step, moves in self._steps:
             if not run.step(step):
                 self._run_step(step, moves, env)
+            run.wrote(step)
             for place in step.release:
                 if place not in fresh:
                     env[place] = None
@@ -283,6 +303,22 @@ class GrowingRegion(RecordedRegion):
         if any(isinstance(env[place], Padded) for step in views for place in step.reads):
             raise UnpaddableError("the program keeps a view of a tensor that grows")
         return run
+
+
+def _copy_back(run: PaddedRun, results: Sequence[int], buffers: Mapping[int, GrowingBuffer]) -> set[int]:
+    """Copy results whose entries come from a buffer back into it, unless the buffer is a result. Return these buffers' inputs."""
+    taken = {one.buffer for place in results if _is_buffer(one := run.env[place])}
+    rewritten = set[int]()
+    for place in results:
+        one = run.env[place]
+        if not isinstance(one, Padded) or one.origin is None or one.origin in taken:
+            continue
+        memory = buffers[one.origin].memory
+        memory.copy_(one.tensor if one.finite else run.filled(one, 0))
+        run.env[place] = attrs.evolve(one, tensor=memory, buffer=one.origin)
+        taken.add(one.origin)
+        rewritten.add(one.origin)
+    return rewritten
 
 
 def _is_buffer(one: Any) -> bool:

@@ -16,6 +16,8 @@ import torch
 from djinn_core.errors import DjinnError
 from djinn_core.ir.operators import resolve
 from djinn_server.running.compiled_step import CompiledStep, Environment
+from djinn_strategies.compiling.copied_views import CopiedViews, StaleViewError
+from djinn_strategies.compiling.region import is_view
 from djinn_strategies.compiling.sizes import LinearSize
 from djinn_strategies.compiling.written_views import address_of
 
@@ -34,6 +36,7 @@ class Padded:
     Attributes:
         finite: True if the padding is finite. zero: True if it is zero.
         buffer: index of the input whose buffer `tensor` is; None: memory of its own.
+        origin: index of the input from whose buffer the entries come, if they may be copied back into it.
     """
 
     tensor: torch.Tensor
@@ -42,6 +45,7 @@ class Padded:
     finite: bool = False
     zero: bool = False
     buffer: int | None = None
+    origin: int | None = None
 
     @property
     def from_right(self) -> int:
@@ -66,12 +70,13 @@ class PaddedRun:
     Attributes:
         env: environment with `Padded` and `VaryingNumber` in it. n: 0-dim tensor of int64.
         least, most: the `n` for which the run is valid, as far as the ops have shown.
-        appended: inputs whose buffer has got new entries. writes: True if any of the steps writes into an operand.
+        appended: inputs whose buffer has got new entries.
     """
 
     def __init__(self, env: Environment, capacity: int, n: torch.Tensor, example: int, *, writes: bool = False) -> None:
-        """`example`: the `n` of the present run."""
-        self.env, self.capacity, self.n, self.writes = env, capacity, n, writes
+        """`example`: the `n` of the present run. `writes`: True if any of the steps writes into an operand."""
+        self.env, self.capacity, self.n = env, capacity, n
+        self._views = CopiedViews() if writes else None
         self._example = example
         self.least, self.most = 0, capacity
         self.appended: set[int] = set()
@@ -84,8 +89,9 @@ class PaddedRun:
             UnpaddableError: there is no rule.
         """
         args, kwargs = step.given(self.env)
-        if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor) and not self.writes:
+        if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor):
             self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a slice at a varying position has other strides
+            self._note_copies(step, args[0])
             return True
         if not any(isinstance(value, Padded | VaryingNumber) for value in _flat((*args, *kwargs.values()))):
             return False
@@ -103,7 +109,33 @@ class PaddedRun:
             raise UnpaddableError(f"{step.op} does not fit its rule for a size that grows: {error}") from error
         for result, place in step.makes:
             self.env[place] = made[result] if step.sequence else made
+        self._note_copies(step, _plain(args[0]))
         return True
+
+    def _note_copies(self, step: CompiledStep, viewed: object) -> None:
+        """Note the results of a view that are copies."""
+        if self._views is not None and isinstance(viewed, torch.Tensor) and is_view(step.op):
+            for _, place in step.makes:
+                self._views.note(viewed, _plain(self.env[place]))
+
+    def wrote(self, step: CompiledStep) -> None:
+        """Store what a step has written into copies that stand for views.
+
+        Raises:
+            UnpaddableError: another copy has the old contents.
+        """
+        for place in step.writes:
+            assert self._views is not None
+            try:
+                self._views.wrote(self.env[place])
+            except StaleViewError as error:
+                raise UnpaddableError(f"{step.op} cannot be recorded: {error}") from error
+
+    def entries(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return the entries of a dimension at positions that vary."""
+        if self._views is None:
+            return tensor.index_select(dim, positions)
+        return self._views.select(tensor, dim, positions)
 
     def bound(self, *, least: int = 0, most: int | None = None) -> None:
         """Note for which `n` the run is valid."""
@@ -267,7 +299,7 @@ def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     if step != 1 or not isinstance(first.plus, int):
         raise UnpaddableError("a range that grows has steps")
     if first.times == last.times:
-        return (run.positions(first, last.plus - first.plus)).to(kwargs.get("dtype") or torch.int64)
+        return run.positions(first, last.plus - first.plus).to(kwargs.get("dtype") or torch.int64, copy=True)
     if (first.times, last.times) != (0, 1):
         raise UnpaddableError("a range grows at its beginning")
     run.bound(most=run.capacity - (last.plus - first.plus))
@@ -364,12 +396,12 @@ def _slice(
             raise UnpaddableError("a slice is empty")
         if not first.times:
             return tensor.narrow(at, first.plus, count)
-        return tensor.index_select(at, run.positions(first, count))
+        return run.entries(tensor, at, run.positions(first, count))
     if first != LinearSize(0, 0) or last.times != 1:
         raise UnpaddableError("a slice that grows begins behind the first entry")
     if grows:
         whole = last.plus == source.plus  # else valid entries, which may be infinite, are padding now
-        return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole)
+        return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole, origin=source.origin)
     run.bound(most=run.capacity - last.plus)
     missing = run.capacity - tensor.size(at)
     if missing > 0:
@@ -414,7 +446,8 @@ def _index_select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) ->
         return Padded(op(source, at, run.filled(index, 0)), at, index.plus)
     one = _padded(source)
     made = op(one.tensor, at, index)
-    return made if at == one.dim else one.like(made)
+    same = made.shape == one.tensor.shape  # a permutation of a batch may be copied back
+    return made if at == one.dim else attrs.evolve(one.like(made), origin=one.origin if same else None)
 
 
 def _split(run: PaddedRun, op: Any, source: Any, sizes: Any, dim: int = 0) -> Any:
@@ -444,7 +477,8 @@ def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     target.index_copy_(at, run.positions(LinearSize(1, first.plus), count), second)
     if in_place and first.buffer is not None:
         run.append(first)
-    return Padded(target, at, first.plus + count, first.finite, buffer=first.buffer if in_place else None)
+    buffer = first.buffer if in_place else None
+    return Padded(target, at, first.plus + count, first.finite, buffer=buffer, origin=first.origin)
 
 
 def _softmax(run: PaddedRun, op: Any, source: Any, dim: int, *more: Any, **kwargs: Any) -> Any:

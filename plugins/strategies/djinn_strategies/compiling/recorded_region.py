@@ -87,6 +87,10 @@ class Recording:
         moved = any(address != before for (_, address), (_, before) in zip(self._uses(), self._baseline, strict=True))
         return moved or any(ref.expired() for _, _, ref in self.in_place)
 
+    def overwritten(self) -> set[int]:
+        """Return the addresses of storages that a replay overwrites and sessions may hold."""
+        return {storage.data_ptr() for storage, _ in self.results}
+
     def held(self, used_up: Iterable[torch.Tensor] = ()) -> set[int]:
         """Return the results that something other than this recording refers to. `used_up`: inputs of the run that nothing else needs."""
         uses, given = zip(self._uses(), self._baseline, strict=True), Counter(map(address_of, used_up))
@@ -141,7 +145,7 @@ class RecordedRegion(CompiledRegion):
 
     def keep_inputs(self, env: Environment) -> None:
         """As `CompiledRegion.keep_inputs`."""
-        addresses = {storage.data_ptr() for recording in self.recordings for storage, _ in recording.results}
+        addresses = {address for recording in self.recordings for address in recording.overwritten()}
         for index, tensor in self._used_up(self._inputs(env)).items():
             if address_of(tensor) in addresses:
                 copied = memory_span(tensor).clone()

@@ -182,6 +182,11 @@ def _writes(step: CompiledStep, form: Form) -> tuple[int, ...]:
     return step.writes if given.get("training") == Constant(False) else written_places(step)
 
 
+def is_view(op: str) -> bool:
+    """Return True if a result of the op may alias an operand."""
+    return any(result.alias_info is not None for result in torch_private.schema_of(resolve(op)).returns)
+
+
 def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
     """Return, for each result, the operands that it may alias."""
     returns = torch_private.schema_of(resolve(step.op)).returns

@@ -1,0 +1,81 @@
+"""Copies that stand for views in a recorded graph: a view at a position that varies cannot be recorded.
+
+A write into such a copy is stored in the tensor that the program views. A program that would see a stale copy is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from djinn_core.errors import DjinnError
+
+
+class StaleViewError(DjinnError):
+    """A write and a copied view do not go together."""
+
+
+@attrs.frozen(eq=False)
+class _CopiedView:
+    """A copied view.
+
+    Attributes:
+        copy, viewed: storages of the copy and of the tensor that the program views.
+        store: copies a tensor over the storage of the copy back; None if that is not possible.
+    """
+
+    copy: StorageWeakRef
+    viewed: StorageWeakRef
+    store: Callable[[torch.Tensor], object] | None = None
+
+
+class CopiedViews:
+    """The copied views of one run."""
+
+    def __init__(self) -> None:
+        self._views: list[_CopiedView] = []
+
+    def note(self, viewed: torch.Tensor, made: torch.Tensor) -> None:
+        """Note the result of a view of `viewed`, which is a copy if it has another storage."""
+        copy, source = _storage(made), _storage(viewed)
+        if copy.cdata != source.cdata and not any(view.copy.cdata == copy.cdata for view in self._views):
+            self._views.append(_CopiedView(copy, source))
+
+    def select(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the entries at `positions`. What is written into the copy is stored in `tensor`."""
+        made = tensor.index_select(dim, positions)
+        shape, stride = made.shape, made.stride()
+
+        def store(written: torch.Tensor) -> None:
+            tensor.index_copy_(dim, positions, written.as_strided(shape, stride, 0))
+
+        self._views.append(_CopiedView(_storage(made), _storage(tensor), store))
+        return made
+
+    def wrote(self, tensor: torch.Tensor) -> None:
+        """Store what a step has written into a copy.
+
+        Raises:
+            StaleViewError: another copy has the old contents, or the copy cannot be stored.
+        """
+        written = _storage(tensor).cdata
+        own = [view for view in self._views if view.copy.cdata == written]
+        changed = {written, *[view.viewed.cdata for view in own]}
+        if any(view.store is None or self._is_copy(view.viewed) for view in own):
+            raise StaleViewError("it writes into a view whose strides vary")
+        others = [view for view in self._views if view not in own and not view.copy.expired()]
+        if any(view.viewed.cdata in changed for view in others):
+            raise StaleViewError("it writes into a tensor of which the program has a view at a position that varies")
+        for view in own:
+            assert view.store is not None
+            view.store(tensor)
+
+    def _is_copy(self, storage: StorageWeakRef) -> bool:
+        return any(view.copy.cdata == storage.cdata for view in self._views)
+
+
+def _storage(tensor: torch.Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
