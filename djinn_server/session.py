@@ -29,6 +29,7 @@ from djinn_core.wire.messages import (
     StatsRequest,
     Submit,
     Template,
+    TemplateDecision,
     TemplateReply,
     TemplateRequest,
     Timing,
@@ -331,7 +332,17 @@ class ExecutorSession:
             if self.device.ledger is not None:
                 self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
-        connection.send(Frame(encode(StatsReply(figures))))
+        decisions = tuple(self._decisions()) if request.decisions else ()
+        connection.send(Frame(encode(StatsReply(figures, decisions))))
+
+    def _decisions(self) -> Iterator[TemplateDecision]:
+        """Yield how the templates of this session run, and why not in another way."""
+        for _, known in self._templates.everything():
+            if known.choice is not None:
+                yield from known.choice.decisions()
+            if known.template.growth_refusal:
+                name, ops = known.digest.hex()[:8], known.template.count
+                yield TemplateDecision(name, ops, "growing cache", f"not used: {known.template.growth_refusal}")
 
     def _set_timings(self, request: TimingsRequest) -> None:
         """Start or stop reporting times with each reply."""
@@ -824,7 +835,6 @@ class ExecutorSession:
                 "runs_ahead": self._counts.runs_ahead,
                 "runs_ahead_dropped": self._counts.runs_ahead_dropped,
                 "runs_reused": self._runs.runs_reused,
-                "cached_results_bytes": self.device.cached_results.nbytes(),
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
                 **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},

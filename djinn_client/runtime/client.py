@@ -6,7 +6,7 @@ import copy
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,7 +47,7 @@ from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
 from djinn_core.system.gc_pause import collect_later
-from djinn_core.wire.messages import DeviceInfo
+from djinn_core.wire.messages import DeviceInfo, StatsReply, StatsRequest, TemplateDecision
 
 # Modules for own executors, pools and plans are imported by the sessions that need them.
 if TYPE_CHECKING:
@@ -534,6 +534,15 @@ def record_plans() -> Iterator[list[PipelineResult]]:
     finally:
         context.recordings.remove(recording)
         recording[:] = [session_planner.with_measured(context, result) for result in recording]
+
+
+def template_decisions() -> Sequence[TemplateDecision]:
+    """Return how the executors of the open session run its templates: graphs and other strategies, and why they are not used."""
+    session, found = context.session, list[TemplateDecision]()
+    if session is not None and not session.lost:
+        for device in range(len(context.opened)):
+            found += session.router.ask(StatsRequest(decisions=True), StatsReply, device).decisions
+    return found
 
 
 def stats() -> Mapping[str, int]:

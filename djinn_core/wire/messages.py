@@ -381,16 +381,30 @@ class ProtocolClose(PrintableFields, Message, frozen=True):
     stopped: bool = False
 
 
+class TemplateDecision(msgspec.Struct, frozen=True, array_like=True):
+    """A decision of an executor about one way to run a template, such as graphs.
+
+    `template`: the first digits of its digest. `ops`: their number. `strategy`: the way to run it. `decision`: whether it is used, and why.
+    """
+
+    template: str
+    ops: Count
+    strategy: str
+    decision: str
+
+
 class StatsRequest(Message, frozen=True):
-    """Request an executor's memory statistics. `reset_peak`: restart the peak counters afterwards."""
+    """Request an executor's memory statistics. `reset_peak`: restart the peak counters afterwards. `decisions`: send decisions, too."""
 
     reset_peak: bool = False
+    decisions: bool = False
 
 
 class StatsReply(Message, frozen=True):
-    """Reply to `StatsRequest`: bytes and counts by name."""
+    """Reply to `StatsRequest`: bytes and counts by name, and how the executor runs the session's templates."""
 
     values: dict[str, int]
+    decisions: tuple[TemplateDecision, ...] = ()
 
 
 class Goodbye(Message, frozen=True):

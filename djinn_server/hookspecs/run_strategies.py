@@ -172,9 +172,12 @@ class RunOffer(ABC):
 
     Attributes:
         checked: True if the offer itself compares its results with those of the ops before its stage is `ready`.
+        refusal: why the offer leaves the template to the ops, as a sentence without a capital. It is empty while the offer acts or watches.
+            `djinn explain` shows it.
     """
 
     checked: bool = False
+    refusal: str = ""
 
     @abstractmethod
     def run(self, run: StrategyRun) -> Iterator[None]:

@@ -22,6 +22,7 @@ from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_core.logs import get_logger
 from djinn_core.system.lru import LruCache
 from djinn_core.torch_private import inference_mode, storage_key
+from djinn_core.wire.messages import TemplateDecision
 from djinn_server.hookspecs.run_strategies import (
     RunOffer,
     RunResults,
@@ -182,6 +183,16 @@ class TemplateChoice:
         if not candidate.failed:
             candidate.failed = True
             self.refuse(candidate, f"it raised {type(error).__name__}: {error}")
+
+    def decisions(self) -> Iterator[TemplateDecision]:
+        """Yield what is decided about each strategy for this template."""
+        ops = self.facts.template.count
+        for candidate in (*self.candidates, *self.caches):
+            name, reason = candidate.strategy.name, candidate.reason or candidate.offer.refusal
+            if candidate.used:
+                yield TemplateDecision(self.name, ops, name, f"used: it takes {candidate.ratio:.2f} of the time")
+            elif reason:
+                yield TemplateDecision(self.name, ops, name, f"not used: {reason}")
 
     def is_replaced(self) -> bool:
         """True if an offer has been found to be faster than the ops."""

@@ -78,12 +78,17 @@ class Growth:
 
 
 class GrowthState:
-    """The in-place growth of a template. It is determined after the library was loaded."""
+    """The in-place growth of a template. It is determined after the library was loaded.
 
-    __slots__ = ("_found", "_looked")
+    Attributes:
+        refusal: why appends to inputs copy them; empty if they do not.
+    """
+
+    __slots__ = ("_found", "_looked", "refusal")
 
     def __init__(self) -> None:
         self._looked = False
+        self.refusal = ""
         self._found: Growth | None = None
 
     def growth(
@@ -94,14 +99,23 @@ class GrowthState:
         Return None if the library is not loaded, or if growth copies more bytes than `cat`.
         """
         if not self._looked and library_is_loaded():
-            self._found, self._looked = find_growth(steps, constants, inputs, outputs), True
+            refused: dict[int, str] = {}
+            self._found, self._looked = find_growth(steps, constants, inputs, outputs, refused), True
+            self.refusal = next((reason for place, reason in refused.items() if place in inputs), "")
         elif self._found is not None and not self._found.is_worthwhile:
-            self._found = None
+            self._found, self.refusal = (
+                None,
+                "other programs read its results so often that copies took more than they saved",
+            )
         return self._found
 
 
 def find_growth(
-    steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
+    steps: Sequence[CompiledStep],
+    constants: Sequence[Any],
+    inputs: range,
+    outputs: Sequence[int],
+    reasons: dict[int, str] | None = None,
 ) -> Growth | None:
     """Find the appends of a template that can be done in place. Return None if there are none.
 
@@ -113,13 +127,17 @@ def find_growth(
         constants: constants of the template.
         inputs: places of the inputs.
         outputs: places of the outputs.
+        reasons: receives why other appends copy, by the place of the tensor that they extend.
     """
     appends = {at: pair for at, step in enumerate(steps) if (pair := _append(step)) is not None}
     while appends:
         refused = _refused(steps, appends, constants, inputs, outputs)
         if not refused:
             break
-        appends = {at: pair for at, pair in appends.items() if refused.isdisjoint(pair)}
+        if reasons is not None:
+            found = {first: refused.get(first, refused.get(made)) for first, made in appends.values()}
+            reasons.update({first: reason for first, reason in found.items() if reason is not None})
+        appends = {at: pair for at, pair in appends.items() if refused.keys().isdisjoint(pair)}
     if not appends:
         return None
     growing = {place for pair in appends.values() for place in pair}
@@ -149,11 +167,15 @@ def _refused(
     constants: Sequence[Any],
     inputs: range,
     outputs: Sequence[int],
-) -> set[int]:
-    """Return the places of appends that must be dense, because another step reads them."""
+) -> dict[int, str]:
+    """Return the places of appends that must be dense, with the reason."""
     grown = {made for _, made in appends.values()}
     roots = {place: place for pair in appends.values() for place in pair}
-    refused = {first for first, _ in appends.values() if first not in inputs and first not in grown}
+    refused = {
+        first: "a `cat` extends a tensor that is no input"
+        for first, _ in appends.values()
+        if first not in inputs and first not in grown
+    }
     for at, step in enumerate(steps):
         read = Counter(step.reads)
         if at in appends:
@@ -161,13 +183,13 @@ def _refused(
         for position in _positions(step, constants):
             if position < len(step.arguments) and type(place := step.arguments[position]) is int:
                 read[place] -= 1
-        refused |= {roots[place] for place, count in read.items() if count and place in roots}
+        for place in [place for place, count in read.items() if count and place in roots]:
+            refused.setdefault(roots[place], f"{step.op} reads the tensor that grows, and needs it without gaps")
         if step.op in _VIEWS and step.reads and (root := roots.get(step.reads[0])) is not None:
             roots.update({made: root for _, made in step.makes})
     counts = Counter(outputs)
-    return refused | {
-        root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)
-    }
+    kept = {root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)}
+    return dict.fromkeys(kept, "the program keeps a view of the tensor that grows") | refused
 
 
 def _positions(step: CompiledStep, constants: Sequence[Any]) -> tuple[int, ...]:

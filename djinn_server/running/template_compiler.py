@@ -104,6 +104,11 @@ class CompiledTemplate:
         first = len(self.constants) + self.slots
         return self._growth.growth(self.steps, self.constants, range(first, first + self.inputs), self.outputs)
 
+    @property
+    def growth_refusal(self) -> str:
+        """Why a `cat` that extends an input copies it; empty if none does, or if it is not known."""
+        return self._growth.refusal
+
     def native_growth(self, growth: Growth) -> NativeReplay | None:
         """Count a run of the steps that append in place, and return their native program."""
         return growth.native(self.constants, self.slots, self.inputs + self.made)

@@ -44,6 +44,24 @@ def test_text_stops_at_requested_stage(explain):
     assert "policy" not in done.stdout
 
 
+def test_text_says_why_a_cache_does_not_grow_in_place(explain):
+    source = """
+        import torch, djinn
+        cache = torch.rand(1, 2, 8).to("remote_accelerator:0")
+        row = torch.rand(1, 1, 8).to("remote_accelerator:0")
+        with torch.no_grad():
+            for _ in range(16):
+                cache = torch.cat((cache, row), 1)
+                mean = cache.mean(1)
+                for _ in range(12):
+                    mean = mean.tanh()
+                print(mean.sum().item())
+    """
+    done = explain(source=source)
+    assert done.returncode == 0, done.stderr
+    assert "growing cache not used: aten::mean.dim reads the tensor that grows" in done.stdout
+
+
 @pytest.mark.parametrize(("ending", "status"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit('bye')", 1)])
 def test_exit_status_of_script_is_kept(explain, ending, status):
     done = explain(source=f"import sys\n{ending}\n")

@@ -13,7 +13,8 @@ import torch
 from configured import configured
 
 import djinn
-from djinn.testing import executor_figures
+from djinn.testing import executor_figures, open_session
+from djinn_core.wire.messages import StatsReply, StatsRequest
 from djinn_fakegpu.library import build
 from djinn_fakegpu.remote_control import RemoteControl
 from evaluation.fakegpu import run_fakegpu as counting
@@ -102,13 +103,16 @@ class Decoder:
 
     @torch.no_grad()
     def step(self):
+        self.forward()
+        return self.row.sum().item()
+
+    def forward(self):
         row = self.row
         for _ in range(self.depth):
             row = torch.tanh(row * 1.5) + 0.1
         query, key, value = (row @ weight for weight in self.weights)
         self.keys, self.values = torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2)
         self.row = self.attend(query, self.keys, self.values, self.bias)
-        return self.row.sum().item()
 
     def steps(self, count):
         return torch.tensor([self.step() for _ in range(count)])
@@ -176,32 +180,79 @@ def test_other_programs_see_a_dense_cache():
     assert_close(there, here)
 
 
+def crop(decoder):
+    decoder.keys, decoder.values = decoder.keys[:, :, :-6], decoder.values[:, :, :-6]
+
+
+def begin_again(decoder, factor):
+    """End a sequence with values that attention would multiply by zero, and begin another one."""
+    decoder.row = decoder.row * factor
+    decoder.steps(2)
+    decoder.keys, decoder.values = decoder.begin
+    decoder.row = torch.ones_like(decoder.row)
+    decoder.row.sum().item()  # sends the end of the first sequence
+
+
 @pytest.mark.usefixtures("session")
-def test_cropped_cache_continues():
-    there, here = pair(fused, 8)
+@pytest.mark.parametrize(
+    ("change", "depth"),
+    [(crop, 8), (partial(begin_again, factor=math.inf), 9), (partial(begin_again, factor=math.nan), 16)],
+    ids=["cropped", "after infinity", "after nan"],
+)
+def test_entries_behind_the_length_are_not_read(change, depth):
+    there, here = pair(fused, depth)
     for decoder in (there, here):
         decoder.steps(RUNS)
-        decoder.keys, decoder.values = decoder.keys[:, :, :-6], decoder.values[:, :, :-6]
+        change(decoder)
     torch.testing.assert_close(there.steps(8), here.steps(8))
+    assert_close(there, here)
+    # the comparison with the ops at another length has found no difference
+    assert grown(lambda: there.steps(2))[1] == 2
+
+
+class BeamDecoder(Decoder):
+    """Two sequences that change places after each step, and a table of their numbers that each step writes into."""
+
+    def __init__(self, device, attend, depth=1):
+        super().__init__(device, attend, depth)
+        self.keys, self.values, self.row = (torch.cat((one, one * 0.5)) for one in (self.keys, self.values, self.row))
+        self.table = torch.zeros(2, 300, dtype=torch.float64).to(device)
+        self.order = torch.tensor([1, 0]).to(device)
+
+    def forward(self):
+        before = self.keys.shape[-2]
+        super().forward()
+        self.table = self.table.index_select(0, self.order)
+        self.table[:, before] = self.row.flatten(1).sum(1)
+        self.row = self.row + self.table[:, :before].sum() * 1e-6
+        self.keys, self.values = (one.index_select(0, self.order) for one in (self.keys, self.values))
+
+    def shown(self):
+        return [*super().shown(), self.table.cpu()]
+
+
+@pytest.mark.usefixtures("session")
+def test_beams_change_places_in_the_buffers():
+    there, here = BeamDecoder(REMOTE, fused, 20), BeamDecoder("cpu", fused, 20)
+    torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
+    launches, graphs = grown(lambda: there.steps(10))
+    here.steps(10)
+    assert graphs == 10
+    assert launches <= 20  # inputs are copied to the graph, and results that the next step needs
     assert_close(there, here)
 
 
 @pytest.mark.usefixtures("session")
-def test_padding_of_a_longer_sequence_is_not_read():
-    """The first sequence ends with infinite values, which attention would multiply by zero."""
-    there, here = pair(fused, 9)
-    for decoder in (there, here):
-        decoder.steps(RUNS)
-        decoder.row = decoder.row * torch.inf
-        decoder.steps(2)
-        decoder.keys, decoder.values = decoder.begin
-        decoder.row = torch.ones_like(decoder.row)
-        decoder.row.sum().item()  # sends the end of the first sequence
-    torch.testing.assert_close(there.steps(8), here.steps(8))
+def test_cache_that_a_program_keeps_is_not_overwritten_by_beams():
+    there, here = BeamDecoder(REMOTE, fused, 21), BeamDecoder("cpu", fused, 21)
+    kept = []
+    for _ in range(RUNS):
+        for decoder in (there, here):
+            kept.append((decoder.keys, decoder.values))
+            decoder.step()
     assert_close(there, here)
-    assert (
-        grown(lambda: there.steps(2))[1] == 2
-    )  # the comparison with the ops at another length has found no difference
+    for ours, theirs in zip(kept[::2], kept[1::2], strict=True):
+        torch.testing.assert_close([one.cpu() for one in ours], [*theirs])
 
 
 def without_last(query, before, values):
@@ -263,7 +314,11 @@ def test_op_without_a_rule_keeps_the_step_as_it_is(server):
     there, here = pair(averaged, 11)
     torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
     assert grown(lambda: there.steps(3))[1] == 0
-    assert "aten::mean.dim has no rule for a size that grows" in server.log.read_text()
+    reason = "aten::mean.dim has no rule for a size that grows"
+    assert reason in server.log.read_text()
+    decided = open_session().router.ask(StatsRequest(decisions=True), StatsReply, 0).decisions
+    decisions = [one.decision for one in decided if one.strategy == "growing-graphs"]
+    assert any(one.startswith("not used: ") and one.endswith(reason) for one in decisions)
 
 
 @pytest.mark.usefixtures("session")

@@ -64,7 +64,7 @@ class GraphRecorder(HotTemplates):
     def ask(self, job: CompilationJob) -> None:
         """Record a region at its next run, as `HotTemplates.ask` does."""
         if job.compiler:
-            job.hot.leave("its graph is not used")
+            job.hot.leave(job.hot.refusal)
         elif job.law.base is not None:
             job.hot.leave("its sizes vary from run to run, which a graph cannot")
         else:
@@ -133,7 +133,7 @@ class GrowingGraphs(HotTemplates):
     def ask(self, job: CompilationJob) -> None:
         """Record a region at its next run, as `HotTemplates.ask` does."""
         if job.compiler:
-            job.hot.leave("its graph is not used")
+            job.hot.leave(job.hot.refusal)
         elif job.law.base is None:
             job.hot.leave("its sizes are fixed")
         else:

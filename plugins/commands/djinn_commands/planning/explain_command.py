@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from djinn_commands.planning.model import Step
     from djinn_commands.script import Script
     from djinn_core.registry.registry import Registry
+    from djinn_core.wire.messages import TemplateDecision
 
 _STAGES = ("annotate", "estimate", "optimize", "place", "schedule")
 _SUMMARISED = 30  # maximum number of programs that are listed before the details
@@ -71,7 +72,7 @@ def explain(
         raise click.UsageError(f"--json means --format json and contradicts --format {form}: remove one of them")
     form = "json" if as_json else form
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
-    status, results = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
+    status, results, decisions = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
     selected = _chosen(results, program)
     documents = [shown_until(result, until) for result in selected]
     if form == "json":
@@ -83,6 +84,7 @@ def explain(
         )
     elif drawer is None or drawer.printer is None:
         _print_text(documents, program, unfold=unfold, depth=depth)
+        _print_decisions(decisions)
     if drawer is not None:
         drawer.draw(selected)
     raise SystemExit(status)
@@ -90,8 +92,8 @@ def explain(
 
 def _results(
     target: str, arguments: tuple[str, ...], until: str, model: dict[str, Any]
-) -> tuple[int, Sequence[PipelineResult]]:
-    """Return the exit status, and the results of the stages for each program."""
+) -> tuple[int, Sequence[PipelineResult], Sequence[TemplateDecision]]:
+    """Return the exit status, the results of the stages for each program, and the executors' decisions."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json" or (":" in target and not path.exists()):
         from djinn_commands.planning.model import captured_model, step_of
@@ -102,7 +104,7 @@ def _results(
             )
         with contextlib.redirect_stdout(sys.stderr):
             step: Step = step_of(**model)
-            return 0, [captured_model(target, step, until)]
+            return 0, [captured_model(target, step, until)], ()
     if not path.is_file():
         raise click.BadParameter(
             f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
@@ -124,19 +126,19 @@ def _refuse_options_of_models(names: Iterable[str]) -> None:
         )
 
 
-def _run(script: Script) -> tuple[int, Sequence[PipelineResult]]:
-    """Run the script to its end, even after an error. Return its exit status and the plans of its programs."""
-    from djinn_client.runtime.client import record_plans
+def _run(script: Script) -> tuple[int, Sequence[PipelineResult], Sequence[TemplateDecision]]:
+    """Run the script to its end, even after an error. Return its exit status, the plans of its programs, and the executors' decisions."""
+    from djinn_client.runtime.client import record_plans, template_decisions
 
+    status = 0
     with record_plans() as plans, contextlib.redirect_stdout(sys.stderr):
         try:
             script.run()
         except SystemExit as end:
-            if end.code is None or isinstance(end.code, int):
-                return end.code or 0, plans
-            click.echo(end.code, err=True)
-            return 1, plans
-    return 0, plans
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if not isinstance(end.code, int | None):
+                click.echo(end.code, err=True)
+    return status, plans, template_decisions()
 
 
 def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[PipelineResult]:
@@ -163,6 +165,14 @@ def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold
             click.secho(f"program {chosen or number}" + (f" of {len(results)}" if chosen is None else ""), bold=True)
         click.echo(str(told(result, unfold=unfold, depth=depth)))
         click.echo()
+
+
+def _print_decisions(decisions: Sequence[TemplateDecision]) -> None:
+    """Print how executors run hot templates, and why not in another way."""
+    if decisions:
+        click.secho("executor", bold=True)
+    for one in decisions:
+        click.echo(f"  template {one.template}, {one.ops:,} ops: {one.strategy} {one.decision}")
 
 
 def _print_summary(results: Sequence[PipelineResult]) -> None:

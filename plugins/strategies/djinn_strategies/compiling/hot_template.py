@@ -132,6 +132,7 @@ class HotTemplate(RunOffer):
     aside: frozenset[str] = frozenset()  # as for `find_region`, and `risky`
     risky: frozenset[str] = frozenset()
     checked: bool = attrs.field(init=False, default=True)
+    refusal: str = attrs.field(init=False, default="")
     phase: Phase = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -199,12 +200,13 @@ class HotTemplate(RunOffer):
         """Stop compiling the template for good."""
         self._count_unused()
         self._tell("a template stays as it is", reason=reason)
-        self.phase = NotCompiledPhase()
+        self.phase, self.refusal = NotCompiledPhase(), reason
 
     def refuse(self, job: CompilationJob, compiler: str, reason: str) -> None:
         """Reject the result of a compiler, and start the next one."""
         self._count_unused()
         self._tell("a compiled template is not used", compiler=compiler, reason=reason)
+        self.refusal = reason
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
     def again(self, reason: str) -> None:
@@ -229,7 +231,7 @@ class HotTemplate(RunOffer):
         """Adopt the compiled code."""
         grows = "yes" if job.law.base else "no"
         self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
-        self.phase = AdoptedPhase(self, job, compiled)
+        self.phase, self.refusal = AdoptedPhase(self, job, compiled), ""
 
     def _count_unused(self) -> None:
         self.counts.unused += isinstance(self.phase, _RegionPhase)
