@@ -114,8 +114,7 @@ PROGRAMS: Mapping[str, Program] = {
     "hostile-ops": _module("fuzz.hostile_ops", summary="ops with hostile arguments, and programs of them, beside tensors that stay"),
     "link-faults": _module("chaos.run_link_faults", summary="a training loop over lost packets, a slow uplink, a client that sleeps, a link that goes down, another address; root"),
     "op-names": _module("fuzz.op_names", summary="ops that a server did not allow, named in every spelling over a real connection"),
-    "load": _module("load.run_load", summary="many clients, overload, crashes, slow clients, sessions that are dropped"),
-    "thousand": _module("load.thousand", summary="what a client does for a thousand executors that are stand-ins"),
+    "load": _module("load.run_load", summary="many clients, long work, sessions that are dropped"),
     # --- speed
     "rivals": _module("rivals.run_rivals", summary="programs that rivals publish, over links of 0 to 116 ms, beside the rivals' figures; root"),
     "bench": _module("benchmarks.run_all", summary="all benchmarks, a picture and a line of history", variables={}),

@@ -29,12 +29,8 @@ class Row:
 def rows_of(options: argparse.Namespace) -> dict[str, Row]:
     """Return the rows by name, with durations from `options`."""
     clients = ["--clients", str(options.clients), "--tenants", str(options.tenants), "--minutes", str(options.minutes)]
-    crashing = ["--crashes", str(options.crashes), "--seconds", str(options.seconds)]
     return {
         "clients": Row("many_clients", clients, "many_clients_fair_and_right"),
-        "overload": Row("overload", [], "overload_refused_quickly"),
-        "crashing": Row("crashing_tenant", crashing, "calm_tenant_unharmed"),
-        "slow": Row("slow_clients", ["--connections", str(options.connections)], "slow_clients_closed_in_time"),
         "sessions": Row("leaving", ["--sessions", str(options.sessions)], "nothing_left_behind"),
         "work": Row(
             "long_work",
@@ -62,9 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="of many clients")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--tenants", type=int, default=8)
-    parser.add_argument("--crashes", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=600.0, help="that crashes may take")
-    parser.add_argument("--connections", type=int, default=500)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=20_000, help="of long work, and a tenth as many programs")
     parser.add_argument("--json", action="store_true", help="does nothing: JSON is printed anyway")

@@ -29,12 +29,10 @@ def test_wrong_result_is_counted():
 
 
 def test_load_rows_and_verdicts(monkeypatch, capsys):
-    options = argparse.Namespace(
-        clients=1, tenants=1, minutes=1, crashes=1, seconds=1, connections=1, sessions=1, steps=10
-    )
+    options = argparse.Namespace(clients=1, tenants=1, minutes=1, sessions=1, steps=10)
     rows = load.rows_of(options)
     assert all(row.verdict in (FOLDER / f"{row.program}.py").read_text() for row in rows.values())
-    monkeypatch.setattr(load, "run", lambda row: {row.verdict: int("overload" not in row.program)})
-    assert load.main(["--only", "clients,slow"]) == 0
+    monkeypatch.setattr(load, "run", lambda row: {row.verdict: int("long_work" not in row.program)})
+    assert load.main(["--only", "clients,sessions"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["load_survived"] == 1
     assert load.main([]) == 1
