@@ -16,8 +16,6 @@ from djinn_client.runtime import client
 from djinn_core.protocol.connection_file import read_connection_file, write_connection_file
 from djinn_core.protocol.delivery import snapshot_schedule
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 REMOTE = "remote_accelerator:0"
 
 

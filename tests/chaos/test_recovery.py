@@ -18,8 +18,6 @@ from djinn_client.runtime import client
 from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.protocol.connection_file import read_connection_file
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 REMOTE = "remote_accelerator:0"
 
 

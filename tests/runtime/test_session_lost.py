@@ -11,8 +11,6 @@ import torch
 import djinn
 from djinn.testing import open_connections
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 DEVICE = "remote_accelerator:0"
 
 

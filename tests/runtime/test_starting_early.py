@@ -18,8 +18,6 @@ from djinn_core.errors import StartupError
 from djinn_core.settings import resolve
 from djinn_server.launch import embedded, engines
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 DEVICE = "remote_accelerator:0"
 
 

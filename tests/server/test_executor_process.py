@@ -73,6 +73,11 @@ def test_executor_reports_addresses_and_device(executor):
     assert executor.alive
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at the maps of processes")
+def test_executor_does_not_load_native_device(executor):
+    assert "djinn_torch_" not in Path(f"/proc/{executor.process_id}/maps").read_text()
+
+
 def test_only_its_owner_can_reach_its_socket(executor):
     socket = Path(executor.ready.urls[0].removeprefix("unix://"))
     assert socket.parent.stat().st_mode & 0o077 == 0

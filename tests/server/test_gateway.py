@@ -34,8 +34,6 @@ from djinn_core.wire.messages import (
     encode,
 )
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 SECONDS = 300.0
 
 

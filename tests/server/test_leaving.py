@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import signal
 
-import pytest
-
 from evaluation.load import leaving
-
-pytestmark = pytest.mark.usefixtures("fresh_processes")
 
 
 def test_ended_sessions_leave_nothing(own_server, tmp_path, monkeypatch, wait_for, exists):

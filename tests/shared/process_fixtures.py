@@ -59,7 +59,7 @@ def python(plain_environment, request):
 def fresh_processes():
     """Executors of this process, and servers of `start_python`, are started as people start them, not forked.
 
-    Request it for files that test how processes start, end, are configured or recover:
+    Request it for files that test how processes start and end:
     `pytestmark = pytest.mark.usefixtures("fresh_processes")`.
     """
 
@@ -90,9 +90,9 @@ def start_python(request):
 
 
 @pytest.fixture(scope="session")
-def serving(plain_environment, tmp_path_factory, cache_directory):
+def serving(python, plain_environment, tmp_path_factory, cache_directory):
     """Start a server that runs as long as the tests. Return the content of its connection file."""
-    from servers import fresh_python, start_server
+    from servers import start_server
 
     from djinn_core.protocol.connection_file import read_connection_file
 
@@ -102,7 +102,7 @@ def serving(plain_environment, tmp_path_factory, cache_directory):
         folder = Path(cache_directory, name)
         folder.mkdir()
         options += [flag, str(folder)]
-    server = start_server(fresh_python, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
+    server = start_server(python.start, tmp_path_factory.mktemp("serving"), *options, env=plain_environment)
     yield read_connection_file(server.file)
     assert server.stop() == 0, server.log.read_text()
 
