@@ -64,7 +64,7 @@ def test_random_ops_are_ordered_among_themselves():
     assert edges(builder.graph()) == {(0, 2, "data")}
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(50))
 def test_topological_orders_give_same_values(seed: int):
     graph = random_graph(seed, length=30)
     inputs = random_inputs(graph)

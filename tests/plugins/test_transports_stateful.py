@@ -115,7 +115,7 @@ def test_state_machine_catches_faulty_transport(fault: type[PlainChannel], monke
         with pytest.raises(
             (Exception, pytest.fail.Exception)
         ) as caught:  # Hypothesis has one for faults that do not come again
-            run_transport_states(Faulty(fault), "unix://", examples=300, shrink=False)
+            run_transport_states(Faulty(fault), "unix://", examples=10 if fault is Leaking else 300, shrink=False)
         found = message in "\n".join(traceback.format_exception(caught.value))
         assert found or (fault is not Leaking and isinstance(caught.value, Flaky))
     finally:
@@ -125,4 +125,4 @@ def test_state_machine_catches_faulty_transport(fault: type[PlainChannel], monke
 
 
 def test_state_machine_passes_correct_transport() -> None:
-    run_transport_states(Faulty(PlainChannel), "unix://", examples=30)
+    run_transport_states(Faulty(PlainChannel), "unix://", examples=10)

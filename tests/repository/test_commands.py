@@ -131,10 +131,10 @@ def test_documented_commands_run(path, folder, run):
     assert done.returncode == 0, f"{label(path)}: {done.stdout[-1500:]}\n{done.stderr[-1500:]}"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=label)
-def test_commands_are_in_fenced_blocks(path):
-    outside = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert INDENTED.findall(outside) == [], "write them between ```sh and ```, so that they are run"
+def test_commands_are_in_fenced_blocks():
+    outside = {label(p): re.sub(r"^```.*?^```", "", p.read_text(), flags=re.DOTALL | re.MULTILINE) for p in DOCUMENTS}
+    found = {name: commands for name, text in outside.items() if (commands := INDENTED.findall(text))}
+    assert found == {}, "write them between ```sh and ```, so that they are run"
 
 
 @pytest.mark.parametrize("line", ["djinn no-such-command", "djinn serve --port no-port  # here"])

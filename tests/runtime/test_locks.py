@@ -9,7 +9,7 @@ import torch
 from long_forms import long_or
 from safetensors.torch import save_file
 
-SECONDS = long_or(3, 120)
+SECONDS = long_or(1, 120)
 
 
 @pytest.fixture
@@ -27,5 +27,5 @@ def test_concurrent_init_use_and_shut_down_do_not_hang(python, served_environmen
 
 def test_lock_order_has_no_cycle(python, served_environment, weights_folder):
     program = Path(__file__).with_name("session_stress.py")
-    ended = python.run(program, long_or(2, 30), weights_folder, "order", env=served_environment, timeout=300)
+    ended = python.run(program, long_or(1, 30), weights_folder, "order", env=served_environment, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr

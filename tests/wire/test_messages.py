@@ -19,9 +19,8 @@ def test_message_kind_is_read_from_tag(message):
     assert found == [type(message)]
 
 
-@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
-def test_tag_follows_one_byte_header(kind):
-    assert 1 + len(msgspec.structs.fields(kind)) <= FIXED_ARRAY
+def test_tag_follows_one_byte_header():
+    assert [kind for kind in MESSAGES if 1 + len(msgspec.structs.fields(kind)) > FIXED_ARRAY] == []
 
 
 def test_trace_context_is_optional_last_field():

@@ -43,16 +43,16 @@ def test_transfers_use_page_locked_memory_only(gpu):
     gpu.check(program)
 
 
-def test_two_gibibytes_move_through_less_than_64_mebibytes(gpu):
+def test_large_transfers_move_through_less_than_64_mebibytes(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
         runtime = DeviceRuntime(torch.device("fakegpu", 0))
         control.reset_counters()
-        for _ in range(8):
+        for _ in range(2):
             there = runtime.receive(torch.ones(128 << 20, dtype=torch.uint8))
             assert runtime.deliver(there)[-1] == 1
-        assert control.counters()["bytes_host_to_device"] == control.counters()["bytes_device_to_host"] == 1 << 30
+        assert control.counters()["bytes_host_to_device"] == control.counters()["bytes_device_to_host"] == 256 << 20
         assert control.counters()["pinned_bytes_peak"] < 64 << 20
 
     gpu.check(program)

@@ -10,12 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 ROOT = Path(__file__).parents[3]
-SHORT = (
-    "tests/e2e/test_fusion.py",
-    "tests/models/test_everyday.py",
-    "-k",
-    "not save_remote_model",
-)  # the test imports transformers
+# Without tests that import transformers, and those of workers and optimizers, which take seconds.
+SHORT = ("tests/models/test_everyday.py", "-k", "not save_remote_model and not workers and not optimizers_equal")
 
 
 def test_tests_of_executors_pass_on_the_device(python, plain_environment):
@@ -24,4 +20,4 @@ def test_tests_of_executors_pass_on_the_device(python, plain_environment):
     environment = plain_environment | {"SERVED_DEVICE": "fakegpu"}
     done = python.run("-m", "pytest", *options, *SHORT, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 25, done.stdout
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20, done.stdout
