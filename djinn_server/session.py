@@ -29,7 +29,6 @@ from djinn_core.wire.messages import (
     StatsRequest,
     Submit,
     Template,
-    TemplateDecision,
     TemplateReply,
     TemplateRequest,
     Timing,
@@ -332,17 +331,9 @@ class ExecutorSession:
             if self.device.ledger is not None:
                 self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
-        decisions = tuple(self._decisions()) if request.decisions else ()
+        known = self._templates.everything() if request.decisions else ()
+        decisions = tuple([decision for _, template in known for decision in template.decisions()])
         connection.send(Frame(encode(StatsReply(figures, decisions))))
-
-    def _decisions(self) -> Iterator[TemplateDecision]:
-        """Yield how the templates of this session run, and why not in another way."""
-        for _, known in self._templates.everything():
-            if known.choice is not None:
-                yield from known.choice.decisions()
-            if known.template.growth_refusal:
-                name, ops = known.digest.hex()[:8], known.template.count
-                yield TemplateDecision(name, ops, "growing cache", f"not used: {known.template.growth_refusal}")
 
     def _set_timings(self, request: TimingsRequest) -> None:
         """Start or stop reporting times with each reply."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import attrs
 
 from djinn_core.errors import ProtocolError
 from djinn_core.wire.binding_delta import apply_input_changes, apply_slot_changes, unpack_handles
-from djinn_core.wire.messages import Submit, Workload
+from djinn_core.wire.messages import Submit, TemplateDecision, Workload
 from djinn_core.wire.templates import TemplateCache
 from djinn_server.running.arbiter import Candidate, TemplateChoice
 from djinn_server.running.drawing import Draws, draws_of
@@ -74,6 +74,14 @@ class BoundTemplate:
         if self._draws is None:
             self._draws = draws_of(self.template)
         return self._draws
+
+    def decisions(self) -> Iterator[TemplateDecision]:
+        """Yield how the template runs, and why it does not run in another way."""
+        if self.choice is not None:
+            yield from self.choice.decisions()
+        if self.template.growth_refusal:
+            name, ops = self.digest.hex()[:8], self.template.count
+            yield TemplateDecision(name, ops, "growing cache", f"not used: {self.template.growth_refusal}")
 
     def consumed(self, inputs: Sequence[int]) -> list[int]:
         """Return the inputs that a run consumes: their values are freed when it ends."""
