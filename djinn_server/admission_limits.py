@@ -59,10 +59,14 @@ class ExecutorLimits:
         if reason:
             return Denial(reason, "quota")
         if sessions >= self.limits.sessions:
-            left = self.next_lease_end()
-            gone = "" if left is None else f"; a session of a disconnected client ends in {max(left, 0):.0f} s"
+            lease_seconds = self.next_lease_end()
+            lease_note = (
+                ""
+                if lease_seconds is None
+                else f"; a session of a disconnected client ends in {max(lease_seconds, 0):.0f} s"
+            )
             return Denial(
-                f"this executor is full: it serves {sessions} of at most {self.limits.sessions} sessions{gone}. Try again later, or "
+                f"this executor is full: it serves {sessions} of at most {self.limits.sessions} sessions{lease_note}. Try again later, or "
                 "at another server",
                 "full",
                 again=True,

@@ -136,10 +136,10 @@ class Control:
         return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
 
     def _follow(self, serving: ControlledExecutor) -> bool:
-        more = self._orders.fill()
+        is_open = self._orders.fill()
         self._follow_lines(serving)
-        self.orphaned = not more and self._deadline is None
-        return more
+        self.orphaned = not is_open and self._deadline is None
+        return is_open
 
     def _follow_lines(self, serving: ControlledExecutor) -> None:
         while (line := self._orders.next_line()) is not None:

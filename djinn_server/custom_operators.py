@@ -53,17 +53,17 @@ class CustomOperators:
 
     def assign(self, tenant: str) -> None:
         """Allow the ops of a tenant in this process, which works for no other tenant."""
-        found: dict[str, torch._ops.OpOverload] = {}
+        operators: dict[str, torch._ops.OpOverload] = {}
         for one in self._allowed:
             if one.tenant in {"", tenant}:
-                found |= one.operators
+                operators |= one.operators
                 if one.check is not None:
                     _checks.update(dict.fromkeys(one.operators, one.check))
-        allow_custom(found)
-        offered = [CustomOperator(name, str(torch_private.schema_of(found[name]))) for name in sorted(found)]
+        allow_custom(operators)
+        offered = [CustomOperator(name, str(torch_private.schema_of(operators[name]))) for name in sorted(operators)]
         self.offered = tuple(offered)
-        if found:
-            _log.info("custom ops are allowed", tenant=tenant, ops=len(found))
+        if operators:
+            _log.info("custom ops are allowed", tenant=tenant, ops=len(operators))
 
 
 def _allowed(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
@@ -85,9 +85,9 @@ def _allowed(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> 
 def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
     library = next((one for one in libraries if one.name == name), None)
     if library is None:
-        there = ", ".join(sorted(one.name for one in libraries)) or "none"
+        installed = ", ".join(sorted(one.name for one in libraries)) or "none"
         raise StartupError(
-            f"no plugin offers an operator library of this name (there are: {there}). Install its package on this machine, or allow the "
+            f"no plugin offers an operator library of this name (there are: {installed}). Install its package on this machine, or allow the "
             "Python ops of a module: `--operators module:NAME`"
         )
     if not library.every_tenant and not tenant and tenants:
@@ -106,13 +106,13 @@ def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], te
 def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
     """Yield the custom ops in Python whose functions a module or its submodules define."""
     _import(module)
-    found = [*torch_private.python_operators(module)]
-    if not found:
+    python_operators = [*torch_private.python_operators(module)]
+    if not python_operators:
         raise StartupError(
             f"the module {module} defines no op with `torch.library.custom_op` or `triton_op`. Ops of compiled libraries need a plugin: "
             "`djinn plugins new NAME --kind operators`"
         )
-    for func in found:
+    for func in python_operators:
         yield func.name(), _usable(func)
 
 
@@ -153,30 +153,30 @@ def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callab
     fresh = [place for place, result in enumerate(schema.returns) if result.alias_info is None]
 
     def look_and_call(*positional: Any, **keywords: Any) -> Any:
-        given = defaults | dict(zip(names, positional, strict=False)) | keywords
+        arguments = defaults | dict(zip(names, positional, strict=False)) | keywords
         if check is not None:
             try:
-                check(op, given)
+                check(op, arguments)
             except (AttributeError, IndexError, TypeError) as error:
                 raise TypeError(f"{op} was called with arguments of other kinds than it takes: {error}") from error
-        made = kernel(*positional, **keywords)
-        return _with_own_memory(made, given.values(), fresh) if fresh else made
+        result = kernel(*positional, **keywords)
+        return _with_own_memory(result, arguments.values(), fresh) if fresh else result
 
     return look_and_call
 
 
 def _with_own_memory(made: Any, given: Iterable[Any], fresh: Sequence[int]) -> Any:
     """Return the results. Copy those that alias an argument or another result without a note in the schema."""
-    seen = {torch_private.storage_key(one) for one in _tensors(given)}
+    operand_storages = {torch_private.storage_key(one) for one in _tensors(given)}
 
     def own(result: Any) -> Any:
         if isinstance(result, (list, tuple)):
             return [own(one) for one in result]
         if not isinstance(result, torch.Tensor):
             return result
-        if torch_private.storage_key(result) in seen:
+        if torch_private.storage_key(result) in operand_storages:
             result = result.clone()
-        seen.add(torch_private.storage_key(result))
+        operand_storages.add(torch_private.storage_key(result))
         return result
 
     if not isinstance(made, tuple):

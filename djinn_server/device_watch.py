@@ -104,11 +104,11 @@ class DeviceWatch:
 
     def begin(self, session: CancellationState, work: RunRequest, template: CompiledTemplate) -> IssuedWork:
         """Note that a session begins to issue the ops of a submission, until `issued` is called."""
-        each = session.replaying and work.op_times is None
-        if each:
+        one_at_a_time = session.replaying and work.op_times is None
+        if one_at_a_time:
             work.op_times = OpSync(self._runtime)
         work.progress = Progress()
-        begun = IssuedWork(session, work.sequence, template, work.progress, each)
+        begun = IssuedWork(session, work.sequence, template, work.progress, one_at_a_time)
         with self._lock:
             self._issuing.append(begun)
         return begun
@@ -137,10 +137,10 @@ class DeviceWatch:
 
     def check_failures(self, found: Iterable[object], session: CancellationState) -> None:
         """Report a lost device if a result among `found` is a `Failure` with such an error."""
-        for one in found:
-            if isinstance(one, Failure):
-                kind = torch.AcceleratorError if one.kind == torch.AcceleratorError.__name__ else RuntimeError
-                self.check(kind(one.message), one.instruction, session)
+        for result in found:
+            if isinstance(result, Failure):
+                kind = torch.AcceleratorError if result.kind == torch.AcceleratorError.__name__ else RuntimeError
+                self.check(kind(result.message), result.instruction, session)
 
     def check(self, error: BaseException, op: int = -1, session: CancellationState | None = None) -> None:
         """Report a lost device if `error` is such an error.
@@ -151,17 +151,17 @@ class DeviceWatch:
             return
         with self._lock:
             every = [*self._issued, *self._issuing]
-            known = every[0] if len(every) == 1 else None
-            if known is None:
+            submission = every[0] if len(every) == 1 else None
+            if submission is None:
                 last = next((work for work in reversed(every) if session is None or work.session is session), None)
                 text = f" {_name(last, op)} or" if last is not None else ""
                 self._end(f"an op failed at or before{text} one of {len(every)} submissions: {error}")
-            elif known.each or op == 0:
-                at = known.progress.step if op < 0 else op
-                self._stop(known, at, f"{_name(known, at)} failed: {error}")
+            elif submission.each or op == 0:
+                at = submission.progress.step if op < 0 else op
+                self._stop(submission, at, f"{_name(submission, at)} failed: {error}")
             else:
-                at = op if op >= 0 else known.template.count - 1
-                self._stop(known, 0, f"an op at or before {_name(known, at)} failed: {error}")
+                at = op if op >= 0 else submission.template.count - 1
+                self._stop(submission, 0, f"an op at or before {_name(submission, at)} failed: {error}")
 
     def poll(self) -> None:
         """Note which submissions are complete. Report a lost device, a hung kernel or a hung copy."""

@@ -32,21 +32,21 @@ class OpenDevice:
     def info(self) -> DeviceInfo:
         """Return a description of the device for messages, with its present memory."""
         memory, sensors = self.runtime.memory(), self.sensors()
-        known = self.capabilities
+        capabilities = self.capabilities
         return DeviceInfo(
-            id=known.id,
-            kind=known.kind,
-            name=known.name,
-            memory=memory.get("total", known.memory),
-            memory_free=memory.get("free", known.memory_free),
+            id=capabilities.id,
+            kind=capabilities.kind,
+            name=capabilities.name,
+            memory=memory.get("total", capabilities.memory),
+            memory_free=memory.get("free", capabilities.memory_free),
             spill=memory.get("spill", 0),
             pressure=memory.get("pressure", 0),
-            threads=torch.get_num_threads() if known.kind == FALLBACK else 0,
+            threads=torch.get_num_threads() if capabilities.kind == FALLBACK else 0,
             torch=str(torch.__version__),
-            flops=known.flops,
-            bandwidth=known.bandwidth,
-            dtypes=tuple(sorted(known.dtypes)),
-            unsupported=tuple(sorted(known.unsupported)),
+            flops=capabilities.flops,
+            bandwidth=capabilities.bandwidth,
+            dtypes=tuple(sorted(capabilities.dtypes)),
+            unsupported=tuple(sorted(capabilities.unsupported)),
             utilization=sensors.get("utilization"),
             temperature=sensors.get("temperature"),
         )
@@ -70,14 +70,16 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
         )
     index = int(index_text or 0)
     visible = device.select(index) if wanted else index  # `_best` has already tried all devices
-    found = device.discover()
-    if visible >= len(found):
-        present = ", ".join(c.id for c in found) or f"no {kind} device"
+    devices_of_kind = device.discover()
+    if visible >= len(devices_of_kind):
+        present = ", ".join(c.id for c in devices_of_kind) or f"no {kind} device"
         raise StartupError(
             f"there is no device {kind}:{index} on this machine, which has {present}. `--device cpu` uses the processors"
         )
     return OpenDevice(
-        attrs.evolve(found[visible], id=f"{kind}:{index}"), device.open(visible), partial(device.sensors, visible)
+        attrs.evolve(devices_of_kind[visible], id=f"{kind}:{index}"),
+        device.open(visible),
+        partial(device.sensors, visible),
     )
 
 

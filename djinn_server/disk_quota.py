@@ -62,8 +62,8 @@ class DiskQuota:
 
     def headroom(self, where: Path | str) -> int:
         """Return how many more bytes quota and disk allow on the disk of path `where`."""
-        left = max(0, free_bytes(where) - self.reserve)
-        return min(left, max(0, self.limit - self.used)) if self.limit else left
+        free = max(0, free_bytes(where) - self.reserve)
+        return min(free, max(0, self.limit - self.used)) if self.limit else free
 
     def set_usage(self, owner: Hashable, nbytes: int) -> None:
         """Charge `owner` for `nbytes` bytes, without a check."""

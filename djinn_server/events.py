@@ -29,9 +29,15 @@ class ServerEvents(Events):
 
     def observe_with(self, registry: Registry) -> None:
         """From now on, also notify the observers of plugins."""
-        wanted = [observer for observer in registry.observers if self.process in observer.processes]
+        observers = [observer for observer in registry.observers if self.process in observer.processes]
         self.become(
-            [*self.sinks, *[QueueSink(one, registry.owner("observers", one.name)) for one in wanted]],
+            [
+                *self.sinks,
+                *[
+                    QueueSink(plugin_observer, registry.owner("observers", plugin_observer.name))
+                    for plugin_observer in observers
+                ],
+            ],
         )
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:

@@ -207,7 +207,7 @@ class Executor:
     def _resume(self, connection: Connection, asked: Resume) -> bool:
         """Resume a session of this executor or of an earlier process. Return the result of `serve`."""
         try:
-            found = self._leases.recover(connection, asked, self._assign_recovered)
+            recovered = self._leases.recover(connection, asked, self._assign_recovered)
         except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
             _log.warning("cannot recover a session yet", session=asked.session, reason=str(error))
             reason = str(error) if isinstance(error, QuotaExceeded) else "another executor still has the session"
@@ -219,17 +219,17 @@ class Executor:
             crashes_executors = isinstance(error, CrashLoop)
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return False
-        if found is None:
+        if recovered is None:
             resumed = lambda: self._context.events.emit("session_resumed", session=asked.session)  # noqa: E731 - of this one
             self._parallel.accept_for(connection, asked.session)
             return self._leases.serve(connection, asked, resumed)
-        owner, leased, taken = found
-        _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=taken)
+        owner, leased, received = recovered
+        _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=received)
         self._context.usage.count("sessions_recovered")
-        self._context.usage.count("replayed_frames", taken)
+        self._context.usage.count("replayed_frames", received)
         with self._door:
             self._inside += 1
-        return self._start(partial(self._make_session, owner, leased, connection, Resumed(taken, instance())))
+        return self._start(partial(self._make_session, owner, leased, connection, Resumed(received, instance())))
 
     def _assign_recovered(self, badge: Badge) -> str:
         """Assign the executor to the tenant of a session that is to be recovered.
@@ -306,7 +306,7 @@ class Executor:
 
     def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases
-        said = attached(
+        reply = attached(
             owner.session,
             os.getpid(),
             self._device.info(),
@@ -316,18 +316,18 @@ class Executor:
             custom_operators=self._operators.offered,
         )
         if not leases.seconds:
-            return said
-        return msgspec.structs.replace(said, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
+            return reply
+        return msgspec.structs.replace(reply, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
     def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
         """Return the functions that set up a tenant's custom ops and weight folders."""
-        found: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
+        callbacks: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
-            found.append(partial(weights.save_in, models.saving, disk))
+            callbacks.append(partial(weights.save_in, models.saving, disk))
         if models.published is not None:
-            found.append(partial(weights.publish_in, models.published, disk))
-        return found
+            callbacks.append(partial(weights.publish_in, models.published, disk))
+        return callbacks
 
     def _client(self, badge: Badge, client: str) -> dict[str, str]:
         """Return the facts about a client for observers."""
@@ -338,13 +338,15 @@ class Executor:
 
         def end(reason: str) -> None:
             ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
-            told = [
-                threading.Thread(target=_part, args=(one, reason), daemon=True) for one in ending if one is not None
+            threads = [
+                threading.Thread(target=_part, args=(channel, reason), daemon=True)
+                for channel in ending
+                if channel is not None
             ]
-            for thread in told:
+            for thread in threads:
                 thread.start()
             deadline = time.monotonic() + _TELLING_SECONDS
-            for thread in told:
+            for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
             lost(reason)
 
@@ -567,7 +569,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
     disk = DiskQuota()
     strategies, compilers = strategies_of(registry, config), compilers_of(registry, config)
-    found, evicts = open_device(registry.devices, device), not any(one.joins_sessions for one in strategies)
+    found, evicts = open_device(registry.devices, device), not any(strategy.joins_sessions for strategy in strategies)
     opened = limited(found, config.memory.limit, disk, on_demand=evicts, idle=config.memory.idle_minutes > 0)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds

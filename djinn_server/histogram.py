@@ -27,7 +27,7 @@ class Histogram:
 
     def include(self, other: Histogram) -> None:
         """Add all durations of another histogram."""
-        self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
+        self._counts = [own_count + its for own_count, its in zip(self._counts, other._counts, strict=True)]
         self._sum += other._sum
 
     @property

@@ -88,9 +88,9 @@ def _size(frame: Frame) -> int:
 
 def connected_pair() -> tuple[QueueConnection, QueueConnection]:
     """Return the two ends of a new connection."""
-    there: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-    back: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-    return QueueConnection(there, back), QueueConnection(back, there)
+    to_server: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    to_client: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+    return QueueConnection(to_server, to_client), QueueConnection(to_client, to_server)
 
 
 def begin(settings: Settings, client: str) -> tuple[Connection, str]:
@@ -110,14 +110,14 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     begin_strategies(context, strategies_of(registry, config), compilers_of(registry, config))
     operators = CustomOperators(settings.operators, registry.operators, tenants=False)
     executor = Executor(device, context, registry, TicketChecker(key), ExecutorSession, operators=operators)
-    ours, theirs = connected_pair()
+    client_end, executor_end = connected_pair()
 
     def serve() -> None:
         try:
-            executor.serve(theirs)
+            executor.serve(executor_end)
         finally:
-            theirs.close()
+            executor_end.close()
 
-    ours.thread = threading.Thread(target=serve, name="djinn-inline-executor", daemon=True)
-    ours.thread.start()
-    return ours, issue_ticket(key, client)
+    client_end.thread = threading.Thread(target=serve, name="djinn-inline-executor", daemon=True)
+    client_end.thread.start()
+    return client_end, issue_ticket(key, client)

@@ -99,25 +99,25 @@ _first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(Initi
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
     """Decode the readable part of a message. Return None if it is not sufficient. `reason`: why decoding failed."""
     try:
-        found = _decoder.decode(head)
+        kind = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-    if isinstance(found, _Submission):
+    if isinstance(kind, _Submission):
         submit = Submit(
-            found.sequence,
-            fetch=found.fetch,
-            free=found.free,
-            digest=found.digest,
-            outputs=found.outputs,
-            first=_first_of(found.first),
-            describe=found.describe,
+            kind.sequence,
+            fetch=kind.fetch,
+            free=kind.free,
+            digest=kind.digest,
+            outputs=kind.outputs,
+            first=_first_of(kind.first),
+            describe=kind.describe,
         )
         return UnreadableSubmit(submit, reason)
-    if isinstance(found, _Definition):
-        return UnreadableTemplate(_first_of(found.first), reason)
-    if isinstance(found, _Hints):
+    if isinstance(kind, _Definition):
+        return UnreadableTemplate(_first_of(kind.first), reason)
+    if isinstance(kind, _Hints):
         return UnreadableHints(reason)
-    return UnreadableUpload(found.handle, reason, isinstance(found, _OfferHandle))
+    return UnreadableUpload(kind.handle, reason, isinstance(kind, _OfferHandle))
 
 
 def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
@@ -136,7 +136,7 @@ def decode_frame(frame: Frame) -> Message | Unreadable:
     try:
         return decode(frame.head)
     except ProtocolError as error:
-        found = decode_partially(frame.head, str(error))
-        if found is None:
+        readable = decode_partially(frame.head, str(error))
+        if readable is None:
             raise
-        return found
+        return readable

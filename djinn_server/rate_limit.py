@@ -29,11 +29,11 @@ class Bucket:
     def take(self) -> float:
         """Take a token and return 0.0. If the bucket is empty, return the seconds until the next token."""
         with self._lock:
-            left = self._fill()
-            if left >= 1.0:
-                self._left = left - 1.0
+            tokens = self._fill()
+            if tokens >= 1.0:
+                self._left = tokens - 1.0
                 return 0.0
-            return (1.0 - left) / self.rate
+            return (1.0 - tokens) / self.rate
 
     def pace(self) -> float:
         """Take a token even if the bucket is empty. Return the seconds to wait for it."""

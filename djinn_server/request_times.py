@@ -99,17 +99,19 @@ class ModelTimes:
     def include(self, other: ModelTimes) -> None:
         """Add the durations of another model or session."""
         self.requests += other.requests
-        for mine, its in zip(self._all(), other._all(), strict=True):
-            mine.include(its)
+        for own_durations, its in zip(self._all(), other._all(), strict=True):
+            own_durations.include(its)
 
     def figures(self, model: str) -> ServingFigures:
         """Return the present counts and percentiles."""
         generated = self.tokens.histogram.count + self.first_tokens.histogram.count
-        return ServingFigures(model, self.requests, generated, *[one.latency() for one in self._all()])
+        return ServingFigures(model, self.requests, generated, *[durations.latency() for durations in self._all()])
 
     def distributions(self, model: str) -> Mapping[str, Distribution]:
         """Return the histograms under their names in `/metrics`."""
-        return {name: one.histogram.distribution(model) for name, one in zip(NAMES, self._all(), strict=True)}
+        return {
+            name: durations.histogram.distribution(model) for name, durations in zip(NAMES, self._all(), strict=True)
+        }
 
     def _all(self) -> tuple[_Durations, _Durations, _Durations]:
         return self.answers, self.first_tokens, self.tokens
@@ -216,16 +218,16 @@ class RequestTimes:
                 self._begin(None)
 
     def _times(self) -> ModelTimes:
-        found = self.by_model.get(self.model)
-        if found is None:
-            found = self.by_model.setdefault(self._names.label(self.model), ModelTimes())
-        return found
+        latest = self.by_model.get(self.model)
+        if latest is None:
+            latest = self.by_model.setdefault(self._names.label(self.model), ModelTimes())
+        return latest
 
     def figures(self) -> ServingFigures:
         """Return figures of all models of the session, under the name of the latest model."""
         every = ModelTimes()
-        for one in list(self.by_model.values()):
-            every.include(one)
+        for times in list(self.by_model.values()):
+            every.include(times)
         return every.figures(self.model)
 
 

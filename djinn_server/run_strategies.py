@@ -17,13 +17,13 @@ _log = get_logger("djinn.server")
 
 def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStrategy]:
     """Return the strategies of an executor, those that join sessions first. Log options that lack a strategy."""
-    found: Sequence[RunStrategy] = registry.run_strategies
-    for name in config.strategies.keys() - {strategy.name for strategy in found}:
+    strategies: Sequence[RunStrategy] = registry.run_strategies
+    for name in config.strategies.keys() - {strategy.name for strategy in strategies}:
         _log.warning(
             f"{config.strategies[name]} has no effect, and programs run op by op: no plugin has the run strategy {name!r}. "
             "Install the package in plugins/strategies of the checkout, or its wheel, beside djinn-server"
         )
-    used = [one for one in found if not one.on_request or one.name in config.strategies]
+    used = [one for one in strategies if not one.on_request or one.name in config.strategies]
     return sorted(used, key=lambda one: not one.joins_sessions)
 
 
@@ -33,15 +33,15 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
     Raises:
         StartupError: no compiler has one of the names; the message lists the compilers.
     """
-    known: dict[str, Compiler] = {compiler.name: compiler for compiler in registry.compilers}
+    by_name: dict[str, Compiler] = {compiler.name: compiler for compiler in registry.compilers}
     for name in config.compilers:
-        if name not in known:
-            there = ", ".join(sorted(known)) or "none"
+        if name not in by_name:
+            installed = ", ".join(sorted(by_name)) or "none"
             raise StartupError(
-                f"there is no compiler {name!r} here (compilers: {there}). Compilers come with plugins, such as those in "
+                f"there is no compiler {name!r} here (compilers: {installed}). Compilers come with plugins, such as those in "
                 "plugins/compilers of the checkout; `djinn plugins` shows what is installed"
             )
-    return tuple(known[name] for name in config.compilers)
+    return tuple(by_name[name] for name in config.compilers)
 
 
 def begin_strategies(

@@ -300,8 +300,8 @@ class ExecutorSession:
         elif isinstance(message, ValueHints):
             self._notes.learn(message)
         elif isinstance(message, BlobQuery):
-            found = connection.journal.decide(lambda before: self._uploads.hold(message, before))
-            connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in found])))))
+            present = connection.journal.decide(lambda before: self._uploads.hold(message, before))
+            connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in present])))))
         elif isinstance(message, StatsRequest):
             self._send_figures(message, connection)
         elif isinstance(message, TimingsRequest):
@@ -366,10 +366,10 @@ class ExecutorSession:
     def _state_here(self) -> StateParts | None:
         """Return the state for a recovery on this server. It refers to weight files for unmodified weights."""
         self._context.threads.promote_follower()
-        found = self._reads.shares.stored()
-        versions = {origin.key.version for _, _, origin in found}
+        stored_weights = self._reads.shares.stored()
+        versions = {origin.key.version for _, _, origin in stored_weights}
         self._reads.hold_only(versions.union([digest for digest, _ in self._uploads.promised]))
-        return self._state_without(tuple([stored_value(*one) for one in found]))
+        return self._state_without(tuple([stored_value(*entry) for entry in stored_weights]))
 
     def _state_without(self, stored: tuple[StoredValue, ...]) -> StateParts | None:
         memory = self._memory
@@ -378,14 +378,15 @@ class ExecutorSession:
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
             if memory is not None and not self._all_restored(memory):
                 return None
-            taken = take_values(self.values, self._host_memory, frozenset([one.handle for one in stored]))
+            fields = take_values(self.values, self._host_memory, frozenset([value_.handle for value_ in stored]))
             self.device.randomness.hand_to(self._runs.randomness)
             random = octets_of(self.device.randomness.get_state())
-        if taken is None:
+        if fields is None:
             return None
-        known = [value for _, value in self._templates.everything()]
+        bound_templates = [value for _, value in self._templates.everything()]
         templates = tuple(
-            KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs), k.workload) for k in known
+            KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs), k.workload)
+            for k in bound_templates
         )
         counts, transfers = self.exchange.state()
         settings = self._runs.numeric_settings
@@ -398,9 +399,9 @@ class ExecutorSession:
             stored=stored,
             promised=self._uploads.promised,
             timings=TimingsRequest(ops=self._timings.ops) if self._timings is not None else None,
-            **taken[0],
+            **fields[0],
         )
-        return encode_snapshot(snapshot), taken[1], transfers
+        return encode_snapshot(snapshot), fields[1], transfers
 
     def _all_restored(self, memory: SessionMemory) -> bool:
         """Return True if all values are on the device. On a host device, restore spilled values of an idle session."""
@@ -433,13 +434,13 @@ class ExecutorSession:
         self._runs.numeric_settings = snapshot.numeric_settings
         if snapshot.timings is not None:
             self._set_timings(snapshot.timings)
-        for one in snapshot.templates:
+        for template in snapshot.templates:
             known = self._runs.bind(
-                self._compile(one.template), one.digest
+                self._compile(template.template), template.digest
             )  # not shared: a client says what its digest is
-            begin(known, one.slots, one.inputs)
-            known.workload = one.workload
-            self._templates.put(one.digest, known, len(one.template.code))
+            begin(known, template.slots, template.inputs)
+            known.workload = template.workload
+            self._templates.put(template.digest, known, len(template.template.code))
         if snapshot.promised:
             digests, sizes = zip(*snapshot.promised, strict=True)
             self._uploads.hold(BlobQuery(sizes, digests))
@@ -485,8 +486,8 @@ class ExecutorSession:
             turns.run(self._turn, self._compute(turn), turn.pending)
         executed = [*map(self._wait, group)]
         took = turns.take_seconds(self._turn) / len(group)
-        for one, at in zip(group, executed, strict=True):
-            self._answer(one, at, took, connection)
+        for member, at in zip(group, executed, strict=True):
+            self._answer(member, at, took, connection)
 
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
         """Return this submission, with later submissions that have arrived and may run concurrently with it."""
@@ -795,12 +796,12 @@ class ExecutorSession:
 
     def measured(self) -> SessionGauges:
         """Return the present gauges, as `MeteredSession.measured` does."""
-        kept = len(self._templates), self._templates.instructions
-        others = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
-        amounts = dict(zip(EVERY_SESSION, (*kept, *others), strict=True))
+        template_counts = len(self._templates), self._templates.instructions
+        more_gauges = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
+        amounts = dict(zip(EVERY_SESSION, (*template_counts, *more_gauges), strict=True))
         if self._memory is not None:
-            held, pinned = self._memory.cache_bytes()
-            amounts |= {"kv_cache_bytes": held, "kv_cache_pinned_bytes": pinned}
+            cache_bytes, pinned = self._memory.cache_bytes()
+            amounts |= {"kv_cache_bytes": cache_bytes, "kv_cache_pinned_bytes": pinned}
         kinds = self._notes.kinds
         return SessionGauges(amounts, kinds.phase, kinds.by_kind())
 

@@ -107,15 +107,15 @@ class SessionLoop:
             if len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
                 break
             self._receive(connection)
-        found = machine.first()
-        return None if found is None else found[0]
+        message = machine.first()
+        return None if message is None else message[0]
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
         """Handle messages until the client leaves. Yield a pause if there is nothing to do."""
         with contextlib.suppress(ClientLeft):
-            machine, left = self.machine, self._cancellation.client_left
+            machine, client_left = self.machine, self._cancellation.client_left
             try:
-                while not left.is_set() and (step := machine.next(time.monotonic())) is not Step.END:
+                while not client_left.is_set() and (step := machine.next(time.monotonic())) is not Step.END:
                     if step is Step.HANDLE:
                         self._begin(connection)
                     elif step is Step.RESUME:
@@ -145,8 +145,8 @@ class SessionLoop:
         machine = self.machine
         self._cancellation.busy_since = self._cancellation.busy_since or time.perf_counter()
         wait = next(self._present, None)
-        if (away := connection.away_until) is not None:
-            machine.connected(away)
+        if (away_until := connection.away_until) is not None:
+            machine.connected(away_until)
         if wait is not None:
             self._wait = wait
             machine.wait(wait.missing, wait.until)

@@ -90,5 +90,5 @@ class SessionNotes:
     def overview(self) -> SessionOverview:
         """Return the present facts."""
         decisions = [line for lines in reversed(list(self._decided.values())) for line in lines]
-        told = tuple(dict.fromkeys(decisions))[:LINES_LIMIT]
-        return SessionOverview(self.kinds.phase, self._steps, self._seconds, self.kinds.by_kind(), told)
+        latest_decisions = tuple(dict.fromkeys(decisions))[:LINES_LIMIT]
+        return SessionOverview(self.kinds.phase, self._steps, self._seconds, self.kinds.by_kind(), latest_decisions)

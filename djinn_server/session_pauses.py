@@ -77,10 +77,10 @@ def serve_here(pauses: Iterator[Pause], wakeup: Wakeup) -> None:
 
 def wait_here(pause: Pause, wakeup: Wakeup) -> None:
     """Wait in the calling thread until a pause ends."""
-    left = math.inf if pause.until is None else clamp_timeout(pause.until - time.monotonic())
+    seconds = math.inf if pause.until is None else clamp_timeout(pause.until - time.monotonic())
     if pause.connection is not None:
-        left = 0.0 if pause.lingers else min(left, LOOK_SECONDS)
-    wakeup.wait(None if left == math.inf else left)
+        seconds = 0.0 if pause.lingers else min(seconds, LOOK_SECONDS)
+    wakeup.wait(None if seconds == math.inf else seconds)
 
 
 def clamp_timeout(seconds: float) -> float:

@@ -192,10 +192,10 @@ class SessionRuns:
             runs.append((turn, known, run))
             calls.append(call)
         ended: dict[int, bool | Exception] = {}
-        while left := [number for number in range(len(calls)) if not ended.get(number)]:
+        while unfinished := [number for number in range(len(calls)) if not ended.get(number)]:
             if ended:
                 yield from self._pause(False, *[turn.work for turn in turns])
-            ended.update(zip(left, self._device.lanes.run([calls[number] for number in left]), strict=True))
+            ended.update(zip(unfinished, self._device.lanes.run([calls[number] for number in unfinished]), strict=True))
         for (turn, known, run), end in zip(runs, ended.values(), strict=True):
             try:
                 if isinstance(end, Exception):
@@ -244,9 +244,9 @@ class SessionRuns:
         """Run a submission as the arbiter decides; op by op with a memory guard or with timed ops."""
         choice = self._choice(known)
         growth = self._growth(known, choice)
-        kept = choice is not None and not choice.caches and not self._exact
+        keep_growing = choice is not None and not choice.caches and not self._exact
         run = TemplateRun(
-            known.template, work, known.slots, self._values, guard=guard, growth=growth, keep_growing=kept
+            known.template, work, known.slots, self._values, guard=guard, growth=growth, keep_growing=keep_growing
         )
         if choice is None or guard is not None or work.op_times is not None:
             while not run.advance():

@@ -279,8 +279,8 @@ class SessionThreads:
         with self._poking:
             poke, self._poke = self._poke, None
         assert poke is not None
-        for one in (self._selector, poke, self._poked):
-            one.close()
+        for resource in (self._selector, poke, self._poked):
+            resource.close()
 
     def _next(self) -> SessionTask | None:
         """Wait for a ready session, and return it. None: busy sessions must be polled, or no sessions exist.
@@ -356,11 +356,11 @@ class SessionThreads:
         """Poll the connections of busy sessions."""
         with self._lock:
             sessions = list(self._sessions.values())
-        for wanted, connection in sessions:
-            if wanted.busy():
+        for state, connection in sessions:
+            if state.busy():
                 try:
-                    poll_connection(wanted, connection)
-                    wanted.give_way()
+                    poll_connection(state, connection)
+                    state.give_way()
                 except BaseException as error:  # also the SystemExit of a plugin's transport
                     _log.exception("polling the connection of a busy session failed", error=repr(error))
-                    wanted.wakeup()  # the session may have paused meanwhile
+                    state.wakeup()  # the session may have paused meanwhile

@@ -52,7 +52,9 @@ class SharedDevice:
 
         On such a device, results may have other layouts.
         """
-        others = self.ledger, self.timekeeper
+        obstacles = self.ledger, self.timekeeper
         return (
-            self.runtime.device.type == "cpu" and not self.arbiter.joins_sessions and all(one is None for one in others)
+            self.runtime.device.type == "cpu"
+            and not self.arbiter.joins_sessions
+            and all(obstacle is None for obstacle in obstacles)
         )

@@ -183,11 +183,11 @@ class UsageMetrics:
 
     def models(self) -> dict[str, ModelTimes]:
         """Return durations of requests by model, of live and ended sessions."""
-        found: dict[str, ModelTimes] = {}
+        totals: dict[str, ModelTimes] = {}
         with self._lock:
             for times in (self._served, *[holder.served() for holder in self._holders]):
-                include_models(found, times)
-        return found
+                include_models(totals, times)
+        return totals
 
     def check(self) -> None:
         """Check that the tenant is within its quota.
@@ -199,11 +199,11 @@ class UsageMetrics:
         self.check_values()
         if not quota.seconds_an_hour:
             return
-        used, left = self.account.used()
+        used, seconds_left = self.account.used()
         if used > quota.seconds_an_hour:
             self._refuse(
                 f"{used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are more in "
-                f"{left / 60:.0f} minutes"
+                f"{seconds_left / 60:.0f} minutes"
             )
 
     def check_values(self) -> None:
@@ -258,12 +258,12 @@ class UsageMetrics:
             }
             holders = tuple(self._holders)
         served = [times.distributions(model) for model, times in self.models().items()]
-        distributions |= {name: tuple([one[name] for one in served]) for name in NAMES}
+        distributions |= {name: tuple([by_name[name] for by_name in served]) for name in NAMES}
         measured = [holder.measured() for holder in holders]
         amounts: dict[str, float] = dict.fromkeys(EVERY_SESSION, 0)
         amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
-        for one in measured:
-            _add(amounts, one.amounts)
+        for by_name in measured:
+            _add(amounts, by_name.amounts)
         every = counters | amounts | self._figures_of_process()
         return ExecutorMetrics(every, _by_name(labelled) | _by_phase_and_kind(measured), distributions)
 
@@ -288,22 +288,22 @@ def _add(totals: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[LabelledValue, ...]]:
-    found: dict[str, list[LabelledValue]] = {}
+    labelled: dict[str, list[LabelledValue]] = {}
     for (name, label), number in sorted(counted.items()):
-        found.setdefault(name, []).append(LabelledValue((label,), number))
-    return {name: tuple(values) for name, values in found.items()}
+        labelled.setdefault(name, []).append(LabelledValue((label,), number))
+    return {name: tuple(values) for name, values in labelled.items()}
 
 
 def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
     """Return the number of sessions by phase, and the bytes of values by kind. Unknown phases count as one."""
     phases: Counter[str] = Counter()
-    held: Counter[str] = Counter()
-    for one in measured:
-        phases[one.phase if one.phase in _PHASES else ExecutionPhase.UNKNOWN.value] += 1
-        held.update(one.value_bytes)
+    bytes_by_kind: Counter[str] = Counter()
+    for gauges in measured:
+        phases[gauges.phase if gauges.phase in _PHASES else ExecutionPhase.UNKNOWN.value] += 1
+        bytes_by_kind.update(gauges.value_bytes)
     return _by_name(
         {("phase_sessions", phase): number for phase, number in phases.items()}
-        | {("value_bytes", kind): nbytes for kind, nbytes in held.items()}
+        | {("value_bytes", kind): nbytes for kind, nbytes in bytes_by_kind.items()}
     )
 
 

@@ -46,8 +46,8 @@ class ValueKinds:
     def learn(self, hints: ValueHints) -> None:
         """Store the kinds of a template's values from the client's hints."""
         before = self._hints.pop(hints.digest, None)
-        gone = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
-        self._letters += _size(hints) - sum(map(_size, gone))
+        dropped = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
+        self._letters += _size(hints) - sum(map(_size, dropped))
         while self._letters > LETTERS_LIMIT:
             self._letters -= _size(self._hints.pop(next(iter(self._hints))))
 
@@ -75,17 +75,17 @@ class ValueKinds:
         self._settle()
         if not self._hints:
             return {}
-        found: dict[str, int] = {}
+        by_kind: dict[str, int] = {}
         for storage, kind in list(self._kinds.items()):
             nbytes = self._values.bytes_of(storage)
             if nbytes:
-                found[kind] = found.get(kind, 0) + nbytes
+                by_kind[kind] = by_kind.get(kind, 0) + nbytes
             else:
                 self._kinds.pop(storage, None)
-        rest = self._values.held - sum(found.values())
-        if rest > 0:
-            found[_ACTIVATIONS] = found.get(_ACTIVATIONS, 0) + rest
-        return found
+        unknown = self._values.held - sum(by_kind.values())
+        if unknown > 0:
+            by_kind[_ACTIVATIONS] = by_kind.get(_ACTIVATIONS, 0) + unknown
+        return by_kind
 
     def caches(self) -> set[int]:
         """Return the storages of KV caches."""

@@ -84,13 +84,15 @@ def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], meta
     entries: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
-        known = DTYPE_NAMES.get(dtype)
-        if known is None or name == "__metadata__":
+        dtype_name = DTYPE_NAMES.get(dtype)
+        if dtype_name is None or name == "__metadata__":
             raise ValueError(
-                f"safetensors files have no tensors of {dtype}" if known is None else f"no tensor is called {name!r}"
+                f"safetensors files have no tensors of {dtype}"
+                if dtype_name is None
+                else f"no tensor is called {name!r}"
             )
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": known, "shape": shape, "data_offsets": (begin, end)}
+        entries[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": (begin, end)}
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the tensors
     if len(text) > HEADER_LIMIT:

@@ -95,15 +95,15 @@ class LocalFile(WeightFile):
 
         Files that other users can write are not mapped: a truncation would kill this process.
         """
-        kept = self._immutable and not others_may_write(os.fstat(self._descriptor))
-        if not (kept or read_only(self._descriptor)):
+        unchanging = self._immutable and not others_may_write(os.fstat(self._descriptor))
+        if not (unchanging or read_only(self._descriptor)):
             raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
         with self._lock:
-            known = self._mapping() if self._mapping is not None else None
-            if known is None:
-                known = mapped_privately(self._descriptor)
-                self._mapping = weakref.ref(known)
-            return known
+            mapping = self._mapping() if self._mapping is not None else None
+            if mapping is None:
+                mapping = mapped_privately(self._descriptor)
+                self._mapping = weakref.ref(mapping)
+            return mapping
 
     def __del__(self) -> None:
         if hasattr(self, "_descriptor"):
@@ -122,10 +122,10 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
     Raises:
         WeightsUnavailable: the path does not exist, is not permitted or cannot be read.
     """
-    found = resolve(permissions, path)
+    resolved = resolve(permissions, path)
     try:
         names = [path]
-        if found.is_dir():
+        if resolved.is_dir():
             names = sorted(file for file in path.iterdir() if file.name.endswith(permissions.suffixes))
         elif path.name.endswith(INDEX):  # shards have the same format
             kind = Path(path.name.removesuffix(INDEX)).suffix

@@ -63,8 +63,8 @@ class Arguments:
         if besides is not None:
             tensor = tensor[tensor != besides]
         if tensor.numel():
-            least, most = (int(bound) for bound in torch.aminmax(tensor))
-            if not (start <= least and most < stop):
+            least, greatest = (int(bound) for bound in torch.aminmax(tensor))
+            if not (start <= least and greatest < stop):
                 self.refuse(f"{name} must lie in {start} to {stop - 1}")
 
     def integral(self, name: str, tensor: torch.Tensor) -> None:

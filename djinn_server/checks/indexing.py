@@ -72,13 +72,13 @@ def _ascending(a: Arguments) -> None:
 
 def negative_log_likelihood(a: Arguments) -> None:
     """Check that targets are existing classes."""
-    given, target = a.self, a.target
-    at = 1 if given.dim() > 1 else 0
+    scores, target = a.self, a.target
+    at = 1 if scores.dim() > 1 else 0
     a.require(
-        given.dim() > 0 and tuple(target.shape) == (*given.shape[:at], *given.shape[at + 1 :]),
+        scores.dim() > 0 and tuple(target.shape) == (*scores.shape[:at], *scores.shape[at + 1 :]),
         "target does not fit self",
     )
-    classes = given.shape[at]
+    classes = scores.shape[at]
     a.require(target.dtype in {torch.int64, torch.uint8}, "target must be int64")
     a.inside("target", target.long(), classes, besides=a.ignore_index)
     a.count("weight", classes)
@@ -124,15 +124,15 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
     """Return the lengths in a tensor as numbers; None if the tensor is not on the CPU."""
-    given = a.__getattr__(name)
-    if isinstance(given, torch.Tensor):
-        if given.device.type != "cpu":
+    lengths = a.__getattr__(name)
+    if isinstance(lengths, torch.Tensor):
+        if lengths.device.type != "cpu":
             return None
-        a.integral(name, given)
-        a.require(given.dim() == 1, f"{name} must have one dimension")
-        given = given.tolist()
-    a.require(len(given) == batch and min(given, default=0) >= 0, f"{name} must be {batch} numbers, none negative")
-    return list(given)
+        a.integral(name, lengths)
+        a.require(lengths.dim() == 1, f"{name} must have one dimension")
+        lengths = lengths.tolist()
+    a.require(len(lengths) == batch and min(lengths, default=0) >= 0, f"{name} must be {batch} numbers, none negative")
+    return list(lengths)
 
 
 def segments(a: Arguments) -> None:

@@ -27,12 +27,12 @@ def check_kinds(form: Form, overload: Any) -> None:
     Raises:
         UnsupportedOperation: an argument has another type.
     """
-    asked = _asked(overload)
-    if not asked:
+    expected_kinds = _asked(overload)
+    if not expected_kinds:
         return
     names = [argument.name for argument in torch_private.schema_of(overload).arguments]
     for name, argument in [*zip(names, form.args, strict=False), *form.kwargs]:
-        kind = asked.get(name)
+        kind = expected_kinds.get(name)
         if kind is not None and not _is(kind, argument):
             raise UnsupportedOperation(
                 f"{form.op} takes a {kind.replace('_', ' ')} for {name} (the executor's own, if a device), and was given something else"
@@ -51,5 +51,5 @@ def _is(kind: str, argument: Argument) -> bool:
 def _asked(overload: Any) -> dict[str, str]:
     """Return the names of arguments that are a dtype, layout, memory format or device, with what they are."""
     types = {a.name: str(a.real_type) for a in torch_private.schema_of(overload).arguments}
-    plain = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
-    return {name: _KINDS[kind] for name, kind in plain.items() if kind in _KINDS}
+    required_types = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
+    return {name: _KINDS[kind] for name, kind in required_types.items() if kind in _KINDS}

@@ -47,13 +47,14 @@ def roll(a: Arguments) -> None:
 
 def fft(a: Arguments) -> None:
     """Check that dimensions are distinct and non-negative dimensions of the tensor."""
-    dims, given = list(a.dim), a.self
+    dims, tensor = list(a.dim), a.self
     a.require(
-        all(0 <= d < given.dim() for d in dims) and len(set(dims)) == len(dims), f"dim must name dimensions, not {dims}"
+        all(0 <= d < tensor.dim() for d in dims) and len(set(dims)) == len(dims),
+        f"dim must name dimensions, not {dims}",
     )
     if a.last_dim_size is not None and dims:
         size = a.last_dim_size
-        a.require(size > 0 and size // 2 + 1 <= given.shape[dims[-1]], "last_dim_size is more than the input has")
+        a.require(size > 0 and size // 2 + 1 <= tensor.shape[dims[-1]], "last_dim_size is more than the input has")
 
 
 def degree(a: Arguments) -> None:
@@ -81,8 +82,8 @@ def random_from(a: Arguments) -> None:
     """Check that the lower bound is representable in the dtype, if there is no upper bound."""
     start, dtype = a.__getattr__("from"), a.self.dtype
     if start is not None and a.to is None and dtype.is_floating_point:
-        most = int(2 / torch.finfo(dtype).eps)
-        a.require(abs(start) <= most, f"from must be at most {most} for {dtype}")
+        largest = int(2 / torch.finfo(dtype).eps)
+        a.require(abs(start) <= largest, f"from must be at most {largest} for {dtype}")
 
 
 def floating(*names: str) -> Rule:
@@ -137,11 +138,11 @@ def antialiased(a: Arguments) -> None:
 
 def reshape_alias(a: Arguments) -> None:
     """Check that the new view lies within the memory of the old tensor."""
-    size, stride, given = list(a.size), list(a.stride), a.self
+    size, stride, base = list(a.size), list(a.stride), a.self
     fits = len(size) == len(stride) and min((*size, *stride, 0)) >= 0
-    room = given.untyped_storage().nbytes() // given.element_size() if fits else 0
+    room = base.untyped_storage().nbytes() // base.element_size() if fits else 0
     a.require(
-        fits and int(given.storage_offset()) + extent(size, stride) <= room, "the result reaches beyond its memory"
+        fits and int(base.storage_offset()) + extent(size, stride) <= room, "the result reaches beyond its memory"
     )
 
 

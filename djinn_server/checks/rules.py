@@ -35,12 +35,12 @@ def pooled(n: int) -> Rule:
 
 
 def _same_planes(a: Arguments, n: int) -> None:
-    gradient, given = a.grad_output, a.self
-    a.require(given.dim() in {n + 1, n + 2}, "self must have dimensions of space, channels and perhaps a batch")
-    a.require(0 not in given.shape[-n:], "self must have elements")
-    if gradient.dim() != given.dim() or gradient.shape[:-n] != given.shape[:-n]:
-        a.refuse(f"grad_output of shape {tuple(gradient.shape)} is not of an input of shape {tuple(given.shape)}")
-    a.require(gradient.dtype == given.dtype, "grad_output and self must have one dtype")
+    gradient, source = a.grad_output, a.self
+    a.require(source.dim() in {n + 1, n + 2}, "self must have dimensions of space, channels and perhaps a batch")
+    a.require(0 not in source.shape[-n:], "self must have elements")
+    if gradient.dim() != source.dim() or gradient.shape[:-n] != source.shape[:-n]:
+        a.refuse(f"grad_output of shape {tuple(gradient.shape)} is not of an input of shape {tuple(source.shape)}")
+    a.require(gradient.dtype == source.dtype, "grad_output and self must have one dtype")
 
 
 def padded(n: int, reflected: bool) -> Rule:
@@ -61,13 +61,13 @@ def sampled(n: int) -> Rule:
     """Return a rule: `grad_output` has the shape of `input` sampled at `grid`."""
 
     def rule(a: Arguments) -> None:
-        given, grid = a.input, a.grid
-        a.require(given.dim() == grid.dim() == n + 2, f"input and grid must have {n + 2} dimensions")
-        a.require(given.shape[0] == grid.shape[0] and grid.shape[-1] == n, "grid does not fit the input")
-        a.require(0 not in given.shape[1:], "input must have elements")
-        expected = (given.shape[0], given.shape[1], *grid.shape[1:-1])
+        source, grid = a.input, a.grid
+        a.require(source.dim() == grid.dim() == n + 2, f"input and grid must have {n + 2} dimensions")
+        a.require(source.shape[0] == grid.shape[0] and grid.shape[-1] == n, "grid does not fit the input")
+        a.require(0 not in source.shape[1:], "input must have elements")
+        expected = (source.shape[0], source.shape[1], *grid.shape[1:-1])
         a.require(tuple(a.grad_output.shape) == expected, f"grad_output must have shape {expected}")
-        a.require(given.dtype == grid.dtype == a.grad_output.dtype, "input, grid and grad_output must have one dtype")
+        a.require(source.dtype == grid.dtype == a.grad_output.dtype, "input, grid and grad_output must have one dtype")
 
     return rule
 
@@ -109,9 +109,10 @@ def _as_many(a: Arguments, name: str, needed: set[str]) -> None:
 
 def _dense(a: Arguments, name: str) -> None:
     for tensor in a.__getattr__(name):
-        whole = tensor.is_contiguous() or tensor.numel() <= extent(tensor.shape, tensor.stride())
+        has_all_memory = tensor.is_contiguous() or tensor.numel() <= extent(tensor.shape, tensor.stride())
         a.require(
-            whole and tensor.is_floating_point(), f"{name} must be floating-point, and have memory for each element"
+            has_all_memory and tensor.is_floating_point(),
+            f"{name} must be floating-point, and have memory for each element",
         )
 
 
@@ -120,9 +121,9 @@ def recurrent(gates: int, states: int) -> Rule:
 
     def rule(a: Arguments) -> None:
         a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
-        each = (4 if a.has_biases else 2) * a.num_layers * (2 if a.bidirectional else 1)
-        projected = each // (4 if a.has_biases else 2) + each if gates == 4 else each
-        a.require(len(a.params) in {each, projected}, f"params must be {each} tensors, not {len(a.params)}")
+        count = (4 if a.has_biases else 2) * a.num_layers * (2 if a.bidirectional else 1)
+        projected = count // (4 if a.has_biases else 2) + count if gates == 4 else count
+        a.require(len(a.params) in {count, projected}, f"params must be {count} tensors, not {len(a.params)}")
         a.require(states == 1 or len(a.hx) == states, f"hx must be {states} tensors")
 
     return rule
@@ -148,12 +149,12 @@ def batch_norm_statistics(a: Arguments) -> None:
 
 
 def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) -> None:
-    given = a.input
-    a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
+    source = a.input
+    a.require(source.dim() >= 2 and source.shape[1] > 0, "input must have channels")
     a.require(
         not needed or (a.running_mean is not None and a.running_var is not None), "running statistics are missing"
     )
-    channels, dtype = given.shape[1], given.dtype
+    channels, dtype = source.shape[1], source.dtype
     for name in read:
         a.count(name, channels)
     for name in _OF_CHANNELS:  # kernels resize tensors of `out=` themselves
@@ -162,34 +163,34 @@ def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) 
 
 def batch_norm_backward(a: Arguments) -> None:
     """Check that gradients have the shape of `input`, and that the statistics in use exist, one per channel."""
-    given, gradient = a.input, a.grad_out
-    a.require(given.dim() >= 2 and given.shape[1] > 0, "input must have channels")
-    a.require(gradient.shape == given.shape, "grad_out must be shaped like input")
+    source, gradient = a.input, a.grad_out
+    a.require(source.dim() >= 2 and source.shape[1] > 0, "input must have channels")
+    a.require(gradient.shape == source.shape, "grad_out must be shaped like input")
     trains = a.train if a.train is not None else a.update
     saved = [name for name in ("save_mean", "save_invstd", "save_var") if name in a]
     used = saved if trains else ("running_mean", "running_var")
     for name in used:
         a.require(a.__getattr__(name) is not None, f"{name} is missing")
-        a.count(name, given.shape[1])
+        a.count(name, source.shape[1])
     for name in ("weight", "running_mean", "running_var", *saved):
         tensor = a.__getattr__(name)
         if tensor is not None and (name in {"weight", *used} or tensor.numel()):
-            a.count(name, given.shape[1])
-            a.computed_in(name, given.dtype)
+            a.count(name, source.shape[1])
+            a.computed_in(name, source.dtype)
 
 
 def layer_norm_backward(a: Arguments) -> None:
     """Check that gradients have the shape of `input`, and that statistics have one element per row."""
-    given, inner = a.input, tuple(a.normalized_shape)
-    a.require(a.grad_out.shape == given.shape, "grad_out must be shaped like input")
-    a.require(bool(inner) and tuple(given.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
-    rows = product(given.shape[: given.dim() - len(inner)])
+    source, inner = a.input, tuple(a.normalized_shape)
+    a.require(a.grad_out.shape == source.shape, "grad_out must be shaped like input")
+    a.require(bool(inner) and tuple(source.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
+    rows = product(source.shape[: source.dim() - len(inner)])
     a.count("mean", rows)
     a.count("rstd", rows)
     for name in ("weight", "bias"):
         a.count(name, product(inner))
     for name in ("grad_out", "mean", "rstd", "weight", "bias"):
-        a.computed_in(name, given.dtype)
+        a.computed_in(name, source.dtype)
 
 
 def weight_norm(a: Arguments) -> None:
@@ -377,9 +378,9 @@ def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
 
     def look_and_call(*positional: Any, **keywords: Any) -> Any:
-        given = Arguments(name, defaults | dict(zip(names, positional, strict=False)) | keywords)
+        arguments = Arguments(name, defaults | dict(zip(names, positional, strict=False)) | keywords)
         try:
-            rule(given)
+            rule(arguments)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             raise TypeError(f"{name} was called with arguments of other kinds than it takes: {error}") from error
         return kernel(*positional, **keywords)

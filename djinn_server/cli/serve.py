@@ -64,8 +64,8 @@ class TlsChoice:
         if self.key and not self.certificate:
             raise ConfigurationError("--tls-key needs the certificate that it belongs to: --tls-cert FILE")
         if self.self_signed:
-            made = self_signed(folder, tuple(name for name in names if not is_loopback(name)))
-            return TlsOptions(made.certificate, made.key, self.client_authority)
+            certificate = self_signed(folder, tuple(name for name in names if not is_loopback(name)))
+            return TlsOptions(certificate.certificate, certificate.key, self.client_authority)
         if self.certificate is not None:
             return TlsOptions(self.certificate.resolve(), self.key and self.key.resolve(), self.client_authority)
         if self.client_authority:
@@ -132,32 +132,32 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
         advertise: str,
         **others: Any,
     ) -> None:
-        given = [_listen_address(text) for text in transports]
-        given += [
+        entries = [_listen_address(text) for text in transports]
+        entries += [
             (name, ListenAddress("", number))
             for name, number in (("tcp", port), ("http", http_port))
             if number is not None
         ]
-        command(listen=ListenChoice(_listen_addresses(host, given, without), _host(advertise)), **others)
+        command(listen=ListenChoice(_listen_addresses(host, entries, without), _host(advertise)), **others)
 
     return packed
 
 
 def _listen_addresses(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
-    found = dict(given)
-    if len(found) < len(given):
-        twice = sorted(name for name in found if sum(name == other for other, _ in given) > 1)
+    addresses = dict(given)
+    if len(addresses) < len(given):
+        twice = sorted(name for name in addresses if sum(name == other_name for other_name, _ in given) > 1)
         raise ConfigurationError(f"the port of {' and '.join(twice)} is given twice: once with --transport is enough")
-    if both := sorted(found.keys() & {*without}):
-        raise ConfigurationError(f"--without-transport {both[0]} leaves out a transport that is given a port")
-    return ListenAddresses(host, found, frozenset(without))
+    if contradictions := sorted(addresses.keys() & {*without}):
+        raise ConfigurationError(f"--without-transport {contradictions[0]} leaves out a transport that is given a port")
+    return ListenAddresses(host, addresses, frozenset(without))
 
 
 def _listen_address(text: str) -> tuple[str, ListenAddress]:
-    found = _LISTEN_ADDRESS.fullmatch(text)
-    if found is None or int(found["port"] or 0) > 65535:
+    match = _LISTEN_ADDRESS.fullmatch(text)
+    if match is None or int(match["port"] or 0) > 65535:
         raise click.BadParameter(f"{text!r} must be NAME, NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556")
-    return found["name"], ListenAddress((found["host"] or "").strip("[]"), int(found["port"] or 0))
+    return match["name"], ListenAddress((match["host"] or "").strip("[]"), int(match["port"] or 0))
 
 
 def _host(text: str) -> str:
@@ -229,8 +229,8 @@ def config_options(config: type, name: str) -> Callable[[Callable[..., None]], C
         @functools.wraps(command)
         def read(**given: Any) -> None:
             values = {parameter: option.read(given) for parameter, option in options.items()}
-            others = {parameter: value for parameter, value in given.items() if parameter not in options}
-            command(**{name: _build(config, name, values)}, **others)
+            other_arguments = {parameter: value for parameter, value in given.items() if parameter not in options}
+            command(**{name: _build(config, name, values)}, **other_arguments)
 
         decorated: Callable[..., None] = read
         for option in reversed(options.values()):

@@ -39,10 +39,10 @@ def _duration(text: str) -> float:
     """Convert a duration such as `30d`, `12h`, `90m` or `never` to seconds; `never` gives 0."""
     if text == "never":
         return 0.0
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
-    if found is None or not float(found.group(1)):
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
+    if match is None or not float(match.group(1)):
         raise click.BadParameter(f"{text!r} is no duration: write 30d, 12h, 90m, 45s, 2w or never")
-    return float(found.group(1)) * _SECONDS[found.group(2)]
+    return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
 @click.group(name="token")
@@ -77,19 +77,20 @@ def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) 
 @_file
 def list_tokens(as_json: bool, file: Path | None) -> None:
     """List the tokens, without their secrets."""
-    found = read_table(_path(file))
+    token_table = read_table(_path(file))
     if as_json:
         rows = [
-            {key: value for key, value in msgspec.to_builtins(row).items() if key != "digest"} for row in found.tokens
+            {key: value for key, value in msgspec.to_builtins(row).items() if key != "digest"}
+            for row in token_table.tokens
         ]
-        quotas = {tenant: msgspec.to_builtins(quota) for tenant, quota in found.quotas.items()}
+        quotas = {tenant: msgspec.to_builtins(quota) for tenant, quota in token_table.quotas.items()}
         click.echo(msgspec.json.format(msgspec.json.encode({"tokens": rows, "quotas": quotas})).decode())
         return
     table = Table("token", "tenant", "good for", "made", "expires", box=None, pad_edge=False)
-    for row in found.tokens:
+    for row in token_table.tokens:
         table.add_row(row.id, row.tenant, "watching" if row.monitor else "everything", _date(row.created), _expiry(row))
-    Console().print(table if found.tokens else "There are no tokens.")
-    for tenant, quota in found.quotas.items():
+    Console().print(table if token_table.tokens else "There are no tokens.")
+    for tenant, quota in token_table.quotas.items():
         limits = ", ".join(f"{name} {value:,}" for name, value in msgspec.to_builtins(quota).items())
         click.echo(f"{tenant} may use at most: {limits}")
 
@@ -102,14 +103,14 @@ def revoke(which: str, file: Path | None) -> None:
     path = _path(file)
     read_table(path)
     with change_table(path) as change:
-        kept = tuple(row for row in change.table.tokens if which not in {row.id, row.tenant})
-        gone = len(change.table.tokens) - len(kept)
-        if not gone:
+        remaining = tuple(row for row in change.table.tokens if which not in {row.id, row.tenant})
+        revoked = len(change.table.tokens) - len(remaining)
+        if not revoked:
             raise ConfigurationError(
                 f"{path} has no token and no tenant {which!r}: `djinn token list` shows those it has"
             )
-        change.table = msgspec.structs.replace(change.table, tokens=kept)
-    click.echo(f"{gone} {'token' if gone == 1 else 'tokens'} revoked")
+        change.table = msgspec.structs.replace(change.table, tokens=remaining)
+    click.echo(f"{revoked} {'token' if revoked == 1 else 'tokens'} revoked")
 
 
 @command.command(name="limit")
@@ -141,18 +142,18 @@ def limit(
     path = _path(file)
     with change_table(path) as change:
         _check_known(check_tenant(tenant), change.table, path)
-        others = {name: known for name, known in change.table.quotas.items() if name != tenant}
-        mine = {tenant: quota} if quota != Quota() else {}
-        change.table = msgspec.structs.replace(change.table, quotas=others | mine)
-    click.echo(f"{tenant} may use at most what was given" if mine else f"{tenant} may use as much as there is")
+        other_quotas = {name: known for name, known in change.table.quotas.items() if name != tenant}
+        new_quota = {tenant: quota} if quota != Quota() else {}
+        change.table = msgspec.structs.replace(change.table, quotas=other_quotas | new_quota)
+    click.echo(f"{tenant} may use at most what was given" if new_quota else f"{tenant} may use as much as there is")
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
     """Raise an error if a tenant has no token, because its name may be mistyped."""
-    known = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
-    if tenant in known:
+    known_tenants = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
+    if tenant in known_tenants:
         return
-    close = difflib.get_close_matches(tenant, known, 1)
+    close = difflib.get_close_matches(tenant, known_tenants, 1)
     guess = f"did you mean {close[0]!r}? Otherwise make" if close else "make"
     raise ConfigurationError(
         f"{path} has no token of a tenant {tenant!r}: {guess} one first, with `djinn token create {tenant} --file {path}`"

@@ -127,9 +127,9 @@ class Admission:
         if who is None and self.wrong.take():
             self.context.events.emit("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
             return  # no reply: a legitimate client does not send hundreds of wrong tokens
-        known = {} if who is None else {"tenant": who.tenant, "key": who.key}
-        known |= {"client": client} if client else {}
-        self.context.events.emit("refused", why=denial.kind, asked=asked, peer=_peer(connection), **known)
+        facts = {} if who is None else {"tenant": who.tenant, "key": who.key}
+        facts |= {"client": client} if client else {}
+        self.context.events.emit("refused", why=denial.kind, asked=asked, peer=_peer(connection), **facts)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
@@ -149,11 +149,11 @@ class Admission:
 
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
         """End a session on request of a client that may see it."""
-        found = kill_session(self.context, kill.session, identity, _peer(connection), "with `djinn kill`")
-        if isinstance(found, Denial):
-            self._refuse(connection, found, "Kill", identity)
+        answer = kill_session(self.context, kill.session, identity, _peer(connection), "with `djinn kill`")
+        if isinstance(answer, Denial):
+            self._refuse(connection, answer, "Kill", identity)
         else:
-            send_message(connection, found)
+            send_message(connection, answer)
 
     def _welcome(self, connection: Connection, hello: Hello, identity: Identity) -> None:
         pool = self.context.tenants.start_pool(identity.tenant, identity.quota.memory)
@@ -161,12 +161,12 @@ class Admission:
             self._refuse(connection, pool, "Hello", identity, hello.client)
             return
         newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
-        others = self.context.tenants.others(identity.tenant)
-        found = pool.assign(newcomer, self.assigner, others, counts=not hello.secondary)
-        if isinstance(found, Denial):
-            self._refuse(connection, found, "Hello", identity, hello.client)
+        other_pools = self.context.tenants.others(identity.tenant)
+        assigned = pool.assign(newcomer, self.assigner, other_pools, counts=not hello.secondary)
+        if isinstance(assigned, Denial):
+            self._refuse(connection, assigned, "Hello", identity, hello.client)
             return
-        number, executor = found
+        number, executor = assigned
         ready = executor.ready
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)

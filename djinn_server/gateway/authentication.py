@@ -66,9 +66,9 @@ class Authentication:
 
     def identify(self, credentials: Credentials) -> Identity | Denial:
         """Return the identity of a client, or its denial."""
-        found = self._tokens.authenticate(credentials)
-        if found is not None:
-            return found
+        answer = self._tokens.authenticate(credentials)
+        if answer is not None:
+            return answer
         for authenticator, plugin in self._chosen.values():
             result = self._ask(authenticator, plugin, credentials)
             if result is not None:
@@ -140,9 +140,9 @@ def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
             except Exception as error:
                 raise PluginError(f"the authenticator {name!r} ({plugin}) failed: {_described(error)}") from error
             return authenticator, plugin
-    there = ", ".join(one.name for one in registry.authenticators) or "none"
+    installed = ", ".join(offered.name for offered in registry.authenticators) or "none"
     raise PluginError(
-        f"there is no authenticator {name!r} here (authenticators: {there}). They come with plugins; `djinn plugins` shows what "
+        f"there is no authenticator {name!r} here (authenticators: {installed}). They come with plugins; `djinn plugins` shows what "
         "is installed"
     )
 

@@ -109,7 +109,7 @@ class RecentEvents(Observer):
         new = _KeptEvent(event.seconds, event.name, tenant, facts)
         with self._lock:
             recent = itertools.islice(reversed(self._kept), _COMPARED if event.name == "refused" else 0)
-            same = next((one for one in recent if one == new), None)
+            same = next((recent_event for recent_event in recent if recent_event == new), None)
             if same is not None:
                 self._kept.remove(same)
                 new = attrs.evolve(new, times=same.times + 1)
@@ -118,8 +118,8 @@ class RecentEvents(Observer):
     def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
         """Return the latest events of a tenant, or of all tenants (None), the newest last."""
         with self._lock:
-            found = [one for one in self._kept if tenant is None or one.tenant == tenant]
-        return tuple([one.status() for one in found[-most:]])
+            events = [one for one in self._kept if tenant is None or one.tenant == tenant]
+        return tuple([one.status() for one in events[-most:]])
 
 
 @attrs.frozen

@@ -39,9 +39,9 @@ def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[
     if ALL not in devices:
         return list(devices)
     present = _ask(plugins, timeout)
-    others = [device for device in present if device.partition(":")[0] != FALLBACK]
+    accelerators = [device for device in present if device.partition(":")[0] != FALLBACK]
     named = [device for device in devices if device != ALL]
-    return [*named, *(device for device in others or present if device not in named)]
+    return [*named, *(device for device in accelerators or present if device not in named)]
 
 
 def _ask(plugins: Selection, timeout: float) -> list[str]:
@@ -53,23 +53,23 @@ def _ask(plugins: Selection, timeout: float) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise StartupError(f"cannot find out which devices there are: {error}. Name them with --device") from error
-    found = msgspec.json.decode(answered.stdout.splitlines()[-1], type=Discovery)
-    for kind, error_text in found.failed.items():
+    discovery = msgspec.json.decode(answered.stdout.splitlines()[-1], type=Discovery)
+    for kind, error_text in discovery.failed.items():
         _log.warning("devices of a kind cannot be used", kind=kind, error=error_text)
-    return found.devices
+    return discovery.devices
 
 
 def discover(devices: Iterable[Device]) -> Discovery:
     """Query all kinds of devices that executors may choose by default. A kind whose query raises has no devices."""
-    found: list[str] = []
+    device_ids: list[str] = []
     failed: dict[str, str] = {}
     for device in devices:
         if not device.chosen_by_name:
             try:
-                found += [capabilities.id for capabilities in device.discover()]
+                device_ids += [capabilities.id for capabilities in device.discover()]
             except Exception as error:
                 failed[device.name] = repr(error)
-    return Discovery(found, failed)
+    return Discovery(device_ids, failed)
 
 
 def main() -> None:

@@ -139,13 +139,13 @@ class Gateway:
         ready = tenants.wait_ready()
         urls = self._listen(chosen, registry, context, assigner)
         named = self._config.network.tls is not None and not self._config.pinned
-        can = [(url, one.transport.capabilities) for url, one in zip(urls, chosen, strict=True)]
-        here = tuple(url for url, capabilities in can if capabilities.same_host)
+        can = [(url, listening.transport.capabilities) for url, listening in zip(urls, chosen, strict=True)]
+        local_urls = tuple(url for url, capabilities in can if capabilities.same_host)
         # Clients may name other addresses themselves. They use addresses of the connection file unchanged.
-        offered = [url for url, one in can if not (one.named_only or one.same_host)]
+        offered = [url for url, listening in can if not (listening.named_only or listening.same_host)]
         dialled = advertised(offered, self._config.advertise, named)
         # A copy of the file on another machine must not lead to a socket there.
-        listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *here)
+        listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *local_urls)
         path = self._config.connection_file or default_connection_file(self._config)
         content = ConnectionFile(listed, self._token.value, self.fingerprint if self._config.pinned else "")
         write_connection_file(path, content)
@@ -153,8 +153,8 @@ class Gateway:
         _log.info("ready", urls=urls, process=os.getpid())
         self._events.emit("started", urls=urls, process=os.getpid())
         routes = self._operations.routes if self._operations is not None else ()
-        others = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators, routes)
-        return GatewayHandle(urls, dialled, here, ready, path, *others)
+        facts = (self._token.origin, self.fingerprint, operations, self._config.access.authenticators, routes)
+        return GatewayHandle(urls, dialled, local_urls, ready, path, *facts)
 
     @property
     def fingerprint(self) -> str:
@@ -197,11 +197,13 @@ class Gateway:
     ) -> tuple[str, ...]:
         admission = Admission(context, registry.transports, assigner=assigner)
         self._reaper = SessionReaper(context)
-        for one in chosen:
+        for listening in chosen:
             try:
-                listener = one.transport.listen(one.url(one.address.port), UNAUTHENTICATED_LIMITS, admission.serve)
+                listener = listening.transport.listen(
+                    listening.url(listening.address.port), UNAUTHENTICATED_LIMITS, admission.serve
+                )
             except ImportError as error:
-                name = one.transport.name
+                name = listening.transport.name
                 raise PluginError(
                     f"the transport {name!r} cannot listen, because a package is missing: {error}. Install it, or leave the "
                     f"transport out: --without-transport {name}"
@@ -255,8 +257,8 @@ def serve(
     config.executor.check_folders()
     access, network = config.access, config.network
     table = access.token_file if access.token_file is not None and has_table(access.token_file) else None
-    kept = config.state_dir if config.lasting else None
-    token = find_token(None if table else access.token_file, {} if table else os.environ, kept)
+    folder = config.state_dir if config.lasting else None
+    token = find_token(None if table else access.token_file, {} if table else os.environ, folder)
     authentication = Authentication(TokenAuthenticator(token, table))
     authenticated = token.supplied or table is not None or bool(access.authenticators)
     if network.tls is not None:
@@ -295,9 +297,9 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
     from djinn_core.registry.builtin_plugins import builtin_plugins
 
     registry = load_registry(config.executor.plugins, builtins=builtin_plugins(), kinds={"transports"})
-    found = configured_transports(registry.transports, network.tls, network.listen_at)
+    listening = configured_transports(registry.transports, network.tls, network.listen_at)
     operations = [network.listen_at.host] if config.access.operations_port is not None else []
-    return dict.fromkeys([one.address.host for one in found] + operations)
+    return dict.fromkeys([transport.address.host for transport in listening] + operations)
 
 
 def default_connection_file(config: GatewayConfig) -> Path:

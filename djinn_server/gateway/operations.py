@@ -36,8 +36,8 @@ def watched_server(context: GatewayContext, assignment: str) -> WatchedServer:
 
 
 def _end_session(context: GatewayContext, session: str, identity: Identity) -> str:
-    found = kill_session(context, session, identity, "operations", "on a page of the server")
-    return found.reason if isinstance(found, Denial) else ""
+    answer = kill_session(context, session, identity, "operations", "on a page of the server")
+    return answer.reason if isinstance(answer, Denial) else ""
 
 
 def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) -> Identity | Denial:
@@ -64,10 +64,10 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
     age = time.monotonic() - context.since
     executors = _shortened(context.tenants.statuses(tenant))
     if tenant is not None or len(executors) > MOST_WITH_LOGS:
-        executors = tuple(msgspec.structs.replace(one, log=()) for one in executors)
+        executors = tuple(msgspec.structs.replace(executor, log=()) for executor in executors)
     least = context.tenants.least_load()
-    told = context.recent.of(tenant)
-    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, told, instance())
+    events = context.recent.of(tenant)
+    return Status(djinn_version(), os.getpid(), age, executors, *least, assignment, events, instance())
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
@@ -77,14 +77,14 @@ def kill_session(context: GatewayContext, session: str, identity: Identity, peer
     """
     if identity.monitor:
         return Denial("this token is valid for watching the server only", "monitor")
-    shown = context.tenants.statuses(None if identity.sees_all else identity.tenant)
-    sessions = [one for executor in shown for one in executor.sessions]
-    found = {s.session: s.client for s in sessions if s.session.startswith(session)}
-    if len(found) != 1 or not session:
-        several = f"{len(found)} sessions begin with" if found else "there is no session that begins with"
+    statuses = context.tenants.statuses(None if identity.sees_all else identity.tenant)
+    sessions = [status for executor in statuses for status in executor.sessions]
+    clients = {s.session: s.client for s in sessions if s.session.startswith(session)}
+    if len(clients) != 1 or not session:
+        several = f"{len(clients)} sessions begin with" if clients else "there is no session that begins with"
         reason = f"{several} {session!r}: `djinn status --json` shows their whole names"
         return Denial(reason, "no_such_session")
-    ((name, client),) = found.items()
+    ((name, client),) = clients.items()
     facts = {"session": name, "client": client, "tenant": identity.tenant, "key": identity.key}
     context.events.emit("killed", **facts, peer=peer)
     who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"

@@ -91,7 +91,7 @@ class SupervisedExecutor:
                 report = self._report()
                 load = self.meter.load()
                 busy = round(load.busy + load.beginning, 3)
-                shown = {name: value for name, value in _figures(report) if name in SHOWN}
+                figures = {name: value for name, value in _figures(report) if name in SHOWN}
                 return ExecutorStatus(
                     report.device,
                     process.process_id,
@@ -99,7 +99,7 @@ class SupervisedExecutor:
                     report.sessions,
                     busy,
                     restarts=self.restarts,
-                    figures=shown,
+                    figures=figures,
                     models=report.models,
                     queue=_queue(report),
                     log=report.log,
@@ -198,15 +198,15 @@ class SupervisedExecutor:
 
 def _queue(report: Sessions) -> dict[str, int]:
     """Return a histogram of the times that submissions waited for the device."""
-    (seen,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
-    return dict(zip((*map(str, seen.bounds), "+Inf"), seen.counts, strict=True))
+    (distribution,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
+    return dict(zip((*map(str, distribution.bounds), "+Inf"), distribution.counts, strict=True))
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
     """Return all metrics of a report. A metric with labels is summed."""
     metered = report.metered
     yield from metered.values.items()
-    yield from ((name, sum(one.value for one in values)) for name, values in metered.labelled.items())
+    yield from ((name, sum(labelled.value for labelled in values)) for name, values in metered.labelled.items())
 
 
 class Pool:
@@ -254,8 +254,8 @@ class Pool:
 
         `device`: a number, an id or a kind; empty: any device.
         """
-        found = self._candidates(device)
-        return found if isinstance(found, Denial) else found[0]
+        candidates = self._candidates(device)
+        return candidates if isinstance(candidates, Denial) else candidates[0]
 
     def assign(
         self,
@@ -273,13 +273,13 @@ class Pool:
             others: the pools of other tenants, with their names.
             counts: True if the session is counted as load of the executor.
         """
-        found = self._candidates(newcomer.device)
-        if isinstance(found, Denial):
-            return found
-        first = found[0][1].ready.device
+        candidates = self._candidates(newcomer.device)
+        if isinstance(candidates, Denial):
+            return candidates
+        first = candidates[0][1].ready.device
         alike = {
             number: executor
-            for number, executor in found
+            for number, executor in candidates
             if (executor.ready.device.kind, executor.ready.device.name) == (first.kind, first.name)
         }
         if len(alike) > 1:
@@ -295,8 +295,8 @@ class Pool:
         return chosen, alike[chosen]
 
     def _load(self, number: int, executor: StartedExecutor, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
-        theirs = [(tenant, pool.executors[number].meter.load()) for tenant, pool in others]
-        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in theirs)
+        other_loads = [(tenant, pool.executors[number].meter.load()) for tenant, pool in others]
+        loads = (TenantLoad(tenant, load.busy, load.sessions + load.beginning) for tenant, load in other_loads)
         present = tuple(load for load in loads if load.sessions)
         return attrs.evolve(
             self._executors[number].meter.load(), number=number, device=executor.ready.device.id, others=present
@@ -306,15 +306,15 @@ class Pool:
         ready = [
             (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
         ]
-        full, found = "", []  # reason of a full executor; executors with free places
+        full, free = "", []  # reason of a full executor; executors with free places
         for number, executor in ready:
             if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
                 reason = executor.full()
                 full = full or reason
                 if not reason:
-                    found.append((number, executor))
-        if found:
-            return found
+                    free.append((number, executor))
+        if free:
+            return free
         if full:
             return Denial(full, BUSY, again=True)
         if len(ready) < len(self._executors):

@@ -85,10 +85,10 @@ def relay(up: RelayDirection, down: RelayDirection) -> None:
 
     `send` blocks, so a fast sender is slowed down to the speed of its receiver.
     """
-    back = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
-    back.start()
+    return_thread = threading.Thread(target=down.run, args=(up,), name="djinn-relay", daemon=True)
+    return_thread.start()
     up.run(down)
-    back.join()
+    return_thread.join()
 
 
 class Relays:
@@ -155,11 +155,11 @@ class Relays:
                 )
 
     def _close_largest(self) -> None:
-        held: dict[str, dict[RelayDirection, int]] = {}
+        held_bytes: dict[str, dict[RelayDirection, int]] = {}
         with self._lock:
             for direction, tenant in self._directions.items():
-                held.setdefault(tenant, {})[direction] = direction.held()
-        for direction, tenant in over_limits(held, self._each, self._together).items():
+                held_bytes.setdefault(tenant, {})[direction] = direction.held()
+        for direction, tenant in over_limits(held_bytes, self._each, self._together).items():
             _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
             direction.close()
 
@@ -171,14 +171,14 @@ def over_limits(
 
     The largest direction of the largest tenant comes first.
     """
-    left = {tenant: dict(directions) for tenant, directions in held.items()}
-    found: dict[RelayDirection, str] = {}
-    while left:
-        sums = {tenant: sum(directions.values()) for tenant, directions in left.items()}
-        most = max(sums, key=sums.__getitem__)
-        if sums[most] <= each and sum(sums.values()) <= together:
+    remaining = {tenant: dict(directions) for tenant, directions in held.items()}
+    closing: dict[RelayDirection, str] = {}
+    while remaining:
+        sums = {tenant: sum(directions.values()) for tenant, directions in remaining.items()}
+        largest_tenant = max(sums, key=sums.__getitem__)
+        if sums[largest_tenant] <= each and sum(sums.values()) <= together:
             break
-        largest = max(left[most], key=left[most].__getitem__)
-        del left[most][largest]
-        found[largest] = most
-    return found
+        largest = max(remaining[largest_tenant], key=remaining[largest_tenant].__getitem__)
+        del remaining[largest_tenant][largest]
+        closing[largest] = largest_tenant
+    return closing

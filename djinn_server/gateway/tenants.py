@@ -106,13 +106,13 @@ class Tenants:
         with starting:  # starts a tenant's executors once, without blocking other tenants
             while True:
                 with self._lock:
-                    found = self._pools.get(tenant)
+                    pool = self._pools.get(tenant)
                     has_room = len(self._pools.keys() | self._starting_tenants) < self._most
-                    if found is None and has_room:
-                        found = self._take_reserve(tenant, memory)
-                    if found is not None:
+                    if pool is None and has_room:
+                        pool = self._take_reserve(tenant, memory)
+                    if pool is not None:
                         self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
-                        return found
+                        return pool
                     if self._closed:
                         return Denial("the server is shutting down: connect again later", BUSY, again=True)
                     if has_room:
@@ -135,12 +135,14 @@ class Tenants:
         """Return the `djinn status` entries of the executors of a tenant, or of all tenants (None)."""
         owned = self._owned(tenant)
         return tuple(
-            msgspec.structs.replace(one.status(), tenant=name) for name, pool in owned for one in pool.executors
+            msgspec.structs.replace(executor.status(), tenant=name)
+            for name, pool in owned
+            for executor in pool.executors
         )
 
     def executors(self) -> list[SupervisedExecutor]:
         """Return the executors of all tenants and of the reserve pool."""
-        return [one for _, pool in self._owned(None) for one in pool.executors]
+        return [executor for _, pool in self._owned(None) for executor in pool.executors]
 
     def pools(self) -> list[tuple[str, Pool]]:
         """Return all pools with the names of their tenants. The name of the reserve pool is empty."""
@@ -154,7 +156,7 @@ class Tenants:
         """Return the total load of the least loaded device, and the number of sessions assigned to it within a minute."""
         pools = [pool for _, pool in self._owned(None)]
         loads = [[pool.executors[number].meter.load() for pool in pools] for number in range(len(self._configs))]
-        devices = ((sum(one.busy + one.beginning for one in of), sum(one.recent for one in of)) for of in loads)
+        devices = ((sum(load.busy + load.beginning for load in of), sum(load.recent for load in of)) for of in loads)
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
     def refresh_loads(self) -> None:
@@ -165,8 +167,8 @@ class Tenants:
         owned = [pool for name, pool in self._owned(None) if name]
         if len(owned) > 1:
             for pool in owned:
-                for one in pool.executors:
-                    one.refresh_load()
+                for executor in pool.executors:
+                    executor.refresh_load()
 
     @property
     def ready(self) -> bool:

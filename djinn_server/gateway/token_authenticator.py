@@ -150,16 +150,16 @@ class TokenAuthenticator(Authenticator):
         """Authenticate a token, as `Authenticator.authenticate` does. Its duration reveals nothing about other tokens."""
         if self._token.matches(credentials.token):
             return Identity(OPERATOR, quota=self.quota_of(OPERATOR))
-        digest, found = digest_of(credentials.token), None
+        digest, match = digest_of(credentials.token), None
         table = self._current()
         for row in table.tokens:
             if hmac.compare_digest(row.digest, digest):
-                found = row
-        if found is None:
+                match = row
+        if match is None:
             return None
-        if found.expired(time.time()):
+        if match.expired(time.time()):
             return Denial("this token has expired: ask for a new one", "expired")
-        return Identity(found.tenant, found.id, found.monitor, table.quotas.get(found.tenant, Quota()))
+        return Identity(match.tenant, match.id, match.monitor, table.quotas.get(match.tenant, Quota()))
 
     def is_valid(self, key: str) -> bool:
         """Return True if the token with this id is neither revoked nor expired."""

@@ -141,8 +141,8 @@ class DeviceRuntime:
         """
         if tensor.device.type != "cpu":
             return self._copies.start_delivery(tensor)
-        here = tensor.cpu()
-        return lambda: here
+        host_copy = tensor.cpu()
+        return lambda: host_copy
 
     def synchronize(self) -> None:
         """Wait until all ops have run. Raise the error of an op that failed."""

@@ -42,9 +42,9 @@ def prepare_for_user(config: ExecutorConfig, user: SystemUser, directory: str) -
 
 
 def _own_certificate(folder: Path, server: TlsOptions) -> TlsOptions:
-    made = self_signed(folder)
+    certificate = self_signed(folder)
     authority = server.authority
     if authority is not None:  # may lie where only root can read it
         authority = folder / "authority.pem"
         shutil.copyfile(server.authority or "", authority)
-    return attrs.evolve(server, certificate=made.certificate, key=made.key, authority=authority)
+    return attrs.evolve(server, certificate=certificate.certificate, key=certificate.key, authority=authority)

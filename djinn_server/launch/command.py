@@ -69,6 +69,6 @@ def _import_path() -> list[str]:
     if "" in sys.path:
         entries.append(".")
     with contextlib.suppress(FileNotFoundError):  # the working directory was removed
-        here = Path.cwd()
-        return [str(here / entry) for entry in entries if Path(entry).exists()]
+        working_directory = Path.cwd()
+        return [str(working_directory / entry) for entry in entries if Path(entry).exists()]
     return [entry for entry in entries if Path(entry).is_absolute()]

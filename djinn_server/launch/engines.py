@@ -63,14 +63,14 @@ def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngi
     """
     if engine == LOCAL:
         return LocalEngine()
-    known = {engine.name: engine for engine in engines}
-    if engine not in known:
+    by_name = {engine.name: engine for engine in engines}
+    if engine not in by_name:
         raise PluginError(
-            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *known}))}). Install one from "
+            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *by_name}))}). Install one from "
             "plugins of Djinn's repository, for example `pip install ./plugins/launchers './plugins/ray[ray]'`. `djinn plugins` "
             "lists installed, broken and disabled plugins"
         )
-    return known[engine]
+    return by_name[engine]
 
 
 @attrs.frozen

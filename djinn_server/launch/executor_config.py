@@ -302,7 +302,7 @@ class ExecutorConfig(ExecutorOptions):
             "graphs": ("--graphs", self.graphs),
             "batches": ("--batch-sessions", self.batch_sessions),
         }
-        return {name: option for name, (option, asked) in options.items() if asked}
+        return {name: option for name, (option, requested) in options.items() if requested}
 
     @property
     def recoverable(self) -> bool:

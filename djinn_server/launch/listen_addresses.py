@@ -48,8 +48,8 @@ class ListenAddresses:
     @property
     def hosts(self) -> tuple[str, ...]:
         """All hosts to listen at."""
-        others = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
-        return (self.host, *others)
+        other_hosts = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
+        return (self.host, *other_hosts)
 
     def fixed(self) -> str:
         """Return host and port of the first transport with a fixed port, in the form of a file name.
@@ -57,8 +57,8 @@ class ListenAddresses:
         Return an empty string if no port is fixed.
         """
         names = sorted(self.given.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
-        found = ((self.given[name].host or self.host, self.given[name].port) for name in names)
-        return next((f"{host.replace('/', '_')}-{port}" for host, port in found if port), "")
+        endpoints = ((self.given[name].host or self.host, self.given[name].port) for name in names)
+        return next((f"{host.replace('/', '_')}-{port}" for host, port in endpoints if port), "")
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
         """Return the address at which a transport listens, or None if it does not listen.
@@ -66,12 +66,12 @@ class ListenAddresses:
         `others`: further names of the transport.
         """
         names = {transport.name, *transport.schemes, *others}
-        given = next((at for name, at in self.given.items() if name in names), None)
+        configured = next((at for name, at in self.given.items() if name in names), None)
         capabilities = transport.capabilities
-        if names & self.without or (given is None and (capabilities.named_only or capabilities.same_host)):
+        if names & self.without or (configured is None and (capabilities.named_only or capabilities.same_host)):
             return None
-        given = given or ListenAddress()
-        return ListenAddress("127.0.0.1" if capabilities.same_host else given.host or self.host, given.port)
+        configured = configured or ListenAddress()
+        return ListenAddress("127.0.0.1" if capabilities.same_host else configured.host or self.host, configured.port)
 
     def check_ports(self, operations: int | None) -> None:
         """Check that the fixed ports are free. This is done before executors start, because their start is slow.
@@ -82,15 +82,15 @@ class ListenAddresses:
             ConfigurationError: two listeners are given the same port.
             TransportError: another program listens at a port.
         """
-        given = [(name, at) for name, at in self.given.items() if name in _OVER_TCP - self.without]
-        wanted = [(f"for {name}", at.host or self.host, at.port) for name, at in given if at.port]
+        entries = [(name, at) for name, at in self.given.items() if name in _OVER_TCP - self.without]
+        listeners = [(f"for {name}", at.host or self.host, at.port) for name, at in entries if at.port]
         if operations:
-            wanted.append(("for operations", self.host, operations))
-        taken: dict[tuple[str, int], str] = {}
-        for what, host, port in wanted:
-            if other := taken.get((host, port)):
-                raise ConfigurationError(f"port {port} is given twice, {other} and {what}: choose another for one")
-            taken[host, port] = what
+            listeners.append(("for operations", self.host, operations))
+        users: dict[tuple[str, int], str] = {}
+        for what, host, port in listeners:
+            if first_user := users.get((host, port)):
+                raise ConfigurationError(f"port {port} is given twice, {first_user} and {what}: choose another for one")
+            users[host, port] = what
             _check_port(what, host, port)
 
 
@@ -128,26 +128,26 @@ def listening_transports(
     Raises:
         ConfigurationError: the operator named a transport that has no TLS.
     """
-    found = []
+    listening = []
     for plain in transports:
-        here = plain.capabilities.same_host and (tls is None or tls.authority is None)
-        transport = plain if tls is None or here else plain.secured(tls)
+        is_local = plain.capabilities.same_host and (tls is None or tls.authority is None)
+        transport = plain if tls is None or is_local else plain.secured(tls)
         if transport is None and not addresses.given.keys().isdisjoint({plain.name, *plain.schemes}):
             raise ConfigurationError(
                 f"the transport {plain.name!r} has no TLS: leave out --transport, or the certificates"
             )
         if transport is not None:
             address = addresses.of(transport, (plain.name, *plain.schemes))
-            found += [] if address is None else [ListeningTransport(transport, address)]
-    return tuple(found)
+            listening += [] if address is None else [ListeningTransport(transport, address)]
+    return tuple(listening)
 
 
 def faster_transports(transports: Iterable[Transport], local: Transport) -> tuple[ListeningTransport, ...]:
     """Return the transports for this host that are on by default and faster than `local`."""
-    every = ((one, one.capabilities) for one in transports)
+    every = ((transport, transport.capabilities) for transport in transports)
     return tuple(
-        ListeningTransport(one, ListenAddress("127.0.0.1"))
-        for one, can in every
+        ListeningTransport(transport, ListenAddress("127.0.0.1"))
+        for transport, can in every
         if can.same_host and not can.named_only and can.speed > local.capabilities.speed
     )
 
@@ -162,8 +162,8 @@ def configured_transports(
         PluginError: no transport is left to listen with.
     """
     _check_names(addresses, transports, tls)
-    found = listening_transports(transports, tls, addresses)
-    if not found:
+    listening = listening_transports(transports, tls, addresses)
+    if not listening:
         raise PluginError(
             "there is no transport to listen with: install one, such as plugins/tcp of the checkout; `djinn "
             "plugins` shows what is installed and what is broken or disabled"
@@ -173,17 +173,19 @@ def configured_transports(
                 else ""
             )
         )
-    return found
+    return listening
 
 
 def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
-    names = {name for one in transports for name in (one.name, *one.schemes)}
+    names = {name for transport in transports for name in (transport.name, *transport.schemes)}
     secured = () if tls is None else under_tls(transports, tls)
-    names |= {name for one in secured for name in (one.name, *one.schemes)}
+    names |= {name for transport in secured for name in (transport.name, *transport.schemes)}
     for name in sorted({*addresses.given, *addresses.without} - names - _OVER_TCP):
         close = difflib.get_close_matches(name, names, 1)
-        known = f"known: {', '.join(sorted(names)) or 'none'}. Install its plugin on this server and on its clients."
-        hint = f"did you mean {close[0]!r}?" if close else known
+        known_names = (
+            f"known: {', '.join(sorted(names)) or 'none'}. Install its plugin on this server and on its clients."
+        )
+        hint = f"did you mean {close[0]!r}?" if close else known_names
         raise ConfigurationError(f"There is no transport {name!r} to listen with: {hint} `djinn plugins` shows why.")
 
 

@@ -65,14 +65,14 @@ def own_journals() -> OwnJournals | None:
     errors: list[str] = []
     for base in (cache_directory() / "own-journals", Path(tempfile.gettempdir()) / f"djinn-own-journals-{user_id()}"):
         try:
-            made = OwnJournals(base)
+            journals = OwnJournals(base)
         except OSError as error:
             errors.append(str(error))
             continue
-        if room_for_journals(made.path) >= LEAST_ROOM:
-            return made
+        if room_for_journals(journals.path) >= LEAST_ROOM:
+            return journals
         errors.append(f"{base} is on a disk that has {shutil.disk_usage(base).free:,} bytes left")
-        made.close()
+        journals.close()
     _log.warning("an executor of this program's own will not be replaced if it dies: no journals", reasons=errors)
     return None
 

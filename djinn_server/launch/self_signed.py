@@ -38,16 +38,16 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFile
     Raises:
         ConfigurationError: the files cannot be read or written, or the library for certificates is missing.
     """
-    found = CertificateFiles(directory / "certificate.pem", directory / "key.pem")
+    files = CertificateFiles(directory / "certificate.pem", directory / "key.pem")
     try:
         private_directory(directory, "certificate and key")
-        if not _is_good(found):
+        if not _is_good(files):
             certificate, key = _make(hosts)
-            replace_file(found.key, key)
-            replace_file(found.certificate, certificate)
+            replace_file(files.key, key)
+            replace_file(files.certificate, certificate)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a certificate in {directory}: {error}") from error
-    return found
+    return files
 
 
 def _is_good(identity: CertificateFiles) -> bool:
@@ -58,8 +58,8 @@ def _is_good(identity: CertificateFiles) -> bool:
         certificate = _library().x509.load_pem_x509_certificate(identity.certificate.read_bytes())
     except ValueError:
         return False
-    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
-    return bool(left > dt.timedelta(days=_RENEW_DAYS))
+    lifetime = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    return bool(lifetime > dt.timedelta(days=_RENEW_DAYS))
 
 
 def _library() -> Any:

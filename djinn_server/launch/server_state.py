@@ -108,16 +108,16 @@ def _temporary() -> ServerState:
         ConfigurationError: no folder can be made.
     """
     try:
-        made = OwnJournals(cache_directory() / "servers")
+        journals = OwnJournals(cache_directory() / "servers")
     except OSError:
         folder = Path(tempfile.gettempdir()) / f"djinn-servers-{user_id()}"
         try:
-            made = OwnJournals(folder)
+            journals = OwnJournals(folder)
         except OSError as error:
             raise ConfigurationError(
                 f"cannot make a temporary state folder in {folder}: {error}. Name another folder with --state-dir"
             ) from error
-    return ServerState(made.path, False, made.close)
+    return ServerState(journals.path, False, journals.close)
 
 
 def kept_token(folder: Path) -> str:

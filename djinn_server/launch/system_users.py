@@ -43,9 +43,9 @@ class SystemUser:
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return the environment variables of an executor, with this user's folders and name."""
-        kept = {name: value for name, value in given.items() if name not in _LEFT_OUT}
-        kept |= {name: str(self.folder / below) for name, below in _OWN_FOLDERS.items()}
-        return kept | {"USER": self.name, "LOGNAME": self.name}
+        variables = {name: value for name, value in given.items() if name not in _LEFT_OUT}
+        variables |= {name: str(self.folder / below) for name, below in _OWN_FOLDERS.items()}
+        return variables | {"USER": self.name, "LOGNAME": self.name}
 
     def make_subfolders(self) -> None:
         """Make the folders in which libraries store caches and settings. The process must run as this user.
@@ -94,7 +94,7 @@ def open_users(entries: Iterable[str], base: Path | None, shared: Sequence[Path]
             process may not change users.
         StartupError: a user cannot run this Python or enter a folder, or has no folder.
     """
-    found: dict[str, SystemUser] = {}
+    users: dict[str, SystemUser] = {}
     for entry in entries:
         parts = _ENTRY.fullmatch(entry)
         if parts is None:
@@ -106,19 +106,19 @@ def open_users(entries: Iterable[str], base: Path | None, shared: Sequence[Path]
                 "--tenant-user needs --tenant-dir: a folder in which each tenant gets a private folder, such as /var/lib/djinn"
             )
         check_tenant(parts["tenant"])
-        if parts["tenant"] in found:
+        if parts["tenant"] in users:
             raise ConfigurationError(f"--tenant-user names the tenant {parts['tenant']!r} twice: leave one out")
-        found[parts["tenant"]] = _user(parts["user"], base.resolve() / parts["tenant"])
-    _check(found)
+        users[parts["tenant"]] = _user(parts["user"], base.resolve() / parts["tenant"])
+    _check(users)
     try:
-        for user in found.values():
+        for user in users.values():
             user.folder.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
             check_private_directory(user.folder.parent, "folders of tenants")
             give_folder(user.folder, user)
             _check_reachable(user, shared)
     except OSError as error:
         raise StartupError(f"a tenant has no folder in {base}: {error}. --tenant-dir names another one") from error
-    return found
+    return users
 
 
 def _user(name: str, folder: Path) -> SystemUser:
@@ -139,13 +139,13 @@ def _user(name: str, folder: Path) -> SystemUser:
 
 
 def _check(users: Mapping[str, SystemUser]) -> None:
-    taken: dict[int, str] = {user_id(): "the gateway"} if users else {}
+    user_owners: dict[int, str] = {user_id(): "the gateway"} if users else {}
     for tenant, user in users.items():
-        if user.uid in taken:
+        if user.uid in user_owners:
             raise ConfigurationError(
-                f"--tenant-user gives the user {user.name!r} to the tenant {tenant!r} and to {taken[user.uid]}: each needs a user of its own"
+                f"--tenant-user gives the user {user.name!r} to the tenant {tenant!r} and to {user_owners[user.uid]}: each needs a user of its own"
             )
-        taken[user.uid] = f"the tenant {tenant!r}"
+        user_owners[user.uid] = f"the tenant {tenant!r}"
     if users and (right := missing_right()):
         raise ConfigurationError(
             f"--tenant-user starts executors as other system users, and the gateway {right}. Run `djinn serve` as root, or leave the option out"

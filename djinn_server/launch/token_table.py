@@ -98,8 +98,8 @@ def check_mode(path: Path, descriptor: int) -> None:
         ConfigurationError: another user can read or owns the file; the message says what to do.
     """
     status = os.fstat(descriptor)
-    others = 0o037 if status.st_uid == 0 != user_id() else 0o077
-    if mode_of(status) & others:
+    other_bits = 0o037 if status.st_uid == 0 != user_id() else 0o077
+    if mode_of(status) & other_bits:
         raise ConfigurationError(
             f"others on this machine can read the token file {path} (mode {mode_of(status):04o}): "
             f"chmod 600 {path}, and make new tokens if another user may have"

@@ -98,10 +98,10 @@ class MemoryGuard:
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
         """Count the memory of a step's results, and of the values that are released after it."""
-        made = 0
+        new_bytes = 0
         for _, place in step.makes:
             if has_memory(value := env[place]):
-                made += self._count(place, value)
+                new_bytes += self._count(place, value)
         for place in step.writes:
             if has_memory(value := env[place]) and (key := torch_private.storage_key(value)) in self._sizes:
                 grown = value.untyped_storage().nbytes() - self._sizes[key]
@@ -110,9 +110,9 @@ class MemoryGuard:
                 self._bytes += grown
         for place in step.release:
             self._release(place)
-        self._memory.allocates[index] = max(self._memory.allocates[index], made)
+        self._memory.allocates[index] = max(self._memory.allocates[index], new_bytes)
         self._note(self._resident())
-        self._unmeasured += made
+        self._unmeasured += new_bytes
         if self._unmeasured > self._ledger.limit // MEASURED and not self._is_first:
             self._ledger.measure(self._resident())
             self._unmeasured = 0
@@ -166,9 +166,9 @@ class MemoryGuard:
 
     def _count(self, place: int, value: torch.Tensor) -> int:
         """Count the storage of a value that a step has made. Return the bytes of the storage if it is new, else 0."""
-        known = len(self._sizes)
+        count = len(self._sizes)
         key = self._enter(place, value)
-        new = self._sizes[key] if len(self._sizes) > known else 0
+        new = self._sizes[key] if len(self._sizes) > count else 0
         self._bytes += new
         return new
 
@@ -195,8 +195,8 @@ class MemoryGuard:
         except (MemoryError, RuntimeError) as error:  # the device's memory is smaller than the limit
             if not is_out_of_memory(error):
                 raise
-            others = self._others({*keep, holding.key}, self._survey(env))
-            self._bytes -= ledger.evict_everything(others, self._began + self._step)
+            holdings = self._others({*keep, holding.key}, self._survey(env))
+            self._bytes -= ledger.evict_everything(holdings, self._began + self._step)
             ledger.restore(holding)
         self._bytes += holding.nbytes
         self._note(self._resident())
@@ -210,9 +210,9 @@ class MemoryGuard:
         self._ledger.drop_cached()
         holdings = self._survey(env)
         self._bytes = resident_bytes(holdings.values())
-        others = self._others(keep, holdings)
+        movable = self._others(keep, holdings)
         now = self._began + self._step
-        self._bytes -= self._ledger.make_room(nbytes, self._resident(), others, now, self._run_uses)
+        self._bytes -= self._ledger.make_room(nbytes, self._resident(), movable, now, self._run_uses)
 
     @staticmethod
     def _others(keep: Collection[int], holdings: Holdings) -> list[Holding]:

@@ -237,8 +237,8 @@ class Ledger:
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
-        held = sum([one.values.held for one in self.sessions]) - self._counted_again - self._away
-        return held + self.cached.nbytes() if self.cached is not None else held
+        held_bytes = sum([session.values.held for session in self.sessions]) - self._counted_again - self._away
+        return held_bytes + self.cached.nbytes() if self.cached is not None else held_bytes
 
     def drop_cached(self) -> None:
         """Free cached results."""
@@ -248,15 +248,15 @@ class Ledger:
     def survey(self) -> Holdings:
         """Return all storages of values, by key."""
         self._sweep()
-        found: Holdings = {}
+        holdings: Holdings = {}
         for session in self.sessions:
             session.uses.catch_up(session.values.table)
             for handle, value in session.values.items():
                 if has_memory(value):
-                    holding = self.look(found, value)
+                    holding = self.look(holdings, value)
                     holding.holders.setdefault(session, []).append(handle)
                     holding.pinned |= session.pins(handle)
-        return found
+        return holdings
 
     def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
         """Return the `Holding` of a tensor's storage in `holdings`. Add it if it is new."""
@@ -264,9 +264,9 @@ class Ledger:
         holding = holdings.get(key)
         if holding is None:
             storage, entry = tensor.untyped_storage(), self._table.get(key)
-            away = entry is not None and not entry.resident
-            nbytes = entry.nbytes if entry is not None and away else storage.nbytes()
-            holding = holdings[key] = Holding(key, storage, nbytes, not away, key in self.delivered)
+            is_away = entry is not None and not entry.resident
+            nbytes = entry.nbytes if entry is not None and is_away else storage.nbytes()
+            holding = holdings[key] = Holding(key, storage, nbytes, not is_away, key in self.delivered)
         return holding
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
@@ -466,13 +466,13 @@ class Ledger:
         with self.lock:
             holding = self.look({}, tensor)
             self.admit(holding.nbytes)
-            made = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
+            copy = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
             entry = self._table.get(holding.key)
             if entry is not None and not entry.resident:  # perhaps evicted just now to make room
-                self._fill(made, entry)
+                self._fill(copy, entry)
             else:
-                made.copy_(tensor.untyped_storage())
-            return made
+                copy.copy_(tensor.untyped_storage())
+            return copy
 
     def steps_until_use(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> int:
         """Return the predicted number of steps (ops) until the next use of a storage, for Belady's rule.
@@ -485,8 +485,8 @@ class Ledger:
         if last is None:
             last = max([session.uses.last(handles, now) for session, handles in uses], default=now)
         if ahead is None:
-            known = [session.uses.next(handles, now) for session, handles in uses]
-            ahead = min([clock for clock in known if clock is not None], default=None)
+            predictions = [session.uses.next(handles, now) for session, handles in uses]
+            ahead = min([clock for clock in predictions if clock is not None], default=None)
         return max(0, now - last) if ahead is None else ahead - now
 
     def make_room(
@@ -616,12 +616,12 @@ class Ledger:
 
     def evicted_to(self, holdings: Iterable[Holding]) -> dict[str, int]:
         """Return the bytes of evicted storages by place: HOST, or DISK, which includes weight files."""
-        found: Counter[str] = Counter()
+        evicted: Counter[str] = Counter()
         for holding in holdings:
             if not holding.resident:
                 entry = self._table.get(holding.key)
-                found[(entry.where if entry is not None else "") or DISK] += holding.nbytes
-        return dict(found)
+                evicted[(entry.where if entry is not None else "") or DISK] += holding.nbytes
+        return dict(evicted)
 
     def figures(self) -> dict[str, int]:
         """Return the limit, peak, present and evicted bytes, and the counts of evictions."""

@@ -37,17 +37,17 @@ class Lifetimes:
 
     def next_use(self, place: int, step: int) -> int:
         """Return the first step after `step` that uses the value at `place`, or NEVER."""
-        found = self.uses.get(place)
-        if not found:
+        uses = self.uses.get(place)
+        if not uses:
             return NEVER
-        at = bisect_right(found, step)
-        return found[at] if at < len(found) else NEVER
+        at = bisect_right(uses, step)
+        return uses[at] if at < len(uses) else NEVER
 
     def last_use(self, place: int, step: int) -> int:
         """Return the last step, up to `step`, that made or used the value at `place`; -1 for none."""
-        found = self.uses.get(place, ())
-        at = bisect_right(found, step)
-        return found[at - 1] if at else self.made_by.get(place, -1)
+        uses = self.uses.get(place, ())
+        at = bisect_right(uses, step)
+        return uses[at - 1] if at else self.made_by.get(place, -1)
 
 
 def lifetimes_of(template: CompiledTemplate) -> Lifetimes:

@@ -145,14 +145,14 @@ class LimitedRuntime(DeviceRuntime):
 
     def memory(self) -> Mapping[str, int]:
         """Return memory figures, with the limit as `total`."""
-        found = dict(self._runtime.memory())
+        figures = dict(self._runtime.memory())
         if self.ledger.on_demand:
-            return found
-        total = min(self.ledger.limit, found.get("total", self.ledger.limit))
-        free = min(max(0, self.ledger.limit - self.ledger.resident()), found.get("free", self.ledger.limit))
-        if "peak" in found:  # the device resets its peak at each run
-            found["peak"] = max(found["peak"], self.ledger.process.peak)
-        return found | {
+            return figures
+        total = min(self.ledger.limit, figures.get("total", self.ledger.limit))
+        free = min(max(0, self.ledger.limit - self.ledger.resident()), figures.get("free", self.ledger.limit))
+        if "peak" in figures:  # the device resets its peak at each run
+            figures["peak"] = max(figures["peak"], self.ledger.process.peak)
+        return figures | {
             "total": total,
             "free": free,
             "spill": sum(space.room() for space in self.ledger.spaces),

@@ -81,19 +81,19 @@ class ProcessMemory:
 
     def end_run(self, peak: int) -> None:
         """Update the reserve after a run whose tensors used at most `peak` bytes."""
-        if (found := self._note_peak()) is None:
+        if (peak_bytes := self._note_peak()) is None:
             return
-        if found > FULL * self.limit:
-            self._leave(self.reserve + found - int(FULL * self.limit))
-        elif peak > FULL * (self.limit - self.reserve) and found < FULL**2 * self.limit:
+        if peak_bytes > FULL * self.limit:
+            self._leave(self.reserve + peak_bytes - int(FULL * self.limit))
+        elif peak > FULL * (self.limit - self.reserve) and peak_bytes < FULL**2 * self.limit:
             self.reserve = max(self.reserve - self.limit // STEPS, self.limit // STEPS)
 
     def _note_peak(self) -> int | None:
         if not self._resets or self._resident is None or not self._measured:
             return None
-        found = max(0, self._resident.peak() - self._base)
-        self.peak = max(self.peak, found)
-        return found
+        above = max(0, self._resident.peak() - self._base)
+        self.peak = max(self.peak, above)
+        return above
 
     def _leave(self, beside: int) -> None:
         self.reserve = min(max(self.reserve, beside + self.limit // STEPS), self.limit // 2)

@@ -55,11 +55,11 @@ class RoomReport:
         if now < self.next and not short:
             return None
         self.next = now + SECONDS
-        found = self._runtime.memory()
-        free = found["free"] + max(
-            0, found.get("reserved", 0) - found.get("allocated", 0)
+        figures = self._runtime.memory()
+        free = figures["free"] + max(
+            0, figures.get("reserved", 0) - figures.get("allocated", 0)
         )  # allocators reuse cached memory
-        room = min(free + held, found["total"])
+        room = min(free + held, figures["total"])
         if not short and self._told is not None and abs(room - self._told) <= NOTABLE * self._told:
             return None
         self._told = room

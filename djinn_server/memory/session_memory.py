@@ -95,10 +95,10 @@ class SessionMemory:
             if action != "pin" or refused:
                 self._pinned = before
             self.values.forget_addresses()
-            held = self._holdings(chosen)
-        resident, pinned = ([h.nbytes for h in held if h.resident], [h.nbytes for h in held if h.pinned])
+            holdings = self._holdings(chosen)
+        resident, pinned = ([h.nbytes for h in holdings if h.resident], [h.nbytes for h in holdings if h.pinned])
         which = () if handles else pack_handles([handle for handle in chosen if self.pins(handle)])
-        return CacheReply(sum(h.nbytes for h in held), sum(resident), sum(pinned), True, refused, which)
+        return CacheReply(sum(h.nbytes for h in holdings), sum(resident), sum(pinned), True, refused, which)
 
     def _forget_pins(self) -> None:
         """Drop the pins of freed values."""
@@ -106,16 +106,16 @@ class SessionMemory:
 
     def _restore_pinned(self, outputs: Sequence[int]) -> None:
         """Restore pinned results that a run evicted. If there is no room, the next run restores them."""
-        away = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
+        evicted = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
-            for value in away:
+            for value in evicted:
                 if has_memory(value):
                     self._ledger.reload(value)
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
         self._kinds.mark_caches(handles)
-        found = handles or self.values.sharing(self._kinds.caches())
-        values = {handle: self.values[handle] for handle in found if handle in self.values}
+        chosen = handles or self.values.sharing(self._kinds.caches())
+        values = {handle: self.values[handle] for handle in chosen if handle in self.values}
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
     def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
@@ -126,8 +126,8 @@ class SessionMemory:
     def cache_bytes(self) -> tuple[int, int]:
         """Return the bytes of the session's KV caches, and those of its pinned caches. Thread-safe."""
         storages = self._kinds.caches(), list(self._pinned)
-        held, pinned = (sum(map(self.values.bytes_of, some)) for some in storages)
-        return held, pinned
+        total, pinned = (sum(map(self.values.bytes_of, group)) for group in storages)
+        return total, pinned
 
     # --- idle sessions ------------------------------------------------------------------------------------------
 
@@ -139,8 +139,8 @@ class SessionMemory:
         now, ledger = time.monotonic(), self._ledger
         with ledger.lock:
             for holding in ledger.survey().values():
-                others = (session for session in holding.holders if session is not self)
-                if self not in holding.holders or not all(session.idle(now) for session in others):
+                other_sessions = (session for session in holding.holders if session is not self)
+                if self not in holding.holders or not all(session.idle(now) for session in other_sessions):
                     continue
                 try:
                     if not holding.resident:
@@ -232,14 +232,14 @@ class SessionMemory:
         ledger = self._ledger
         if memory.peak is None or self._any_evicted(work):
             return False
-        wanted = ledger.resident() + memory.peak
-        if wanted > ledger.comfort:
+        expected_bytes = ledger.resident() + memory.peak
+        if expected_bytes > ledger.comfort:
             ledger.drop_cached()
-            wanted = ledger.resident() + memory.peak
-        if wanted > ledger.comfort:
+            expected_bytes = ledger.resident() + memory.peak
+        if expected_bytes > ledger.comfort:
             return False
         ledger.process.trim_before(memory.peak)
-        ledger.note(wanted)
+        ledger.note(expected_bytes)
         self._forget_copies(work)
         return True
 
@@ -268,11 +268,11 @@ class SessionMemory:
     def _template_memory(
         self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any]
     ) -> TemplateMemory:
-        known, nbytes = self._memories.get(digest), bytes_of_inputs(map(self.values.table.get, work.inputs))
-        if known is None or not known.fits(nbytes, slots):
-            known = template_memory(template, nbytes, slots)
-        self._memories.store(digest, known)
-        return known
+        memory, nbytes = self._memories.get(digest), bytes_of_inputs(map(self.values.table.get, work.inputs))
+        if memory is None or not memory.fits(nbytes, slots):
+            memory = template_memory(template, nbytes, slots)
+        self._memories.store(digest, memory)
+        return memory
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:

@@ -105,8 +105,8 @@ class FreeExtents:
         )
         if start == self.end:
             self.end += size
-        elif left := self._remove(start) - size:
-            self._add(start + size, left)
+        elif remaining := self._remove(start) - size:
+            self._add(start + size, remaining)
         return start
 
     def give(self, start: int, size: int) -> None:
@@ -158,10 +158,10 @@ class FileSpill:
         try:
             if self._extents.end > self._charged + STEP:
                 self._charge()
-            file, left = self._descriptor(), octets(data.untyped_storage())
-            while left:
-                count = pwrite(file, left, at)
-                left, at = left[count:], at + count
+            file, data_left = self._descriptor(), octets(data.untyped_storage())
+            while data_left:
+                count = pwrite(file, data_left, at)
+                data_left, at = data_left[count:], at + count
         except OSError:
             self._extents.give(start, size)
             raise

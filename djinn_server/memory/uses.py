@@ -96,9 +96,9 @@ class UseHistory:
         """Evaluate the uses of the added runs. `alive`: handles of the session's present values."""
         while self._runs:
             self._note(self._runs.popleft())
-        known = list(alive)
-        if len(self._uses) > 2 * (len(known) + PAST_RUNS):
-            storages = {storage_of(handle) for handle in known}
+        handles = list(alive)
+        if len(self._uses) > 2 * (len(handles) + PAST_RUNS):
+            storages = {storage_of(handle) for handle in handles}
             self._uses = {storage: use for storage, use in self._uses.items() if storage in storages}
 
     def _note(self, run: PastRun) -> None:
@@ -109,9 +109,12 @@ class UseHistory:
                 last = lifetimes.last_use(place, lifetimes.steps)
                 self._use(storage_of(handle), digest, began, first, last)
         for place, number in lifetimes.outputs.items():
-            storage, made = storage_of(run.outputs[number]), began + max(0, lifetimes.last_use(place, lifetimes.steps))
+            storage, made_at = (
+                storage_of(run.outputs[number]),
+                began + max(0, lifetimes.last_use(place, lifetimes.steps)),
+            )
             if storage not in self._uses:
-                use = self._uses[storage] = _Use((digest, number), digest, made, 0, began)
+                use = self._uses[storage] = _Use((digest, number), digest, made_at, 0, began)
                 self._predict(use)
 
     def _use(self, storage: int, digest: bytes, began: int, first: int, last: int) -> None:

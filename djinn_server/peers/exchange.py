@@ -107,9 +107,9 @@ class PeerListener:
         Return None if the ticket is forged, used or expired.
         """
         with self._lock:
-            known = self._known.get(_key(ticket))
-            if known is not None:
-                return known
+            peer_connection = self._known.get(_key(ticket))
+            if peer_connection is not None:
+                return peer_connection
             peer, until = self._open.pop(_key(ticket), (None, 0.0))
             if peer is None or time.monotonic() >= until:
                 return None
@@ -184,12 +184,12 @@ class PeerExchange:
             for arrival, items in waiting
         ]
         sent: dict[int, int] = {}
-        taken: dict[int, int] = {}
+        acknowledged: dict[int, int] = {}
         for peer, route in list(self._routes.items()):
             under_way = route.under_way()
-            sent[peer], taken[peer] = route.counts
-            records += [one.record(log_records.UNDER_WAY, items) for one, items in under_way]
-        return PoolCounts(self.number, sent, taken, arrived), records
+            sent[peer], acknowledged[peer] = route.counts
+            records += [transfer.record(log_records.UNDER_WAY, items) for transfer, items in under_way]
+        return PoolCounts(self.number, sent, acknowledged, arrived), records
 
     # --- others ------------------------------------------------------------------------------------------------
 
@@ -287,9 +287,9 @@ class PeerExchange:
 
     def expect(self, transfer: int, source: int) -> Generator[Wait, None, list[Packed] | str]:
         """Wait for a transfer, and return its values. If it cannot arrive, return the reason."""
-        while isinstance(found := self.inbox.take(transfer, source), Wait):
-            yield found
-        return found
+        while isinstance(result := self.inbox.take(transfer, source), Wait):
+            yield result
+        return result
 
     def drop(self, peer: int) -> None:
         """Disconnect an executor that has left the pool, and revoke its tickets and secrets."""

@@ -243,17 +243,17 @@ class TransferInbox:
         with self._changed:
             if source not in self._connections:
                 self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
-            found = self._arrived.pop(transfer, None)
-            lost = found is None and self._is_lost(source)
-            self._awaited = source if found is None and not lost else None
-            self._nbytes -= _bytes_of(found[1]) if found is not None else 0
+            items = self._arrived.pop(transfer, None)
+            lost = items is None and self._is_lost(source)
+            self._awaited = source if items is None and not lost else None
+            self._nbytes -= _bytes_of(items[1]) if items is not None else 0
             self._changed.notify_all()
-            if found is not None:
-                return found[1]
+            if items is not None:
+                return items[1]
             if lost:
                 return self._gone[source][0]
-            gone, events = self._gone.get(source), self._events
-            until = gone[1] if gone is not None else None
+            reason, events = self._gone.get(source), self._events
+            until = reason[1] if reason is not None else None
             return Wait(((Cause.TRANSFER, transfer),), until, here=lambda _: self._events != events)
 
     def _notify(self) -> None:
@@ -267,8 +267,8 @@ class TransferInbox:
         return max(self._patience, COMING_SECONDS)
 
     def _is_lost(self, source: int) -> bool:
-        gone = self._gone.get(source)
-        return gone is not None and time.monotonic() >= gone[1]
+        reason = self._gone.get(source)
+        return reason is not None and time.monotonic() >= reason[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[LoggedTransfer, list[Packed]]]]:
         """Return the number of received transfers by sender, and the queued transfers. The caller holds `writing`."""

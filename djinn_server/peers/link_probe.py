@@ -46,9 +46,9 @@ class LinkMeasurements:
     def take(self) -> list[LinkMeasurement]:
         """Return the unreported measurements, and remove them."""
         with self._lock:
-            seen = list(self.some)
+            measurements = list(self.some)
             self.some.clear()
-        return seen
+        return measurements
 
 
 def measure(send: Send, receive: Receive) -> tuple[float, float]:

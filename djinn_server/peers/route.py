@@ -119,7 +119,10 @@ class Route:
         """Return the unacknowledged transfers, with their bytes in host memory."""
         with self._changed:
             every = tuple(self._kept)
-        return [(LoggedTransfer(self._peer, kept.header), kept.items) for kept in map(self._with_bytes, every)]
+        return [
+            (LoggedTransfer(self._peer, unacknowledged.header), unacknowledged.items)
+            for unacknowledged in map(self._with_bytes, every)
+        ]
 
     def _with_bytes(self, kept: _UnacknowledgedTransfer) -> _UnacknowledgedTransfer:
         return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))
@@ -158,9 +161,9 @@ class Route:
                 self._changed.notify_all()
 
     def _keep(self, number: int, transfer: int, items: list[Packed]) -> None:
-        kept = _UnacknowledgedTransfer(number, transfer, items, sum(len(data) for _, data in items))
-        self._kept.append(kept)
-        self._kept_bytes += kept.nbytes
+        unacknowledged = _UnacknowledgedTransfer(number, transfer, items, sum(len(data) for _, data in items))
+        self._kept.append(unacknowledged)
+        self._kept_bytes += unacknowledged.nbytes
 
     def gauge(self) -> None:
         """Measure the link if it is idle. Otherwise the receiver measures the running transfers."""

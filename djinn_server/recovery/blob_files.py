@@ -176,10 +176,10 @@ class BlobFiles:
             OSError: `charge` raised it, or a file cannot be written.
             RuntimeError, MemoryError: a buffer cannot be read.
         """
-        known, written = self.sizes(), 0
-        found: dict[int, bytes] = {}
+        file_sizes, written = self.sizes(), 0
+        digests: dict[int, bytes] = {}
         for position, size in enumerate(sizes_of(memory)):
-            if size < BLOB_BYTES and size not in known:
+            if size < BLOB_BYTES and size not in file_sizes:
                 continue
             data = flatten(memory[position])
             digest = digest_of_content(data)
@@ -189,11 +189,11 @@ class BlobFiles:
                 written += size
                 charge(written)
                 self._put(digest, data)
-            found[position] = digest
-        return found
+            digests[position] = digest
+        return digests
 
     def _put(self, digest: bytes, data: memoryview) -> None:
-        self._unfinished = {handle: one for handle, one in self._unfinished.items() if one.digest != digest}
+        self._unfinished = {handle: blob for handle, blob in self._unfinished.items() if blob.digest != digest}
         unfinished = self.path(digest).with_suffix(".new")  # a crash leaves no part of a file under its digest
         with self._folder_for_writing():
             file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
@@ -230,9 +230,9 @@ class BlobFiles:
 
     def retain(self, digests: set[bytes]) -> None:
         """Delete all blob files except those in `digests` and `held`."""
-        kept = self._names(digests)
+        names = self._names(digests)
         for path in self._files():
-            if path.name not in kept:
+            if path.name not in names:
                 path.unlink(missing_ok=True)
         self._proven &= digests
 
@@ -316,10 +316,10 @@ def mapped(folder: Path, digest: bytes) -> memoryview:
         SessionLost: the file cannot be read, or its contents have another digest.
     """
     with _opened(folder, digest) as file:
-        found: Any = np.memmap(file, np.uint8, "c").view(np.ndarray)
-    if digest_of_content(found.data) != digest:
+        mapping: Any = np.memmap(file, np.uint8, "c").view(np.ndarray)
+    if digest_of_content(mapping.data) != digest:
         raise SessionLost("the blob file of a journal has changed (wrong checksum); the session cannot be recovered")
-    return memoryview(found).cast("B")
+    return memoryview(mapping).cast("B")
 
 
 @contextlib.contextmanager

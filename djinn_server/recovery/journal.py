@@ -163,15 +163,15 @@ class Journal:
             self.append(records.FRAME, frame.head, ())
             return frame
         try:
-            found = self.contents.take(frame)
+            stored = self.contents.take(frame)
         except OSError as error:
             self.give_up(f"an upload cannot be written: {error}")
             return frame
-        if found is None:
+        if stored is None:
             self.append(records.FRAME, frame.head, frame.body)
             return frame
-        self.append(records.PART, records.encode(found[1]), ())
-        return found[0]
+        self.append(records.PART, records.encode(stored[1]), ())
+        return stored[0]
 
     def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
         """Start a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
@@ -231,8 +231,8 @@ class Journal:
         if before is None:
             self.append(records.DECISION, now, ())
         elif now != before:
-            found = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
-            raise SessionLost(f"replay differs from the journal: logged {found}. The session cannot be recovered")
+            difference = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
+            raise SessionLost(f"replay differs from the journal: logged {difference}. The session cannot be recovered")
         return now
 
     def decided(self) -> bytes | None:
@@ -295,10 +295,10 @@ class Journal:
     def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
         """Replace the journal by a snapshot, as `compact` does. Return None if the state cannot be saved now."""
         with still:
-            taken = state() if self.open else None
-            if taken is None:
+            parts = state() if self.open else None
+            if parts is None:
                 return None
-            encoded, memory, transfers = taken
+            encoded, memory, transfers = parts
             base = SnapshotHeader(position.received, position.sent, encoded)
             done = self.compact(base, memory, position.replies, transfers)
         if done:
@@ -324,24 +324,26 @@ class Journal:
         if not self.open:
             return False
         replies = [(records.REPLY, frame.head, frame.body) for frame in kept]
-        others: list[Record] = [(records.HEADER, records.encode_header(self._owner), ()), *replies, *transfers]
-        least = len(MAGIC) + sum(record_size(head, body) for _, head, body in others)
-        sizes, known, before = sizes_of(memory), self.contents.sizes(), self.contents.digests()
+        small_records: list[Record] = [(records.HEADER, records.encode_header(self._owner), ()), *replies, *transfers]
+        least = len(MAGIC) + sum(record_size(head, body) for _, head, body in small_records)
+        sizes, file_sizes, before = sizes_of(memory), self.contents.sizes(), self.contents.digests()
         state = sum(sizes) + least
         if state >= self._refused_bytes:
             return False
         path, replaced = self.path.with_suffix(".new"), False
         try:
-            self._charge(path, least + sum(size for size in sizes if size not in known))
-            found = self.contents.write_large(memory, lambda nbytes: self._charge(path, least + nbytes))
-            here = [position for position in range(len(sizes)) if position not in found]
-            rest = LazyBuffers([sizes[position] for position in here], lambda number: memory[here[number]])
-            base = msgspec.structs.replace(base, elsewhere=tuple(found.items()))
-            snapshot = (records.SNAPSHOT, records.encode(base), rest)
-            nbytes, digests = least + record_size(snapshot[1], rest), set(found.values())
+            self._charge(path, least + sum(size for size in sizes if size not in file_sizes))
+            digest_by_position = self.contents.write_large(memory, lambda nbytes: self._charge(path, least + nbytes))
+            inline_positions = [position for position in range(len(sizes)) if position not in digest_by_position]
+            inline_buffers = LazyBuffers(
+                [sizes[position] for position in inline_positions], lambda number: memory[inline_positions[number]]
+            )
+            base = msgspec.structs.replace(base, elsewhere=tuple(digest_by_position.items()))
+            snapshot = (records.SNAPSHOT, records.encode(base), inline_buffers)
+            nbytes, digests = least + record_size(snapshot[1], inline_buffers), set(digest_by_position.values())
             self._check_size(nbytes + self.contents.own_bytes(digests))
             self._charge(path, nbytes + self.contents.own_bytes(digests - before))
-            replaced = self._replace(path, (others[0], snapshot, *others[1:]))
+            replaced = self._replace(path, (small_records[0], snapshot, *small_records[1:]))
         except (OSError, RuntimeError, MemoryError) as error:
             if isinstance(error, SnapshotTooLarge):
                 self._skip_snapshot(state)
@@ -506,5 +508,5 @@ def _open_locked(path: Path) -> int:
 
 def journal_path(directory: Path, session: str) -> Path | None:
     """Return the path of a session's journal; None if the session's name is invalid."""
-    plain = session.replace("-", "").replace("_", "")
-    return directory / f"{session}.journal" if plain.isascii() and plain.isalnum() and len(session) <= 64 else None
+    letters = session.replace("-", "").replace("_", "")
+    return directory / f"{session}.journal" if letters.isascii() and letters.isalnum() and len(session) <= 64 else None

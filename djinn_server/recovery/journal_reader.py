@@ -120,8 +120,10 @@ class JournalReader:
             records.transfers.decode(head)  # an invalid record is reported before the session begins
             self._under_way.append(start)
         elif kind == records.ACKNOWLEDGED:
-            said = records.acknowledgements.decode(head)
-            self.acknowledged[said.peer] = max(said.transfers, self.acknowledged.get(said.peer, 0))
+            acknowledgement = records.acknowledgements.decode(head)
+            self.acknowledged[acknowledgement.peer] = max(
+                acknowledgement.transfers, self.acknowledged.get(acknowledgement.peer, 0)
+            )
             self.tried = 0
         elif kind == records.DECISION:
             self._decisions.append(head)
@@ -166,9 +168,9 @@ class JournalReader:
 
     def take_arrivals(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
         """Return all received transfers that `take_arrival` has not returned, once."""
-        found = [self._transfer(start) for start in self._arrivals.values()]
+        transfers = [self._transfer(start) for start in self._arrivals.values()]
         self._arrivals.clear()
-        return found
+        return transfers
 
     def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
         """Return the transfers that were sent and unacknowledged at the snapshot."""
@@ -195,8 +197,8 @@ class JournalReader:
             SessionLost: a file cannot be read, or its contents have another digest.
         """
         if self._mapped is None:
-            found = sorted(self.base.elsewhere) if self.base is not None else ()
-            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in found]
+            elsewhere = sorted(self.base.elsewhere) if self.base is not None else ()
+            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in elsewhere]
         return self._mapped
 
     def _read_at(self, start: int) -> Frame:

@@ -39,12 +39,12 @@ def check_versions(written: JournalVersions) -> None:
     Raises:
         SessionLost: a version differs. The message has a remedy.
     """
-    mine = present_versions()
+    current = present_versions()
     names = {"journal": "journal format", "protocol": "protocol version", "torch": "torch"}
     differing = [
-        f"{shown} {getattr(written, name)} and not {getattr(mine, name)}"
-        for name, shown in names.items()
-        if getattr(written, name) != getattr(mine, name)
+        f"{product} {getattr(written, name)} and not {getattr(current, name)}"
+        for name, product in names.items()
+        if getattr(written, name) != getattr(current, name)
     ]
     if differing:
         raise SessionLost(

@@ -110,8 +110,8 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
     def gone(self) -> bool:
         """Return True if the lease has expired. The lease begins when the executor notices the disconnect."""
-        left = self.lease_seconds_left()
-        return left is not None and left < 0.0
+        seconds = self.lease_seconds_left()
+        return seconds is not None and seconds < 0.0
 
     def _note_break(self, broken: Connection, error: TransportError) -> None:
         """Begin the lease, unless `broken` is an old connection or the lease has already begun."""

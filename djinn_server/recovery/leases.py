@@ -76,7 +76,9 @@ class Leases:
         """Return the seconds until the next lease of a disconnected client ends; None if all clients are connected."""
         with self._lock:
             leased = list(self._leased.values())
-        return min((left for one in leased if (left := one.lease_seconds_left()) is not None), default=None)
+        return min(
+            (seconds for connection in leased if (seconds := connection.lease_seconds_left()) is not None), default=None
+        )
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
         """Register a session whose client may reconnect. Return the session's channel."""

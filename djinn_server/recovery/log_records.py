@@ -103,8 +103,8 @@ class LoggedTransfer(msgspec.Struct, frozen=True):
         Raises:
             SessionLost: its buffers do not have the sizes of its items.
         """
-        whole = [item.size for item in self.header.items if item.size]
-        if whole != [memoryview(buffer).nbytes for buffer in frame.body]:
+        sizes = [item.size for item in self.header.items if item.size]
+        if sizes != [memoryview(buffer).nbytes for buffer in frame.body]:
             raise SessionLost("a transfer in a journal has other sizes than its items")
         buffers = iter(frame.body)
         return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in self.header.items]

@@ -29,12 +29,12 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
         held: bytes of the session's values.
         limit: maximum bytes of a state.
     """
-    found = take() if held <= limit else None
-    if found is None:
-        other = "it is in the middle of something, has a memory limit, or has values that failed, or events"
-        yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else other)))
+    parts = take() if held <= limit else None
+    if parts is None:
+        obstacle = "it is in the middle of something, has a memory limit, or has values that failed, or events"
+        yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else obstacle)))
         return
-    state, memory, transfers = found
+    state, memory, transfers = parts
     nbytes = len(state) + sum(sizes_of(memory))
     if transfers or nbytes > limit:
         yield Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes))))
@@ -73,8 +73,8 @@ def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple
         raise ProtocolError(f"a session state has {len(snapshot.items)} items but {len(memory)} buffers")
     for item, data in zip(snapshot.items, memory, strict=True):
         check_item(item, len(data))
-    for one in snapshot.templates:
-        if digest_of(one.template) != one.digest:
+    for template in snapshot.templates:
+        if digest_of(template.template) != template.digest:
             raise ProtocolError("a template of a state does not have the digest that it was sent with")
     return snapshot, memory
 
@@ -104,14 +104,14 @@ def _parts(lengths: Sequence[int], receive: Receive) -> Generator[Wait, None, li
 def _part(length: int, receive: Receive) -> Generator[Wait, None, memoryview]:
     """Receive one part of a state. Memory grows with the received bytes, because the announced length is not trusted."""
     pieces: list[bytes | bytearray | memoryview] = []
-    left = length
-    while left:
+    remaining = length
+    while remaining:
         frame = yield from receive()
         if not isinstance(decode(frame.head), StateChunk) or len(frame.body) != 1:
             raise ProtocolError("the pieces of a session state are out of order")
         piece = flatten(frame.body[0])
-        if len(piece) != min(left, PIECE):
-            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(left, PIECE):,}")
-        left -= len(piece)
+        if len(piece) != min(remaining, PIECE):
+            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(remaining, PIECE):,}")
+        remaining -= len(piece)
         pieces.append(piece)
     return memoryview(bytearray().join(pieces))

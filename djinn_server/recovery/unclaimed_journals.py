@@ -64,17 +64,17 @@ class UnclaimedJournals:
 
     def _scan(self, now: float) -> None:
         self._next_scan = now + min(_LONGEST_PAUSE, self._seconds / 4)
-        found: dict[Path, float] = {}
+        unclaimed: dict[Path, float] = {}
         for path in (*self._folder.glob("*.journal"), *self._folder.glob("*.new")):
             since = self._since.get(path, now)
             try:
                 if self._is_unclaimed(path, remove=now - since >= self._seconds):
-                    found[path] = since
+                    unclaimed[path] = since
             except OSError as error:
                 _log.debug("an unclaimed journal cannot be checked or removed", path=str(path), reason=str(error))
-        for path in self._since.keys() - found.keys():
+        for path in self._since.keys() - unclaimed.keys():
             self._disk.release(("unclaimed", path))
-        self._since = found
+        self._since = unclaimed
         for folder in self._folder.glob("*.contents"):
             if not folder.with_suffix(".journal").exists():
                 remove_contents(folder)

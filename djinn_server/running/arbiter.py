@@ -134,21 +134,23 @@ class TemplateChoice:
 
     def __init__(self, facts: ServedFacts, candidates: Sequence[Candidate], timer: DeviceTimer) -> None:
         self.facts, self.name = facts, facts.digest.hex()[:8]
-        self.joint = next((one for one in candidates if one.strategy.joins_sessions), None)
-        alone = [one for one in candidates if not one.strategy.joins_sessions]
-        self.candidates = [one for one in alone if not one.strategy.caches_results]
-        self.caches = [one for one in alone if one.strategy.caches_results]
+        self.joint = next((possible for possible in candidates if possible.strategy.joins_sessions), None)
+        alone = [possible for possible in candidates if not possible.strategy.joins_sessions]
+        self.candidates = [possible for possible in alone if not possible.strategy.caches_results]
+        self.caches = [possible for possible in alone if possible.strategy.caches_results]
         self.spans = TimedSpans(timer)
         self.has_exact = any(candidate.strategy.exact for candidate in alone)
 
     def cache(self, *, exact: bool) -> Candidate | None:
         """Return the offer that may reuse results of an earlier run; None if there is none."""
-        usable = (one for one in self.caches if self.stage(one) == "ready" and (one.strategy.exact or not exact))
+        usable = (
+            cache for cache in self.caches if self.stage(cache) == "ready" and (cache.strategy.exact or not exact)
+        )
         return next(usable, None)
 
     def next(self, *, exact: bool) -> Candidate | None:
         """Return the offer for the next run: one in trial, else the fastest one. None: run op by op."""
-        best = None
+        fastest = None
         for candidate in self.candidates:
             if candidate.failed or (exact and not candidate.strategy.exact):
                 continue
@@ -158,9 +160,9 @@ class TemplateChoice:
                 continue
             if stage == "watching" or candidate.used is None:
                 return candidate
-            if candidate.used is not False and (best is None or candidate.ratio < best.ratio):
-                best = candidate
-        return best
+            if candidate.used is not False and (fastest is None or candidate.ratio < fastest.ratio):
+                fastest = candidate
+        return fastest
 
     def runs_plain(self, *, exact: bool) -> bool:
         """Return True if the next run is op by op: no offer is used or in a trial."""
@@ -408,8 +410,8 @@ class Arbiter:
         with self._lock:
             if strategy not in self.strategies:
                 return
-            self.strategies = [one for one in self.strategies if one is not strategy]
-            for candidate in [one for one in self._made if one.strategy is strategy]:
+            self.strategies = [other for other in self.strategies if other is not strategy]
+            for candidate in [other for other in self._made if other.strategy is strategy]:
                 candidate.failed, candidate.used = True, False
         _log.warning("a run strategy is switched off", strategy=strategy.name, error=repr(error))
 
@@ -418,14 +420,14 @@ class Arbiter:
         if not self.strategies:
             return None
         with self._lock:
-            found = self._choices.use(digest)
-            if found is None:
+            choice = self._choices.use(digest)
+            if choice is None:
                 facts = facts_of(
                     template, digest, self._device, cacheable_ops(template) if self.caches_results else None
                 )
-                found = TemplateChoice(facts, self._candidates(facts), self._timer)
-                self._choices.store(digest, found)
-        return found
+                choice = TemplateChoice(facts, self._candidates(facts), self._timer)
+                self._choices.store(digest, choice)
+        return choice
 
     def _candidates(self, facts: ServedFacts) -> list[Candidate]:
         candidates = list[Candidate]()
@@ -446,16 +448,16 @@ class Arbiter:
 
     def run(self, choice: TemplateChoice, run: ServedRun, *, exact: bool) -> Iterator[None]:
         """Run a template to its last op, or reuse the results of an earlier run."""
-        found, cache = run.cacheable, choice.cache(exact=exact) if choice.caches else None
-        if found is None or cache is None:
+        cacheable, cache = run.cacheable, choice.cache(exact=exact) if choice.caches else None
+        if cacheable is None or cache is None:
             yield from self._compute(choice, run, exact=exact)
             return
-        yield from run.advance(found.ops.start)
+        yield from run.advance(cacheable.ops.start)
         run.rest = functools.partial(self._compute, choice, run, exact=exact)
-        if found.begin():
+        if cacheable.begin():
             yield from self._try(choice, cache, run)
         rest = run.take_rest()
-        if rest is not None and not found.reused:
+        if rest is not None and not cacheable.reused:
             yield from rest()
         else:
             yield from run.advance()
@@ -589,21 +591,21 @@ def _difference(
     """
     tolerance = 0.0 if exact else None  # None: PyTorch's defaults for the dtype
     memories, storages = set[int](), dict[int, StorageWeakRef]()
-    for expected, found in values:
+    for expected, actual in values:
         if isinstance(expected, Poison):
             continue
-        if other := layout_difference(expected, found):
-            return other
-        if found.nbytes:
-            memory, key = memory_of(found), storage_key(found)
+        if difference := layout_difference(expected, actual):
+            return difference
+        if actual.nbytes:
+            memory, key = memory_of(actual), storage_key(actual)
             if memory_of(expected) in operands or memory_of(expected) in memories:
                 return "an op returns a view, which cannot be replaced"
             if memory in operands or memory in memories or key in given:
                 return "a result shares memory that it should have for itself"
             memories |= {memory, memory_of(expected)}
-            storages[key] = StorageWeakRef(found.untyped_storage())
+            storages[key] = StorageWeakRef(actual.untyped_storage())
         try:
-            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+            torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
         except AssertionError as error:
             return str(error)
     given.update(storages)

@@ -38,10 +38,10 @@ class CompiledTemplates:
     def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
         """Cache a template. Return the cached one, which may be from a session that was faster."""
         with self._lock:
-            found = self._kept.get(digest)
-            if found is None:
+            cached = self._kept.get(digest)
+            if cached is None:
                 self._kept.put(digest, compiled, len(compiled.steps))
-            return found or compiled
+            return cached or compiled
 
 
 @attrs.define

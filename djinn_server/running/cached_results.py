@@ -100,26 +100,30 @@ def cacheable_ops(template: CompiledTemplate) -> CacheableOps | None:
         if may_return_operand(step.op) and not outside.isdisjoint(step.reads):
             outside.update(results)
     within = steps[start:stop]
-    made = {place for step in within for _, place in step.makes}
+    results_made = {place for step in within for _, place in step.makes}
     released = {place for step in within for place in step.release}
-    kept, written = made - released, _written_from(template, start, stop)
-    inputs = tuple(place for place in numbers if place not in made)
-    if not kept or not kept <= {*template.outputs} or not written.isdisjoint((*made, *inputs)):
+    surviving, written = results_made - released, _written_from(template, start, stop)
+    inputs = tuple(place for place in numbers if place not in results_made)
+    if not surviving or not surviving <= {*template.outputs} or not written.isdisjoint((*results_made, *inputs)):
         return None
     arity = [counts_of(form) for form in forms]
-    first = len(template.constants) + sum(one.slots for one in arity[:start])
+    first = len(template.constants) + sum(call.slots for call in arity[:start])
     draws, slot = list[int](), first
     for at in range(start, stop):
         if (chance := chances[source.code[at]]) is not None:
             draws.append(slot + chance)
         slot += arity[at].slots
-    ordered = tuple(place for place in numbers if place in kept)
+    ordered = tuple(place for place in numbers if place in surviving)
     codes = {code: number for number, code in enumerate(dict.fromkeys(source.code[start:stop]))}
     digest = digest_of(
         Template(
             tuple(source.forms[code] for code in codes),
             tuple(codes[code] for code in source.code[start:stop]),
-            tuple(numbers[place] for step in within for place in (*step.reads, *(made for _, made in step.makes))),
+            tuple(
+                numbers[place]
+                for step in within
+                for place in (*step.reads, *(results_made for _, results_made in step.makes))
+            ),
             tuple(numbers[place] for place in inputs),
             tuple(numbers[place] for place in ordered),
         )
@@ -160,8 +164,8 @@ class InputView:
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the same view of an input of another run."""
-        made = torch.empty(0, dtype=self.dtype, device=tensor.device)
-        return made.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
+        view = torch.empty(0, dtype=self.dtype, device=tensor.device)
+        return view.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
 
 
 @attrs.define(eq=False)
@@ -336,13 +340,13 @@ class CacheableRun:
         if self._claims:
             fulfilled = self._table.fulfilled.get(self._layouts) or frozenset[Claim]()
             self._table.fulfilled.store(self._layouts, fulfilled | self._claims)
-        given = None
+        prefix_inputs = None
         if self._rounds:
-            given = GivenValues(self._settings, self._parts, run.env[ops.slots], indices_of(self._inputs))
-        nbytes = sum(storages.values()) + (given.nbytes if given is not None else 0)
-        found = CachedResults(nbytes, values, given)
-        self._table.add(found)
-        return found
+            prefix_inputs = GivenValues(self._settings, self._parts, run.env[ops.slots], indices_of(self._inputs))
+        nbytes = sum(storages.values()) + (prefix_inputs.nbytes if prefix_inputs is not None else 0)
+        cached = CachedResults(nbytes, values, prefix_inputs)
+        self._table.add(cached)
+        return cached
 
     def reuse(self, results: RunResults) -> bool:
         """Store results in place of the ops' results, as `StrategyRun.reuse` does."""
@@ -374,21 +378,21 @@ class CacheableRun:
         if not self._rounds or self._digest is None or self._claims or run.step != ops.start:
             return False
         tries = unfit.use(ops.digest) or 0
-        found = self._prefix_run(candidates) if tries < UNFIT else None
-        if found is None:
+        prefix_run = self._prefix_run(candidates) if tries < UNFIT else None
+        if prefix_run is None:
             return False
         try:
-            for _ in found.run():
+            for _ in prefix_run.run():
                 if run.outcome.halt.value:
                     if work.rest is None or not work.rest(work):
                         return False
                     yield from pause()
-            made = found.results_at(ops.made)
+            results_at_places = prefix_run.results_at(ops.made)
         except NoSharedPrefixError as error:
             unfit.store(ops.digest, tries + 1)
             _log.debug("the first rows of an earlier run are not used", reason=str(error))
             return False
-        for place, value in zip(ops.made, made, strict=True):
+        for place, value in zip(ops.made, results_at_places, strict=True):
             run.env[place] = value
         unfit.store(ops.digest, 0)
         run.outcome.rounded = True
@@ -397,26 +401,26 @@ class CacheableRun:
 
     def _prefix_run(self, candidates: Iterable[RunResults]) -> PrefixRun | None:
         """Return a run that reuses the candidate with the most common rows. Return None if none has enough."""
-        run, ops, best = self._run, self.ops, None
-        for one in candidates:
-            assert isinstance(one, CachedResults)
-            given, values = one.given, one.values
-            if given is None or values is None:
+        run, ops, longest = self._run, self.ops, None
+        for candidate in candidates:
+            assert isinstance(candidate, CachedResults)
+            inputs, values = candidate.given, candidate.values
+            if inputs is None or values is None:
                 continue
-            extent = given.shared_rows(self._settings, self._parts, self._inputs)
+            extent = inputs.shared_rows(self._settings, self._parts, self._inputs)
             if extent is None or extent.first < LEAST * extent.count:
                 continue
-            if best is None or extent.first > best[0].first:
-                best = extent, given, dict(zip(ops.made, values, strict=True))
-        if best is None:
+            if longest is None or extent.first > longest[0].first:
+                longest = extent, inputs, dict(zip(ops.made, values, strict=True))
+        if longest is None:
             return None
-        extent, given, results = best
+        extent, inputs, results = longest
         env, before = [*run.env], [*run.env]
-        before[ops.slots] = given.numbers
+        before[ops.slots] = inputs.numbers
         for number, place in enumerate(ops.inputs):
-            same = self._parts[number] == given.names[number]
+            same = self._parts[number] == inputs.names[number]
             value = run.env[place]
-            env[place] = before[place] = Whole(value, value if same else given.indices.get(number, UNKNOWN))
+            env[place] = before[place] = Whole(value, value if same else inputs.indices.get(number, UNKNOWN))
         return PrefixRun(run.template.steps[ops.start : ops.stop], env, before, results, *attrs.astuple(extent))
 
     def _pass_ops(self) -> None:

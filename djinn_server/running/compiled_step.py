@@ -92,16 +92,18 @@ class CompiledStep:
     def given(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of the op."""
         named = [("", source) for source in self.arguments] + [*self.keywords]
-        found = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
-        return tuple([value for name, value in found if not name]), {name: value for name, value in found if name}
+        keyword_arguments = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
+        return tuple([value for name, value in keyword_arguments if not name]), {
+            name: value for name, value in keyword_arguments if name
+        }
 
     def store(self, env: Environment) -> None:
         """Run the instruction on an environment, without releasing values."""
-        given = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
+        positional = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
         if self.keywords:
             named = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]
-            made = self.function(*given, **named)
+            made = self.function(*positional, **named)
         else:
-            made = self.function(*given)
+            made = self.function(*positional)
         for result, place in self.makes:
             env[place] = made[result] if self.sequence else made

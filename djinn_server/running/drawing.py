@@ -46,21 +46,21 @@ def chance_of(form: Form) -> int | None:
     names = [argument.name for argument in torch_private.schema_of(overload).arguments]
     if "dropout_p" not in names:
         return ALWAYS
-    taken = 0
+    slots_before = 0
     for name, argument in (*zip(names, form.args, strict=False), *form.kwargs):
         if name == "dropout_p":
-            return taken if isinstance(argument, SlotArg) else ALWAYS
-        taken += slots_taken(argument)
+            return slots_before if isinstance(argument, SlotArg) else ALWAYS
+        slots_before += slots_taken(argument)
     return None  # dropout defaults to 0
 
 
 def draws_of(template: CompiledTemplate) -> Draws:
     """Return the random draws of a template."""
-    calls, taken = list[tuple[int, int]](), 0
+    calls, slots_before = list[tuple[int, int]](), 0
     for at, code in enumerate(template.source.code if template.random else ()):
         form = template.source.forms[code]
         chance = chance_of(form)
         if chance is not None:
-            calls.append((at, chance if chance == ALWAYS else taken + chance))
-        taken += form.slot_count
+            calls.append((at, chance if chance == ALWAYS else slots_before + chance))
+        slots_before += form.slot_count
     return Draws(tuple(calls))

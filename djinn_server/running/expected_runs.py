@@ -136,20 +136,20 @@ class SubmissionPredictor:
     def _find_shorter_step(self, digest: bytes) -> None:
         """Search for a shorter step, such as the step of an inner loop."""
         step = self._number + 1 - self._latest[digest]
-        if step < self._step and (found := self._repetitions(step)) >= step:
-            self._begin_step(step, 1 + found)
+        if step < self._step and (repetitions := self._repetitions(step)) >= step:
+            self._begin_step(step, 1 + repetitions)
 
     def _repetitions(self, step: int) -> int:
         """Return how many of the last submissions, in a row, equal the submission `step` earlier."""
         past = self._past
-        for back in range(1, len(past) - step + 1):
-            if past[-back].digest != past[-back - step].digest:
-                return back - 1
+        for distance in range(1, len(past) - step + 1):
+            if past[-distance].digest != past[-distance - step].digest:
+                return distance - 1
         return len(past) - step
 
     def _begin_step(self, step: int, repeated: int) -> None:
         self._step, self._repeated, self._seconds = step, repeated, 0.0
-        self._worth = sum([self._past[-back].seconds for back in range(1, step + 1)]) >= LEAST_SECONDS
+        self._worth = sum([self._past[-distance].seconds for distance in range(1, step + 1)]) >= LEAST_SECONDS
 
     def _learn(self, key: tuple[bytes, bytes], submit: Submit, inputs: Sequence[int]) -> None:
         relation = self._relations.get(key)
@@ -173,28 +173,28 @@ class SubmissionPredictor:
             relation.slots, relation.steps = submit.slot_changes, steps
 
     def _source(self, handle: int) -> Source | None:
-        for back, before in enumerate(reversed(self._past), 1):
-            if back > 2 * self._step:
+        for distance, before in enumerate(reversed(self._past), 1):
+            if distance > 2 * self._step:
                 return None
             if handle in before.outputs:
-                return back, before.outputs.index(handle)
+                return distance, before.outputs.index(handle)
         return None
 
     def expected(self, number: int) -> ExpectedSubmission | None:
         """Predict the submission that follows after `number` - 1 further ones. Return None if it is not predictable."""
         past, step = self._past, self._step
         at = (number - 1) % step - step
-        found = past[at]
+        submission = past[at]
         before = past[at - 1] if number > 1 and at > -step else past[-1]
-        relation = self._relations.get((before.digest, found.digest))
+        relation = self._relations.get((before.digest, submission.digest))
         if relation is None or not relation.reliable:
             return None
-        return ExpectedSubmission(found.digest, relation, found.seconds, found.awaited)
+        return ExpectedSubmission(submission.digest, relation, submission.seconds, submission.awaited)
 
     def output(self, source: Source) -> int:
         """Return the handle of an output of an earlier submission. `source`: distance and number of the output."""
-        back, number = source
-        return self._past[-back].outputs[number]
+        distance, number = source
+        return self._past[-distance].outputs[number]
 
     def held(self, expected: ExpectedSubmission) -> None:
         """Note that a prediction was right."""

@@ -180,13 +180,13 @@ class FairShare:
         share.steps, share.pending, share.ended, share.error = steps, pending, False, None
         share.context = contextvars.copy_context()
         try:
-            here = self._issued is None and self._start(share)
-            if here and self._take(share, steps):
+            runs_here = self._issued is None and self._start(share)
+            if runs_here and self._take(share, steps):
                 return
             running: Any = self._queue.running
             is_brief = share.is_brief and (running is None or running.is_brief)
             with self._lock:
-                self._wake() if here else self._ask(share)
+                self._wake() if runs_here else self._ask(share)
                 ended = is_brief and share.woken.wait_for(lambda: share.ended, BRIEF_WAIT_SECONDS)
             if not ended:  # sessions that have used less come first
                 share.before_wait()
@@ -266,8 +266,8 @@ class FairShare:
             self.leave(share, again=not ended)
             if share.released:
                 joined, share.joined, share.released = share.joined, (), False
-                for other in joined:
-                    self._end_steps(other)
+                for member in joined:
+                    self._end_steps(member)
         return ended
 
     def _serve(self) -> None:
@@ -335,14 +335,18 @@ class FairShare:
         with self._lock:
             until = time.perf_counter() + 4 * patience
             while True:
-                found = [other for other in self._waiting() if other.pending is not None and wanted(other.pending)]
-                if len(found) + 1 >= others.stop or not self._comes(share, min(patience, until - time.perf_counter())):
+                joining = [
+                    waiting for waiting in self._waiting() if waiting.pending is not None and wanted(waiting.pending)
+                ]
+                if len(joining) + 1 >= others.stop or not self._comes(
+                    share, min(patience, until - time.perf_counter())
+                ):
                     break
-            if len(found) < others.start:
+            if len(joining) < others.start:
                 return ()
-            joined = found[: others.stop - 1]
-            for other in joined:
-                self._queue.withdraw(other)
+            joined = joining[: others.stop - 1]
+            for waiting in joined:
+                self._queue.withdraw(waiting)
             share.joined = joined
             return joined
 
@@ -354,7 +358,7 @@ class FairShare:
 
         Return False if none arrives within `patience` seconds.
         """
-        if patience <= 0.0 or all(other is share or other.asked is not None for other in share.group):
+        if patience <= 0.0 or all(member is share or member.asked is not None for member in share.group):
             return False
         self._gathering, count = True, self._queue.waiting
         try:
@@ -365,13 +369,13 @@ class FairShare:
     def release(self, share: Share) -> None:
         """Finish the steps of the sessions that joined `share`, after it has done their work."""
         share.released = True
-        for other in share.joined:
-            assert other.context is not None
-            assert other.steps is not None
+        for member in share.joined:
+            assert member.context is not None
+            assert member.steps is not None
             try:
-                other.context.run(_exhaust, other.steps)
+                member.context.run(_exhaust, member.steps)
             except BaseException as error:
-                other.error = error
+                member.error = error
 
 
 def _tell(shares: Sequence[Share], seconds: float) -> None:

@@ -56,8 +56,8 @@ class Growth:
 
     def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:
         """Undo the appends of a run, because its results are dropped."""
-        for position, made in self.appends:
-            if isinstance(result := env[made], torch.Tensor):
+        for position, result_place in self.appends:
+            if isinstance(result := env[result_place], torch.Tensor):
                 torch.ops.djinn_replay.undo_append(inputs[position], result)
 
     def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
@@ -65,9 +65,9 @@ class Growth:
 
         `handles`, `places`: handles and places of all outputs.
         """
-        found = {handles[number]: env[places[number]] for number in self.outputs}
-        made = {handle: value for handle, value in found.items() if isinstance(value, torch.Tensor)}
-        growing = [*compress(made, torch.ops.djinn_replay.are_growing([*made.values()]))]
+        values = {handles[number]: env[places[number]] for number in self.outputs}
+        tensors = {handle: value for handle, value in values.items() if isinstance(value, torch.Tensor)}
+        growing = [*compress(tensors, torch.ops.djinn_replay.are_growing([*tensors.values()]))]
         self.made += len(growing)
         return growing
 
@@ -141,10 +141,10 @@ def find_growth(
     if not appends:
         return None
     growing = {place for pair in appends.values() for place in pair}
-    grown = {made for _, made in appends.values()}
+    grown = {result_place for _, result_place in appends.values()}
     return Growth(
         tuple(_rewritten(steps, appends)),
-        tuple([(inputs.index(first), made) for first, made in appends.values() if first in inputs]),
+        tuple([(inputs.index(first), result_place) for first, result_place in appends.values() if first in inputs]),
         tuple([position for position, place in enumerate(inputs) if place not in growing]),
         tuple([number for number, place in enumerate(outputs) if place in grown]),
     )
@@ -169,7 +169,7 @@ def _refused(
     outputs: Sequence[int],
 ) -> dict[int, str]:
     """Return the places of appends that must be dense, with the reason."""
-    grown = {made for _, made in appends.values()}
+    grown = {result_place for _, result_place in appends.values()}
     roots = {place: place for pair in appends.values() for place in pair}
     refused = {
         first: "a `cat` extends a tensor that is no input"
@@ -186,7 +186,7 @@ def _refused(
         for place in [place for place, count in read.items() if count and place in roots]:
             refused.setdefault(roots[place], f"{step.op} reads the tensor that grows, and needs it without gaps")
         if step.op in _VIEWS and step.reads and (root := roots.get(step.reads[0])) is not None:
-            roots.update({made: root for _, made in step.makes})
+            roots.update({result_place: root for _, result_place in step.makes})
     counts = Counter(outputs)
     kept = {root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)}
     return dict.fromkeys(kept, "the program keeps a view of the tensor that grows") | refused
@@ -217,7 +217,7 @@ def _rewritten(steps: Sequence[CompiledStep], appends: Mapping[int, tuple[int, i
         else:
             yield step
         if step.op in _VIEWS and not growing.isdisjoint(step.reads[:1]):
-            growing.update([made for _, made in step.makes])
+            growing.update([result_place for _, result_place in step.makes])
 
 
 def _with_op(step: CompiledStep, op: str, arguments: tuple[Source, ...]) -> CompiledStep:

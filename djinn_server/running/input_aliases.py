@@ -82,8 +82,8 @@ def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
         if operands and (is_own or may_return_operand(step.op)):
             for _, place in step.makes:
                 roots[place] = operands
-    found = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
-    return InputAliases(tuple(sorted(written)), tuple(pair for pair in found if pair[1]), unwritten)
+    output_roots = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
+    return InputAliases(tuple(sorted(written)), tuple(pair for pair in output_roots if pair[1]), unwritten)
 
 
 def written_places(step: CompiledStep) -> tuple[int, ...]:

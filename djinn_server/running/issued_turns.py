@@ -74,16 +74,16 @@ class IssuedTurns(Generic[T]):
 
     def settle(self) -> Sequence[tuple[Sequence[T], float]]:
         """Remove and return the turns that the device has completed, each with its device time."""
-        found: list[tuple[Sequence[T], float]] = []
+        completed: list[tuple[Sequence[T], float]] = []
         with self._lock:
             try:
                 while self._issued and self._timer.passed((turn := self._issued[0]).reached):
                     self._issued.popleft()
-                    found.append((turn.shares, self._timer.seconds(turn.begun, turn.reached)))
+                    completed.append((turn.shares, self._timer.seconds(turn.begun, turn.reached)))
                     self._settled_at = time.perf_counter()
             except RuntimeError:  # which the session's own calls report
                 self._issued.clear()
-        return found
+        return completed
 
     def running_since(self) -> float | None:
         """Return the time (`time.perf_counter`) since which the device runs the oldest turn; None if all are complete."""

@@ -83,7 +83,7 @@ def access_of(known: BoundTemplate | None, work: RunRequest, own: Container[str]
     if known is None:
         return Access(frozenset(), fetches, frozenset())
     written = [work.inputs[position] for position in {*known.input_aliases(own).written, *grown}]
-    gone = known.consumed(work.inputs)  # which an earlier submission may fetch
+    consumed = known.consumed(work.inputs)  # which an earlier submission may fetch
     return Access(
-        frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written, gone)))
+        frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written, consumed)))
     )

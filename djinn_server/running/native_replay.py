@@ -110,10 +110,13 @@ class NativeReplay:
         numbers = [int(torch_private.takes_numbers_for_tensors(split_name(op)[0])) for op in ops]
         index = {op: number for number, op in enumerate(ops)}
         code = [word for step in steps for word in _step_code(step, index)]
-        known = [_MEMORY_FORMATS[one] if isinstance(one, torch.memory_format) else one for one in constants]
+        native_constants = [
+            _MEMORY_FORMATS[constant] if isinstance(constant, torch.memory_format) else constant
+            for constant in constants
+        ]
         first_input = len(constants) + slots
         program = torch.classes.djinn_replay.Program
-        self._program = program(known, first_input, first_input + values, ops, numbers, code)
+        self._program = program(native_constants, first_input, first_input + values, ops, numbers, code)
         self.ends: list[int] = self._program.ends()
         self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES + len(set(self.ends)))
         self._loading = threading.Lock()  # what is loaded is the thread's own
@@ -133,17 +136,17 @@ class NativeReplay:
         must run this step. The library writes the number of each step to `progress`.
         """
         with self._loading:
-            found = self._ranges.use((start, stop))
-            if found is None:
-                found = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
-                self._ranges.store((start, stop), found)
-            if not found.load(env):
+            range_ = self._ranges.use((start, stop))
+            if range_ is None:
+                range_ = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
+                self._ranges.store((start, stop), range_)
+            if not range_.load(env):
                 return start, None
-        step, end, made = found.run(_address(halt), _address(progress), seconds)
-        error = found.error() if end == _FAILED else None
-        places = found.leaves
+        step, end, made = range_.run(_address(halt), _address(progress), seconds)
+        error = range_.error() if end == _FAILED else None
+        places = range_.leaves
         if step < stop:
-            places, made = found.left()
+            places, made = range_.left()
         for place, value in zip(places, made, strict=True):
             env[place] = value
         return step, error
@@ -167,8 +170,8 @@ class _Range:
         self._load, self._raise_error = native.load, native.raise_error
         self._released: list[int] = native.released()
         reads = native.reads()
-        one = slice(reads[0], reads[0] + 1) if reads else slice(0)
-        self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(one)
+        first_read = slice(reads[0], reads[0] + 1) if reads else slice(0)
+        self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(first_read)
         self._slots = slice(*native.slots())
         self._sent: list[Any] = [_NEVER] * (self._slots.stop - self._slots.start)  # slots that the library has
 
@@ -217,9 +220,9 @@ class ReplayState:
             if not load_library():
                 self._tried_at *= 2  # it may be compiled by then
                 return None
-            made = NativeReplay(steps, constants, slots, values)
-            if any(end - step >= LEAST_STEPS for step, end in enumerate(made.ends)):
-                self._native = made
+            native = NativeReplay(steps, constants, slots, values)
+            if any(end - step >= LEAST_STEPS for step, end in enumerate(native.ends)):
+                self._native = native
         return self._native
 
 
@@ -229,13 +232,13 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
         return [-1]
     schema = torch_private.schema_of(overload_called(step.op)).arguments
     names = [argument.name for argument in schema]
-    given = dict(zip(names, step.arguments, strict=False)) | dict(step.keywords)
+    arguments = dict(zip(names, step.arguments, strict=False)) | dict(step.keywords)
     too_many = len(step.arguments) > sum([not argument.kwarg_only for argument in schema])
-    if too_many or len(given) < len(step.arguments) + len(step.keywords):
+    if too_many or len(arguments) < len(step.arguments) + len(step.keywords):
         return [-1]  # Python raises the error
     code = [index[step.op], len(names)]
     for name in names:
-        code += _source_code(given[name]) if name in given else [_DEFAULT]
+        code += _source_code(arguments[name]) if name in arguments else [_DEFAULT]
     code += [int(step.sequence), len(step.makes)]
     for result, place in step.makes:
         code += [result, place]

@@ -54,8 +54,8 @@ def own_operators(
 
 
 def _implementation(op: str, libraries: Sequence[OperatorLibrary]) -> Callable[..., Any]:
-    found = (library.implementation(op) for library in libraries)
-    return next((function for function in found if function is not None), _call_without_plugin)
+    implementations = (library.implementation(op) for library in libraries)
+    return next((function for function in implementations if function is not None), _call_without_plugin)
 
 
 def _call_without_plugin(*_args: Any, **_kwargs: Any) -> NoReturn:

@@ -58,8 +58,8 @@ class MemorySharing:
     def moved(self, place: int) -> None:
         """Note that the value at `place` may have been reallocated."""
         before = self._memory.get(place, 0)
-        for other in (place, *self._places.pop(before, ())):
-            self._add(other)
+        for sharing in (place, *self._places.pop(before, ())):
+            self._add(sharing)
         self._values.moved(before)
 
     def follow(self, step: int) -> None:
@@ -102,12 +102,12 @@ class MemorySharing:
         """
         poison, addresses, env = Poison(failure), dict[int, int](), self._env
         for step in self._steps[first:]:
-            found = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
-            if any(found.values()) and _shares(step.op):
-                first_found = next(address for address in found.values() if address)
+            operand_addresses = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
+            if any(operand_addresses.values()) and _shares(step.op):
+                first_found = next(address for address in operand_addresses.values() if address)
                 addresses.update({place: first_found for _, place in step.makes})
             for written in step.writes:
-                self._poison_memory(first, written, found.get(written, 0), poison)
+                self._poison_memory(first, written, operand_addresses.get(written, 0), poison)
             for _, place in step.makes:
                 env[place] = poison
 

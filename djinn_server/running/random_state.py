@@ -32,8 +32,8 @@ def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
     """
     state = state.cpu()
     if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
-        left, following = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
-        if left + following > _WORDS + 1:
+        words_left, following = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
+        if words_left + following > _WORDS + 1:
             raise RuntimeError("Invalid mt19937 state: its counters point beyond its last word")
     generator.set_state(state)
 

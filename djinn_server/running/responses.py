@@ -54,32 +54,32 @@ class Responses:
         """
         if not work.fetch and not work.describe:
             return _NOTHING
-        made, table = cls(work=work, counts=counts, limit=limit), values.table
+        responses, table = cls(work=work, counts=counts, limit=limit), values.table
         if values.growing:
             values.densify([*work.fetch, *work.describe])
         with inference_mode(True):
             for position, handle in enumerate(work.fetch):
                 value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))
-                made._deliveries.append(_start(value, work, runtime, limit if position < BUFFERS else -1))
+                responses._deliveries.append(_start(value, work, runtime, limit if position < BUFFERS else -1))
         counts.described_values += len(work.describe)
-        made.described = [
+        responses.described = [
             _describe(table[handle] if handle in table else Poison(no_such_value(work.sequence, handle)), work)
             for handle in work.describe
         ]
-        return made
+        return responses
 
     def finish(self) -> None:
         """Wait for the copies. Small values are copied once more, which is cheaper than lending their buffers."""
         work, counts, limit = self._work, self._counts, self._limit
         if work is None or counts is None:
             return
-        told: FailureTexts | None = None
+        failure_texts: FailureTexts | None = None
         with inference_mode(True):
             for delivery in self._deliveries:
                 result = delivery if isinstance(delivery, Failure) else _finish(delivery, work, limit)
                 if isinstance(result, Failure):
-                    told = told or FailureTexts()
-                    self.results.append(told.fitting(result))
+                    failure_texts = failure_texts or FailureTexts()
+                    self.results.append(failure_texts.fitting(result))
                     counts.poisoned_results += 1
                 else:
                     header, data = result
@@ -87,8 +87,11 @@ class Responses:
                     self.results.append(header)
                     self.body.append(data if data.nbytes > COPIED_AT_ONCE else bytes(data))
         if self.described:
-            texts = told or FailureTexts()
-            self.described = [texts.fitting(one) if isinstance(one, Failure) else one for one in self.described]
+            texts = failure_texts or FailureTexts()
+            self.described = [
+                texts.fitting(description) if isinstance(description, Failure) else description
+                for description in self.described
+            ]
 
 
 _NOTHING: Final = Responses()

@@ -7,8 +7,12 @@ import torch
 
 def layout_difference(expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how a result's layout differs from the expected one; empty if they are equal."""
-    theirs, ours = _layout(expected), _layout(found)
-    return f"a result is laid out as {ours} in place of {theirs}" if theirs != ours else ""
+    expected_layout, found_layout = _layout(expected), _layout(found)
+    return (
+        f"a result is laid out as {found_layout} in place of {expected_layout}"
+        if expected_layout != found_layout
+        else ""
+    )
 
 
 def _layout(tensor: torch.Tensor) -> tuple[object, ...]:

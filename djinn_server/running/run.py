@@ -163,7 +163,7 @@ class TemplateRun:
         steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
         step, short = self.step, self.work.short
-        self.densify(place for one in steps[step:count] for place in one.reads)
+        self.densify(place for later_step in steps[step:count] for place in later_step.reads)
         with inference_mode(True):
             while step < count:
                 if step in short:
@@ -254,7 +254,7 @@ class TemplateRun:
             return False
         first = len(self.template.constants) + self.template.slots
         inputs = [self.env[first + position] for position, _ in self._growth.appends]
-        return any(torch.ops.djinn_replay.are_growing([one for one in inputs if isinstance(one, torch.Tensor)]))
+        return any(torch.ops.djinn_replay.are_growing([value for value in inputs if isinstance(value, torch.Tensor)]))
 
     def dense(self, place: int) -> Any:
         """Return the value at a place after the run. A growing tensor is copied to dense memory."""
@@ -300,11 +300,11 @@ class TemplateRun:
         for handle, place in zip(work.outputs, template.outputs, strict=True):
             values[handle] = self.env[place]
         if self._growth is not None:
-            found = self._growth.growing_outputs(work.outputs, template.outputs, self.env)
-            values.growing.update(dict.fromkeys(found, self._growth))
-        made = [place for place in self.grown if isinstance(self.env[place], torch.Tensor)]
-        places = zip(work.outputs, template.outputs, strict=True) if made else ()
-        values.growing.update({handle: self.grown[place] for handle, place in places if place in made})
+            growing = self._growth.growing_outputs(work.outputs, template.outputs, self.env)
+            values.growing.update(dict.fromkeys(growing, self._growth))
+        tensor_places = [place for place in self.grown if isinstance(self.env[place], torch.Tensor)]
+        places = zip(work.outputs, template.outputs, strict=True) if tensor_places else ()
+        values.growing.update({handle: self.grown[place] for handle, place in places if place in tensor_places})
         return run
 
 
@@ -383,12 +383,12 @@ def _advance(
         for step in numbers_of(run, start, stop):
             if run.halt.value:
                 raise CancelledStep(step)
-            found = claims.get(step)
-            if found is None:
+            step_claims = claims.get(step)
+            if step_claims is None:
                 steps[step].run(env)
                 continue
             steps[step].store(env)
-            fulfil(steps[step], found, env, run)
+            fulfil(steps[step], step_claims, env, run)
             for place in steps[step].release:
                 env[place] = None
     except CancelledStep:
@@ -532,10 +532,10 @@ def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
-    found: dict[int, list[Claim]] = {}
+    claims_by_step: dict[int, list[Claim]] = {}
     for claim in claims:
-        found.setdefault(claim.instruction, []).append(claim)
-    return found
+        claims_by_step.setdefault(claim.instruction, []).append(claim)
+    return claims_by_step
 
 
 def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:

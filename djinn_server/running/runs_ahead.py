@@ -150,8 +150,8 @@ class RunAhead:
             return False
         if not all(map(is_, map(values.table.get, work.inputs), self.inputs)):
             return False
-        others = [(a, b) for a, b in zip(slots, self.slots, strict=True) if a is not b]
-        return all(type(a) is type(b) and a == b and a != 0 for a, b in others)  # 0.0 may be -0.0
+        changed = [(a, b) for a, b in zip(slots, self.slots, strict=True) if a is not b]
+        return all(type(a) is type(b) and a == b and a != 0 for a, b in changed)  # 0.0 may be -0.0
 
     def finish(self, work: RunRequest, values: ValueTable, limit: int) -> RunOutcome:
         """Finish the run for the submission that arrived, and return the outcome.
@@ -277,17 +277,17 @@ class RunsAhead:
         expected = self._predictor.expected(len(pending) + 1)
         if expected is None or expected.seconds > LONGEST_SECONDS or self._values.indexed:
             return None
-        known = self._templates.get(expected.digest)
-        if known is None or not self._may_run(known):
+        bound = self._templates.get(expected.digest)
+        if bound is None or not self._may_run(bound):
             return None
         if (
             expected.seconds > LONGEST_AT_ONCE
-            and (offer := _offer(known)) is not None
+            and (offer := _offer(bound)) is not None
             and offer.replacement() is not None
         ):
             return None
         try:
-            run = self._begun(known, expected)
+            run = self._begun(bound, expected)
         except IndexError:  # where outputs were expected, another template has run
             return None
         if run is not None:
@@ -301,9 +301,9 @@ class RunsAhead:
         """
         if known.runs_ahead is None:
             steps = known.template.steps
-            others = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
+            unsafe = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
             unwritten = known.input_aliases(self._device.own).unwritten
-            known.runs_ahead = min(next(others, len(steps)), unwritten)
+            known.runs_ahead = min(next(unsafe, len(steps)), unwritten)
         offer = _offer(known)
         runs = offer is None or offer.replacement() is not None
         return known.runs_ahead if runs else 0
@@ -316,11 +316,11 @@ class RunsAhead:
         growth = known.template.growth() if known.choice is None or not known.choice.candidates else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
-            back, number = source
-            if back <= len(pending):
-                inputs[position] = pending[-back].output(number)
+            distance, number = source
+            if distance <= len(pending):
+                inputs[position] = pending[-distance].output(number)
             else:
-                inputs[position] = get(self._predictor.output((back - len(pending), number)))
+                inputs[position] = get(self._predictor.output((distance - len(pending), number)))
         slots = expected.slots(slots)
         assert known.runs_ahead is not None
         draws = known.draws.first(slots)

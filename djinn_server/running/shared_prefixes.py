@@ -98,7 +98,7 @@ class GivenValues:
     @property
     def nbytes(self) -> int:
         """Bytes of the copies in `indices`."""
-        return sum([one.nbytes for one in self.indices.values()])
+        return sum([indices.nbytes for indices in self.indices.values()])
 
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
@@ -109,9 +109,9 @@ class GivenValues:
         """
         if settings != self.settings:
             return None
-        found, lengths = list[int](), set[tuple[int, int]]()
-        for number, (ours, theirs) in enumerate(zip(names, self.names, strict=True)):
-            if ours == theirs:
+        prefixes, lengths = list[int](), set[tuple[int, int]]()
+        for number, (this_name, other_name) in enumerate(zip(names, self.names, strict=True)):
+            if this_name == other_name:
                 continue
             now, before = inputs[number], self.indices.get(number)
             if before is None or now.dtype is not before.dtype or now.shape[:-1] != before.shape[:-1]:
@@ -119,19 +119,19 @@ class GivenValues:
             lengths.add((now.shape[-1], before.shape[-1]))
             length = min(now.shape[-1], before.shape[-1])
             differ = (now[..., :length] != before[..., :length]).view(-1, length).any(0).nonzero()
-            found.append(int(differ[0]) if len(differ) else length)
+            prefixes.append(int(differ[0]) if len(differ) else length)
         if len(lengths) != 1:
             return None
         ((count, earlier),) = lengths
-        return Extent(min(*found, count - 1), count, earlier)
+        return Extent(min(*prefixes, count - 1), count, earlier)
 
 
 def indices_of(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Return copies of small integer inputs, by number of the input."""
     return {
-        number: one.clone()
-        for number, one in enumerate(inputs)
-        if isinstance(one, torch.Tensor) and one.dtype in _INTEGERS and one.dim() and one.nbytes <= INDICES
+        number: value.clone()
+        for number, value in enumerate(inputs)
+        if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS and value.dim() and value.nbytes <= INDICES
     }
 
 
@@ -186,7 +186,7 @@ class PrefixRun:
         operands = [self.env[place] for place in step.reads]
         if step.op == "aten::embedding" and (rows := self._embedded(step)) is not None:
             self._store(step, rows)
-        elif any(isinstance(one, Rows) for one in operands):
+        elif any(isinstance(operand, Rows) for operand in operands):
             self._store(step, self._rows(step))
         else:
             self._run_whole(step, operands)
@@ -197,51 +197,51 @@ class PrefixRun:
         value, before = self.env[place], self.results[place]
         if isinstance(value, Whole) and (value.now is value.before or not isinstance(value.now, torch.Tensor)):
             return value.now
-        made = self.full(value) if isinstance(value, Rows) else value.now
+        last = self.full(value) if isinstance(value, Rows) else value.now
         alone = isinstance(before, torch.Tensor) and self._is_alone(before)
         if (isinstance(value, Rows) or value.before is UNKNOWN) and not (
-            alone and _is_dense(before) and _is_dense(made)
+            alone and _is_dense(before) and _is_dense(last)
         ):
             raise NoSharedPrefixError("a result is not dense")
-        return made
+        return last
 
     def _is_alone(self, result: torch.Tensor) -> bool:
         """Return True if no other value shares memory with a result of the earlier run."""
-        keys = [storage_key(one) for one in self.results.values() if isinstance(one, torch.Tensor)]
+        keys = [storage_key(value) for value in self.results.values() if isinstance(value, torch.Tensor)]
         return result.untyped_storage().nbytes() == result.nbytes and keys.count(storage_key(result)) == 1
 
     def full(self, value: Whole | Rows) -> torch.Tensor:
         """Return all rows of a value: the leading rows of the earlier run, then those of this run."""
         if isinstance(value, Whole):
             return _tensor(value.now)
-        found = self._full.get(value.place)
-        if found is None:
+        full = self._full.get(value.place)
+        if full is None:
             before, step = self.results.get(value.place), self._makers[value.place]
             if isinstance(before, torch.Tensor):
-                found = torch.cat([before.narrow(value.axis, 0, self.first), value.tail], value.axis)
+                full = torch.cat([before.narrow(value.axis, 0, self.first), value.tail], value.axis)
             elif step.op in _LAYOUTS:
                 args, named = step.given(self.env)
-                found = step.function(*_each(self.full, args), **named)
+                full = step.function(*_each(self.full, args), **named)
             else:
                 raise NoSharedPrefixError(f"{step.op} needs all rows")
-            self._full[value.place] = found
-        return found
+            self._full[value.place] = full
+        return full
 
     def _run_whole(self, step: CompiledStep, operands: Sequence[Whole]) -> None:
         now = _call(step, self.env, lambda value: value.now)
         before = now
-        if not self._same_numbers(step) or any(one.now is not one.before for one in operands):
-            known = all(one.before is not UNKNOWN for one in operands)
-            before = _call(step, self.before, lambda value: value.before) if known else UNKNOWN
+        if not self._same_numbers(step) or any(operand.now is not operand.before for operand in operands):
+            all_known = all(operand.before is not UNKNOWN for operand in operands)
+            before = _call(step, self.before, lambda value: value.before) if all_known else UNKNOWN
         for result, place in step.makes:
-            one = now[result] if step.sequence else now
-            other = before[result] if step.sequence and before is not UNKNOWN else before
-            self.env[place] = self.before[place] = Whole(one, other)
+            operand = now[result] if step.sequence else now
+            earlier = before[result] if step.sequence and before is not UNKNOWN else before
+            self.env[place] = self.before[place] = Whole(operand, earlier)
 
     def _store(self, step: CompiledStep, made: _Made | list[_Made]) -> None:
         for result, place in step.makes:
-            one = made[result] if isinstance(made, list) else made
-            self.env[place] = self.before[place] = one if isinstance(one, Whole) else Rows(*one, place)
+            value = made[result] if isinstance(made, list) else made
+            self.env[place] = self.before[place] = value if isinstance(value, Whole) else Rows(*value, place)
 
     def _same_numbers(self, step: CompiledStep) -> bool:
         sources = [*step.arguments, *[source for _, source in step.keywords]]
@@ -284,24 +284,24 @@ class PrefixRun:
             if not value.same:
                 raise NoSharedPrefixError("the value of an operand differs between the runs")
             return now
-        known = isinstance(before, torch.Tensor) and before.dim() == now.dim() and before.shape[axis] >= self.first
-        if now.shape[axis] != self.count or not known:
+        comparable = isinstance(before, torch.Tensor) and before.dim() == now.dim() and before.shape[axis] >= self.first
+        if now.shape[axis] != self.count or not comparable:
             raise NoSharedPrefixError("the number of rows of an operand differs, or is not known")
-        ours, theirs = (one.narrow(axis, 0, self.first) for one in (now, before))
-        if now is not before and not (ours.dtype is theirs.dtype and torch.equal(ours, theirs)):
+        own_rows, earlier_rows = (tensor.narrow(axis, 0, self.first) for tensor in (now, before))
+        if now is not before and not (own_rows.dtype is earlier_rows.dtype and torch.equal(own_rows, earlier_rows)):
             raise NoSharedPrefixError("the rows of an operand differ")
         return now.narrow(axis, self.first, self.count - self.first)
 
     def _pointwise(self, step: CompiledStep) -> _Made:
         operands = [self.env[place] for place in step.reads]
-        axis = next(one.axis - one.tail.dim() for one in operands if isinstance(one, Rows))
+        axis = next(operand.axis - operand.tail.dim() for operand in operands if isinstance(operand, Rows))
         args, named = step.given(self.env)
 
         def cut(value: Whole | Rows) -> torch.Tensor:
             return self.last_rows(value, axis)
 
-        made = step.function(*_each(cut, args), **{name: _each(cut, value) for name, value in named.items()})
-        return made, made.dim() + axis
+        result = step.function(*_each(cut, args), **{name: _each(cut, value) for name, value in named.items()})
+        return result, result.dim() + axis
 
 
 Given = Mapping[str, Any]
@@ -319,24 +319,26 @@ def _product(run: PrefixRun, function: Function, given: Given) -> _Made:
     _require(weight.dim() == 2 and rows.axis < rows.tail.dim() - 1 and (bias is None or bias.dim() == 1))
     if "mat1" in given:
         return function(bias, rows.tail, weight, beta=given["beta"], alpha=given["alpha"]), rows.axis
-    return function(*[one for one in (rows.tail, weight, bias) if one is not None]), rows.axis
+    return function(*[operand for operand in (rows.tail, weight, bias) if operand is not None]), rows.axis
 
 
 def _norm(run: PrefixRun, function: Function, given: Given) -> _Made:
     """Compute norms over the last dimensions."""
     del run
-    rows, (_, shape, *rest) = _rows_of(given["input"]), given.values()
+    rows, (_, shape, *operands) = _rows_of(given["input"]), given.values()
     _require(rows.axis < rows.tail.dim() - len(shape))
-    return function(rows.tail, shape, *[_same(one) if isinstance(one, Whole) else one for one in rest]), rows.axis
+    return function(
+        rows.tail, shape, *[_same(operand) if isinstance(operand, Whole) else operand for operand in operands]
+    ), rows.axis
 
 
 def _reduced(run: PrefixRun, function: Function, given: Given) -> _Made:
     """Compute reductions over dimensions other than the rows."""
     del run
     rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
-    dims = {one % rank for one in given["dim"] or range(rank)}
+    dims = {dim % rank for dim in given["dim"] or range(rank)}
     _require(rows.axis not in dims)
-    lost = 0 if given["keepdim"] else sum(one < rows.axis for one in dims)
+    lost = 0 if given["keepdim"] else sum(dim < rows.axis for dim in dims)
     named = {"dtype": given["dtype"]} if "dtype" in given else {}
     return function(rows.tail, given["dim"], given["keepdim"], **named), rows.axis - lost
 
@@ -352,20 +354,20 @@ def _softmax(run: PrefixRun, function: Function, given: Given) -> _Made:
 
 def _joined(run: PrefixRun, function: Function, given: Given) -> _Made:
     """Concatenate along another dimension, or with empty tensors, such as an empty KV cache."""
-    tensors, rows = given["tensors"], next(one for one in given["tensors"] if isinstance(one, Rows))
+    tensors, rows = given["tensors"], next(tensor for tensor in given["tensors"] if isinstance(tensor, Rows))
     rank = rows.tail.dim()
     if given["dim"] % rank == rows.axis:
-        rest = [one for one in tensors if not (isinstance(one, Whole) and _is_empty(one))]
-        _require(len(rest) == 1)
+        nonempty = [tensor for tensor in tensors if not (isinstance(tensor, Whole) and _is_empty(tensor))]
+        _require(len(nonempty) == 1)
         return rows.tail, rows.axis
-    return function([run.last_rows(one, rows.axis - rank) for one in tensors], given["dim"]), rows.axis
+    return function([run.last_rows(tensor, rows.axis - rank) for tensor in tensors], given["dim"]), rows.axis
 
 
 def _stacked(run: PrefixRun, function: Function, given: Given) -> _Made:
-    rows = next(one for one in given["tensors"] if isinstance(one, Rows))
+    rows = next(tensor for tensor in given["tensors"] if isinstance(tensor, Rows))
     rank = rows.tail.dim()
-    made = function([run.last_rows(one, rows.axis - rank) for one in given["tensors"]], given["dim"])
-    return made, rows.axis + (given["dim"] % (rank + 1) <= rows.axis)
+    result = function([run.last_rows(tensor, rows.axis - rank) for tensor in given["tensors"]], given["dim"])
+    return result, rows.axis + (given["dim"] % (rank + 1) <= rows.axis)
 
 
 def _split(run: PrefixRun, function: Function, given: Given) -> list[_Made]:
@@ -373,7 +375,7 @@ def _split(run: PrefixRun, function: Function, given: Given) -> list[_Made]:
     rows = _rows_of(given["self"])
     _require(given["dim"] % rows.tail.dim() != rows.axis)
     _, size, dim = given.values()
-    return [(one, rows.axis) for one in function(rows.tail, size, dim)]
+    return [(part, rows.axis) for part in function(rows.tail, size, dim)]
 
 
 def _transposed(run: PrefixRun, function: Function, given: Given) -> _Made:
@@ -381,7 +383,7 @@ def _transposed(run: PrefixRun, function: Function, given: Given) -> _Made:
     rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
     order = [*range(rank)]
     if "dims" in given:
-        order = [one % rank for one in given["dims"]]
+        order = [dim % rank for dim in given["dims"]]
     else:
         a, b = given["dim0"] % rank, given["dim1"] % rank
         order[a], order[b] = b, a
@@ -398,7 +400,7 @@ def _unsqueezed(run: PrefixRun, function: Function, given: Given) -> _Made:
 def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
     """Compute causal attention of the last rows over all keys."""
     operands = [_rows_of(given[name]) for name in ("query", "key", "value")]
-    _require(all(one.axis == one.tail.dim() - 2 for one in operands) and not given["dropout_p"])
+    _require(all(operand.axis == operand.tail.dim() - 2 for operand in operands) and not given["dropout_p"])
     query, mask = operands[0].tail, given["attn_mask"]
     if mask is None:
         _require(given["is_causal"])
@@ -406,7 +408,7 @@ def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
     else:
         _require(not given["is_causal"])
         allowed = _causal_rows(run, mask)
-    keys, values = (run.full(one) for one in operands[1:])
+    keys, values = (run.full(operand) for operand in operands[1:])
     named = {name: given[name] for name in ("scale", "enable_gqa")}
     return function(query, keys, values, allowed, 0.0, False, **named), operands[0].axis
 
@@ -416,8 +418,10 @@ def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
     _require(isinstance(mask, Whole) and isinstance(mask.before, torch.Tensor) and mask.now.dtype is torch.bool)
     now, before, first = mask.now, mask.before, run.first
     _require(now.dim() >= 2 and now.shape[-2:] == (run.count,) * 2 and before.shape[-2:] == (run.earlier,) * 2)
-    ours, theirs = now[..., :first, :first], before[..., :first, :first]
-    _require(ours.shape == theirs.shape and torch.equal(ours, theirs) and not ours.triu(1).any())
+    own_part, earlier_part = now[..., :first, :first], before[..., :first, :first]
+    _require(
+        own_part.shape == earlier_part.shape and torch.equal(own_part, earlier_part) and not own_part.triu(1).any()
+    )
     _require(not now[..., :first, first:].any() and not before[..., :first, first:].any())
     return _tensor(now[..., first:, :])
 
@@ -448,7 +452,7 @@ def _narrowed(run: PrefixRun, given: Given, before: Given) -> _Made:
     """Return a slice of another dimension, of all rows, or of computed rows, such as the last row."""
     rows, dim = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim()
     if dim != rows.axis:
-        bounds = [[one[name] for name in ("dim", "start", "end", "step")] for one in (given, before)]
+        bounds = [[arguments[name] for name in ("dim", "start", "end", "step")] for arguments in (given, before)]
         _require(bounds[0] == bounds[1])
         return torch.ops.aten.slice.Tensor(rows.tail, *bounds[0]), rows.axis
     start, stop, step = slice(given["start"], given["end"], given["step"]).indices(run.count)
@@ -498,8 +502,8 @@ def _bound(step: CompiledStep, env: Environment) -> dict[str, Any]:
     """Return the arguments of an op by name, with defaults."""
     args, named = step.given(env)
     arguments = schema_of(resolve(step.op)).arguments
-    found = {one.name: one.default_value for one in arguments}
-    return found | dict(zip(found, args, strict=False)) | named
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    return defaults | dict(zip(defaults, args, strict=False)) | named
 
 
 def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) -> Any:
@@ -510,7 +514,7 @@ def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) ->
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
     """Apply `change` to each operand in nested arguments."""
     if isinstance(value, list | tuple):
-        return type(value)([_each(change, one) for one in value])
+        return type(value)([_each(change, item) for item in value])
     return change(value) if isinstance(value, Whole | Rows) else value
 
 
@@ -533,8 +537,8 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _sizes(size: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Return the sizes of a view, with -1 replaced by the inferred size."""
-    rest = prod(shape) // max(prod([one for one in size if one != -1]), 1)
-    return [rest if one == -1 else one for one in size]
+    inferred = prod(shape) // max(prod([one for one in size if one != -1]), 1)
+    return [inferred if one == -1 else one for one in size]
 
 
 def _require(holds: bool) -> None:
@@ -560,7 +564,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def _is_empty(value: Whole) -> bool:
-    return all(isinstance(one, torch.Tensor) and not one.numel() for one in (value.now, value.before))
+    return all(isinstance(tensor, torch.Tensor) and not tensor.numel() for tensor in (value.now, value.before))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

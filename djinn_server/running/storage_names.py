@@ -27,9 +27,9 @@ class ReadAllowance:
 
     def take(self, nbytes: int) -> bool:
         """Reserve `nbytes` for hashing. Return False if they exceed the allowance."""
-        taken = nbytes <= self.nbytes
-        self.nbytes -= nbytes if taken else 0
-        return taken
+        fits = nbytes <= self.nbytes
+        self.nbytes -= nbytes if fits else 0
+        return fits
 
 
 class StorageNames:
@@ -52,16 +52,16 @@ class StorageNames:
 
     def known(self, tensor: torch.Tensor) -> bytes | None:
         """Return the name of a tensor's storage, or None."""
-        found = self._names.get(storage_key(tensor))
-        return found[1] if found is not None and not found[0].expired() else None
+        entry = self._names.get(storage_key(tensor))
+        return entry[1] if entry is not None and not entry[0].expired() else None
 
     def name(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes:
         """Return the name of a tensor's storage. Without a name, hash its bytes if the allowance suffices."""
-        found = self.known(tensor)
-        if found is None:
-            found = self._digest(tensor, allowance) or secrets.token_bytes(32)
-            self.give(tensor, found)
-        return found
+        known_name = self.known(tensor)
+        if known_name is None:
+            known_name = self._digest(tensor, allowance) or secrets.token_bytes(32)
+            self.give(tensor, known_name)
+        return known_name
 
     def _digest(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes | None:
         storage = tensor.untyped_storage()
@@ -77,7 +77,7 @@ class StorageNames:
         with self._lock:
             self._names[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage()), name
             if len(self._names) > self._most:
-                self._names = {key: found for key, found in self._names.items() if not found[0].expired()}
+                self._names = {key: entry for key, entry in self._names.items() if not entry[0].expired()}
                 self._most = 2 * len(self._names) + 1024
 
     def forget(self, tensors: Iterable[torch.Tensor | None]) -> None:

@@ -105,8 +105,8 @@ def check_template(template: Template) -> list[CallArity]:
 
 def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
     """Check that each value is made once, and before its first use."""
-    known = set(template.inputs)
-    if len(known) != len(template.inputs) or not set(template.consumed) <= known:
+    defined = set(template.inputs)
+    if len(defined) != len(template.inputs) or not set(template.consumed) <= defined:
         raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
     if len(set(template.consumed)) != len(template.consumed):
         raise ProtocolError("a template consumes an input twice")
@@ -114,12 +114,12 @@ def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
     for code in template.code:
         middle = at + counts[code].operands
         end = middle + counts[code].news
-        if not known.issuperset(template.references[at:middle]):
+        if not defined.issuperset(template.references[at:middle]):
             raise ProtocolError("a template uses a value before it is made")
-        made = template.references[middle:end]
-        if not known.isdisjoint(made) or len(set(made)) != len(made):
+        new_values = template.references[middle:end]
+        if not defined.isdisjoint(new_values) or len(set(new_values)) != len(new_values):
             raise ProtocolError("a template makes a value twice")
-        known.update(made)
+        defined.update(new_values)
         at = end
-    if not known.issuperset(template.outputs):
+    if not defined.issuperset(template.outputs):
         raise ProtocolError("a template returns a value that it never makes")

@@ -141,14 +141,14 @@ class _Compiler:
         self.first_slot = constant_count
         self.places = self._places(constant_count + self.slot_total)
         steps = tuple(self._steps())
-        made = len(self.places) - len(self.template.inputs)
+        computed = len(self.places) - len(self.template.inputs)
         return CompiledTemplate(
             source=self.template,
             steps=steps,
             constants=tuple(self.constants),
             slots=self.slot_total,
             inputs=len(self.template.inputs),
-            made=made,
+            made=computed,
             outputs=tuple(self.places[v] for v in self.template.outputs),
             consumed=tuple(self.places[v] for v in self.template.consumed),
             random=any(facts.random for facts in self.facts.values()),
@@ -157,18 +157,18 @@ class _Compiler:
 
     def _facts(self) -> dict[int, CallFacts]:
         """Return facts about each form of the template, by the number of the form."""
-        found: dict[int, CallFacts] = {}
+        facts: dict[int, CallFacts] = {}
         for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
             own = self.own.get(form.op)
-            found[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form), plain=False)
-        return found
+            facts[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form), plain=False)
+        return facts
 
     def _places(self, first: int) -> dict[int, int]:
         """Return the place of each value by its number: first the inputs, then computed values in order."""
         inputs = {number: first + i for i, number in enumerate(self.template.inputs)}
-        made = [n for n in dict.fromkeys(self.template.references) if n not in inputs]
-        return inputs | {number: first + len(inputs) + i for i, number in enumerate(made)}
+        computed = [n for n in dict.fromkeys(self.template.references) if n not in inputs]
+        return inputs | {number: first + len(inputs) + i for i, number in enumerate(computed)}
 
     def _steps(self) -> Iterator[CompiledStep]:
         releases = self._releases()
@@ -182,7 +182,7 @@ class _Compiler:
             yield self._step(form, self.facts[code], operands, makes, releases.get(index, ()))
 
     def _releases(self) -> dict[int, tuple[int, ...]]:
-        kept = {*self.template.outputs, *self.template.inputs} - set(self.template.consumed)
+        surviving = {*self.template.outputs, *self.template.inputs} - set(self.template.consumed)
         last: dict[int, int] = {}
         at = 0
         for index, code in enumerate(self.template.code):
@@ -191,19 +191,19 @@ class _Compiler:
             at = end
         releases: dict[int, list[int]] = {}
         for number, index in last.items():
-            if number not in kept:
+            if number not in surviving:
                 releases.setdefault(index, []).append(self.places[number])
         return {index: tuple(places) for index, places in releases.items()}
 
     def _step(
         self, form: Form, facts: CallFacts, operands: list[int], makes: list[int], release: tuple[int, ...]
     ) -> CompiledStep:
-        taken = iter(operands)
+        operand_places = iter(operands)
         return CompiledStep(
             op=form.op,
             function=facts.function,
-            arguments=tuple([self._source(a, taken) for a in form.args]),
-            keywords=tuple([(name, self._source(a, taken)) for name, a in form.kwargs]),
+            arguments=tuple([self._source(a, operand_places) for a in form.args]),
+            keywords=tuple([(name, self._source(a, operand_places)) for name, a in form.kwargs]),
             reads=tuple(operands),
             makes=tuple(zip(facts.makes, makes, strict=True)),
             sequence=form.sequence,
@@ -300,8 +300,8 @@ def _facts_of(form: Form) -> CallFacts:
     check_kinds(form, overload)
     _check_results(form, overload)
     written = _written(overload, form)
-    look = checked if overload.namespace == "aten" else checked_custom
-    function = zero_filling(form.op, look(form.op, overload, torch_private.kernel_of(overload)))
+    check = checked if overload.namespace == "aten" else checked_custom
+    function = zero_filling(form.op, check(form.op, overload, torch_private.kernel_of(overload)))
     return CallFacts(
         function=function,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
@@ -320,10 +320,10 @@ def _made(form: Form) -> tuple[int, ...]:
 def _written(overload: Any, form: Form) -> tuple[int, ...]:
     """Return the indices of the operands that a call writes into."""
     schema = {a.name: a for a in torch_private.schema_of(overload).arguments}
-    given = [*zip(schema, form.args, strict=False), *form.kwargs]
+    pairs = [*zip(schema, form.args, strict=False), *form.kwargs]
     written: list[int] = []
     at = 0
-    for name, argument in given:
+    for name, argument in pairs:
         if name not in schema:
             raise UnsupportedOperation(f"{form.op} has no argument called {name!r} in torch {torch.__version__}")
         end = at + _operands_in(argument)

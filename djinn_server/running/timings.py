@@ -32,10 +32,10 @@ class OpTimes:
 
     def packed(self, instructions: int) -> bytes:
         """Wait for the last instruction, and return all times in the format of `ExecutionTimes.ops`."""
-        found = self._found
-        if found:
-            self._timer.wait(found[max(found)][1])
-        pairs = [self._seconds(*found[i]) if i in found else _UNKNOWN for i in range(instructions)]
+        recorded = self._found
+        if recorded:
+            self._timer.wait(recorded[max(recorded)][1])
+        pairs = [self._seconds(*recorded[i]) if i in recorded else _UNKNOWN for i in range(instructions)]
         return b"".join([_PAIR.pack(*pair) for pair in pairs])
 
     def _seconds(self, begun: Any, ended: Any) -> tuple[float, float]:

@@ -194,17 +194,17 @@ def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywo
     """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had."""
     if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
         return call_with_zero_fill(kernel, *positional, **keywords)
-    operands = [one for one in (*positional, *keywords.values()) if isinstance(one, torch.Tensor)]
-    before = {torch_private.storage_key(one): one.untyped_storage() for one in operands}
+    operands = [operand for operand in (*positional, *keywords.values()) if isinstance(operand, torch.Tensor)]
+    before = {torch_private.storage_key(operand): operand.untyped_storage() for operand in operands}
     sizes = {key: storage.nbytes() for key, storage in before.items()}
     try:
-        made = kernel(*positional, **keywords)
+        result = kernel(*positional, **keywords)
     finally:  # `resize_` checks its memory format last: when it raises, the storage has grown
         for key, storage in before.items():
             zero_fill(storage, sizes[key])
-    if torch_private.storage_key(made) not in before:
-        zero_fill(made.untyped_storage())
-    return made
+    if torch_private.storage_key(result) not in before:
+        zero_fill(result.untyped_storage())
+    return result
 
 
 def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:

@@ -173,11 +173,11 @@ class ValueTable:
             nbytes = value.untyped_storage().nbytes() if has_memory(value) else 0
         storages = self._storages
         if storage in storages:
-            held = storages[storage]
+            storage_entry = storages[storage]
         else:
-            held = storages[storage] = _Held()
+            storage_entry = storages[storage] = _Held()
         if handle not in self.table:
-            held.values += 1
+            storage_entry.values += 1
         if self._index is not None:
             if handle in self.table:
                 self._index.remove(handle, self.table[handle])
@@ -185,16 +185,16 @@ class ValueTable:
         if self.growing:
             self.growing.pop(handle, None)
         self.table[handle] = value
-        if nbytes > held.nbytes:
-            self.held += nbytes - held.nbytes
-            held.nbytes = nbytes
+        if nbytes > storage_entry.nbytes:
+            self.held += nbytes - storage_entry.nbytes
+            storage_entry.nbytes = nbytes
 
     def count(self, handle: int, nbytes: int) -> None:
         """Count a storage with `nbytes` bytes, because it is off the device now."""
-        held = self._storages[storage_of(handle)]
-        if nbytes > held.nbytes:
-            self.held += nbytes - held.nbytes
-            held.nbytes = nbytes
+        entry = self._storages[storage_of(handle)]
+        if nbytes > entry.nbytes:
+            self.held += nbytes - entry.nbytes
+            entry.nbytes = nbytes
 
     def free(self, handles: Iterable[int]) -> None:
         """Free values. Unknown handles are ignored."""
@@ -206,16 +206,16 @@ class ValueTable:
                 if self.growing:
                     self.growing.pop(handle, None)
                 storage = handle >> VIEW_BITS
-                held = self._storages[storage]
-                held.values -= 1
-                if not held.values:
-                    self.held -= held.nbytes
+                entry = self._storages[storage]
+                entry.values -= 1
+                if not entry.values:
+                    self.held -= entry.nbytes
                     del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
         """Return the bytes of a storage, on or off the device; 0 if no value views it. `storage`: the client's number."""
-        held = self._storages.get(storage)
-        return held.nbytes if held is not None else 0
+        entry = self._storages.get(storage)
+        return entry.nbytes if entry is not None else 0
 
     def peak(self, nbytes: int) -> int:
         """Return the peak of held bytes after runs, or `nbytes` if that is more."""

@@ -73,9 +73,9 @@ class PinnedRing:
     def take(self) -> torch.Tensor:
         """Return a block that no copy uses. Wait for one if necessary."""
         with self._changed:
-            while (found := self._next()) is None:
+            while (block_and_event := self._next()) is None:
                 self._changed.wait()
-        return self._settled(*found)
+        return self._settled(*block_and_event)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
         """Return a block that no copy uses, or None. `settle`: True to wait for the copy of an unused block."""
@@ -88,8 +88,8 @@ class PinnedRing:
                 and not self._left
             ):
                 return None
-            found = self._next()
-        return self._settled(*found) if found is not None else None
+            block_and_event = self._next()
+        return self._settled(*block_and_event) if block_and_event is not None else None
 
     def lend(self, nbytes: int) -> memoryview | None:
         """Return the first `nbytes` of a block; None if `LENT` blocks are lent or every block is in use.
@@ -191,9 +191,9 @@ class DeviceCopies:
         for piece in _pieces(data.numel()):
             block = self._ring.take()
             try:
-                here = block[: piece.stop - piece.start].copy_(data[piece])
+                staged = block[: piece.stop - piece.start].copy_(data[piece])
                 with self._up:
-                    target[piece].copy_(here, non_blocking=True)
+                    target[piece].copy_(staged, non_blocking=True)
                 event = self._up.record_event()
             except BaseException:
                 self._ring.drop()
@@ -230,8 +230,8 @@ class DeviceCopies:
         Such ops must not write into `tensor` before the function has returned.
         """
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-            whole = tensor.cpu()
-            return lambda: whole
+            host_copy = tensor.cpu()
+            return lambda: host_copy
         extent = 1 + sum([(n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True)])
         if not tensor.numel():
             extent = 0
@@ -239,14 +239,14 @@ class DeviceCopies:
             tensor, extent = tensor.contiguous(), tensor.numel()
         source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
         with torch.inference_mode(mode=False):  # the block is written in inference mode and outside of it
-            here = torch.empty(source.numel(), dtype=torch.uint8)
-        reading = self._read(source, here)
+            target = torch.empty(source.numel(), dtype=torch.uint8)
+        reading = self._read(source, target)
         next(reading)
 
         def finish() -> torch.Tensor:
             for _ in reading:
                 pass
-            return here.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
+            return target.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
 
         return finish
 

@@ -26,10 +26,10 @@ def mapped_privately(descriptor: int) -> mmap.mmap:
         OSError: the file cannot be mapped.
             ValueError: the file is empty.
     """
-    found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+    mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     if sys.platform != "win32":
-        found.madvise(mmap.MADV_WILLNEED)
-    return found
+        mapping.madvise(mmap.MADV_WILLNEED)
+    return mapping
 
 
 def populate(address: int, size: int) -> None:

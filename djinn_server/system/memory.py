@@ -164,10 +164,10 @@ def madvise() -> Callable[[int, int, int], int] | None:
     """Return Linux's `madvise(address, bytes, advice)`, which returns 0 on success. Return None on other systems."""
     advise: Callable[[int, int, int], int] | None = None
     if sys.platform.startswith("linux"):
-        found = ctypes.CDLL(None).madvise  # ctypes releases the interpreter's lock, `mmap.madvise` does not
-        found.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        found.restype = ctypes.c_int
-        advise = found
+        function = ctypes.CDLL(None).madvise  # ctypes releases the interpreter's lock, `mmap.madvise` does not
+        function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        function.restype = ctypes.c_int
+        advise = function
     return advise
 
 

@@ -59,10 +59,12 @@ class NativeLibrary:
         if (beside / name).exists() or os.access(self.sources.parent, os.W_OK):
             return beside / name
         try:
-            kept = private_directory(cache_directory() / "native" / self.sources.parent.name, "compiled libraries")
+            cache_folder = private_directory(
+                cache_directory() / "native" / self.sources.parent.name, "compiled libraries"
+            )
         except (ConfigurationError, OSError) as error:
             raise StartupError(f"{self.name} has no folder for its compiled library: {error}") from error
-        return kept / name
+        return cache_folder / name
 
     def build(self, *, wait: bool = True) -> Path:
         """Return the path of the compiled library. Compile it if necessary; concurrent processes wait for one of them.
@@ -71,20 +73,20 @@ class NativeLibrary:
             StartupError: there is no compiler, or the compiler failed.
             BlockingIOError: another process compiles it, and this one does not `wait`.
         """
-        made = self.path()
-        if made.exists():
-            return made
+        library_path = self.path()
+        if library_path.exists():
+            return library_path
         compiler = os.environ.get("CXX") or shutil.which("c++")
         if compiler is None:
             raise StartupError(
                 f"{self.name} is compiled against the PyTorch that is here, and there is no C++ compiler: apt-get install g++"
             )
-        made.parent.mkdir(parents=True, exist_ok=True)
-        with (made.parent / "lock").open("w") as lock:
+        library_path.parent.mkdir(parents=True, exist_ok=True)
+        with (library_path.parent / "lock").open("w") as lock:
             lock_file(lock.fileno(), wait=wait)
-            if not made.exists():
-                self._compile(compiler, made)
-        return made
+            if not library_path.exists():
+                self._compile(compiler, library_path)
+        return library_path
 
     def _compile(self, compiler: str, made: Path) -> None:
         torch_folder = Path(torch.__file__).parent
@@ -111,9 +113,9 @@ class NativeLibrary:
             linking = ["-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}", "-Wl,-s", *_sanitizers()]
             self._run([compiler, "-shared", "-o", str(linked), *objects, f"-L{libraries}", *linking])
             linked.rename(made)
-            for other in made.parent.glob(f"{made.name.partition('-')[0]}-*.so"):
-                if other != made and not _sanitizers():
-                    other.unlink()
+            for old_library in made.parent.glob(f"{made.name.partition('-')[0]}-*.so"):
+                if old_library != made and not _sanitizers():
+                    old_library.unlink()
         finally:
             shutil.rmtree(folder)
 

@@ -38,14 +38,14 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
     Raises:
         ValueError: a tensor exceeds the file or has another size.
     """
-    for name, one in header.tensors.items():
-        if len(one.shape) > MOST_DIMENSIONS or min(one.shape, default=0) < 0:
+    for name, entry in header.tensors.items():
+        if len(entry.shape) > MOST_DIMENSIONS or min(entry.shape, default=0) < 0:
             raise ValueError(f"its tensor {name[:200]!r} has an invalid shape")
-        if one.dtype is None:
+        if entry.dtype is None:
             continue
-        if one.size != math.prod(one.shape) * one.dtype.itemsize:
-            raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {one.size} bytes")
-        if one.decoding is None and not 0 <= one.start <= file.size - one.size:
+        if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
+            raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {entry.size} bytes")
+        if entry.decoding is None and not 0 <= entry.start <= file.size - entry.size:
             raise ValueError(f"its tensor {name[:200]!r} exceeds the file")
 
 
@@ -56,7 +56,7 @@ def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
         ValueError: two tensors overlap.
     """
     end = 0
-    for name, one in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
-        if one.start < end:
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
+        if entry.start < end:
             raise ValueError(f"its tensor {name!r} overlaps another")
-        end = one.start + one.size
+        end = entry.start + entry.size

@@ -62,20 +62,22 @@ class Openings(Generic[T]):
     def of(self, address: str) -> Opening[T]:
         """Return the opening of an address, and start it if necessary. A finished opening is returned once."""
         with self._lock:
-            for other in [
-                a for a, one in self._openings.items() if one.found.done() and (a == address or one.abandoned)
+            for finished in [
+                a
+                for a, candidate in self._openings.items()
+                if candidate.found.done() and (a == address or candidate.abandoned)
             ]:
-                ended = self._openings.pop(other)
-                if other == address and not (ended.given_up or ended.abandoned):
+                ended = self._openings.pop(finished)
+                if finished == address and not (ended.given_up or ended.abandoned):
                     return ended
-            known = self._openings.get(address)
-            if known is None:
+            pending = self._openings.get(address)
+            if pending is None:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(OPENERS, "djinn-open")
-                known = self._openings[address] = Opening()
-                known.found = self._threads.submit(self._open, address, known)
-            known.asked = time.monotonic()
-            return known
+                pending = self._openings[address] = Opening()
+                pending.found = self._threads.submit(self._open, address, pending)
+            pending.asked = time.monotonic()
+            return pending
 
     def ended(self, address: str, opening: Opening[T]) -> None:
         """Drop a finished opening after a session used it. The next request checks the files again."""

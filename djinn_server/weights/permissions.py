@@ -24,11 +24,11 @@ def resolve(permissions: WeightPermissions, path: Path) -> Path:
             both cases, so that a client cannot learn what is on the disk.
     """
     try:
-        found = path.resolve(strict=True)
-        if _is_within(found, permissions.saving) or (
-            _is_within(found, permissions.folders) and not _is_within(found, permissions.hidden)
+        resolved = path.resolve(strict=True)
+        if _is_within(resolved, permissions.saving) or (
+            _is_within(resolved, permissions.folders) and not _is_within(resolved, permissions.hidden)
         ):
-            return found
+            return resolved
     except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
         pass
     raise WeightsUnavailable(f"there is no {str(path)!r} in the folders that the server reads models from (--models)")
@@ -41,9 +41,9 @@ def resolve_new(permissions: WeightPermissions, path: Path) -> Path:
         WeightsUnavailable: the path is outside of the folders for saving.
     """
     try:
-        found = path.parent.resolve() / path.name
-        if path.name != ".." and _is_within(found, permissions.saving):
-            return found
+        resolved = path.parent.resolve() / path.name
+        if path.name != ".." and _is_within(resolved, permissions.saving):
+            return resolved
     except (OSError, RuntimeError, ValueError):
         pass
     raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
@@ -58,13 +58,13 @@ def _matches(address: str, pattern: str) -> bool:
 
     So `https://*.example.org/*` does not match `https://other/x.example.org/y`.
     """
-    scheme, separator, rest = pattern.partition("://")
+    scheme, separator, pattern_path = pattern.partition("://")
     if not separator:
         return fnmatch.fnmatchcase(address, pattern)
-    host, slash, path = rest.partition("/")
-    given_scheme, given_separator, given = address.partition("://")
-    given_host = re.split("[/?#]", given, maxsplit=1)[0]  # `?` and `#` end a host, too
-    given_slash, given_path = given[len(given_host) :][:1], given[len(given_host) + 1 :]
+    host, slash, path = pattern_path.partition("/")
+    given_scheme, given_separator, address_path = address.partition("://")
+    given_host = re.split("[/?#]", address_path, maxsplit=1)[0]  # `?` and `#` end a host, too
+    given_slash, given_path = address_path[len(given_host) :][:1], address_path[len(given_host) + 1 :]
     if (
         not given_separator
         or not fnmatch.fnmatchcase(given_scheme, scheme)

@@ -69,7 +69,7 @@ def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Seq
     Raises:
         TypeError: the result has another type.
     """
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(one, kind) for one in found):
+    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(item, kind) for item in found):
         raise TypeError(f"the weight source {source.name!r} returned {type(found).__name__}, not a sequence of {kind}")
     return found
 

@@ -85,7 +85,7 @@ class WeightReads:
 
     def left(self) -> int:
         """Bytes of pending reads."""
-        return sum(one.header.size for one in self.reading.values())
+        return sum(pending.header.size for pending in self.reading.values())
 
     def clear(self) -> None:
         """Drop all pending reads and shares."""
@@ -106,8 +106,8 @@ class WeightReads:
         strides = contiguous_strides(request.shape) if is_countable(request.shape) else ()
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._uploads.check_new(header)
-        whole = WeightKey(request.version, request.name, request.start, request.size)
-        origin = Origin(request.address, self._reader.untied(request.address, whole))
+        key = WeightKey(request.version, request.name, request.start, request.size)
+        origin = Origin(request.address, self._reader.untied(request.address, key))
         self._hold_file(request.address, request.version)
         try:
             if self._find(header, origin) or self._map(header, origin):
@@ -121,46 +121,46 @@ class WeightReads:
 
     def _begin(self) -> None:
         """Start queued reads in order, as far as memory allows."""
-        for handle, one in list(self.reading.items()):
-            size = one.header.size
-            if one.reading is not None:
+        for handle, pending in list(self.reading.items()):
+            size = pending.header.size
+            if pending.reading is not None:
                 continue
             if self._uploads.reading_bytes and not self._in_place and self._uploads.reading_bytes + size > self._ahead:
                 return
             try:
                 self._uploads.check_room(size)
-                one.reading = self._reader.read(one.origin.address, one.origin.key)
+                pending.reading = self._reader.read(pending.origin.address, pending.origin.key)
                 self._uploads.reading_bytes += size
-                one.reading.data.add_done_callback(lambda _: self._wakeup())
+                pending.reading.data.add_done_callback(lambda _: self._wakeup())
             except WeightsUnavailable as error:
                 self.forget([handle])
                 self._uploads.poison(handle, "WeightsUnavailable", str(error))
             except RuntimeError as error:
                 self.forget([handle])
-                self._uploads.refuse_bytes(one.header, error)
+                self._uploads.refuse_bytes(pending.header, error)
 
     def wait(self, handles: Collection[int] | None = None) -> Wait:
         """Return the `Wait` for the reads of these values, or of all values (None)."""
         reading = self.reading
-        wanted = [*reading] if handles is None else [handle for handle in handles if handle in reading]
-        return Wait([(Cause.READ, handle) for handle in wanted], here=lambda key: key[1] not in reading)
+        handles_read = [*reading] if handles is None else [handle for handle in handles if handle in reading]
+        return Wait([(Cause.READ, handle) for handle in handles_read], here=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
         """Make values of completed reads, and start queued reads."""
-        for handle, one in list(self.reading.items()):
-            if one.reading is not None and one.reading.data.done():
+        for handle, pending in list(self.reading.items()):
+            if pending.reading is not None and pending.reading.data.done():
                 self.forget([handle])
-                self._finish(one, one.reading)
+                self._finish(pending, pending.reading)
         if self.reading:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
         """Drop the reads of these values, because the values are no longer needed."""
         for handle in handles:
-            one = self.reading.pop(handle, None)
-            if one is not None:
+            pending = self.reading.pop(handle, None)
+            if pending is not None:
                 self._uploads.reading.discard(handle)
-                self._uploads.reading_bytes -= one.header.size if one.reading is not None else 0
+                self._uploads.reading_bytes -= pending.header.size if pending.reading is not None else 0
 
     def _finish(self, one: _PendingRead, reading: PartRead) -> None:
         try:
@@ -237,16 +237,16 @@ class WeightReads:
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
         """Read the unmodified weights of a snapshot again from their files. If a file is missing, its values are poison."""
-        for one in stored:
-            origin = Origin(one.address, WeightKey(one.version, one.name, one.start, one.size))
-            header = UploadPart(one.handle, one.dtype, one.shape, one.stride, one.size)
-            self._hold_file(one.address, one.version)
+        for entry in stored:
+            origin = Origin(entry.address, WeightKey(entry.version, entry.name, entry.start, entry.size))
+            header = UploadPart(entry.handle, entry.dtype, entry.shape, entry.stride, entry.size)
+            self._hold_file(entry.address, entry.version)
             try:
-                if not (self._find(header, origin, one.offset) or self._map(header, origin, one.offset)):
+                if not (self._find(header, origin, entry.offset) or self._map(header, origin, entry.offset)):
                     data = self._reader.read(origin.address, origin.key).result()
-                    self._put(header, origin, data, one.offset)
+                    self._put(header, origin, data, entry.offset)
             except WeightsUnavailable as error:
-                self._uploads.poison(one.handle, "WeightsUnavailable", str(error))
+                self._uploads.poison(entry.handle, "WeightsUnavailable", str(error))
             except (RuntimeError, MemoryError) as error:
                 self._uploads.refuse_bytes(header, error)
 

@@ -140,8 +140,8 @@ def answer_opening(
         yield Wait(((Cause.OPENING, 0),), soon, here=lambda _: opening.found.done())
         opening.asked = time.monotonic()
     if request.patience:
-        found = YES if opening.found.done() and before != NO else NO
-        if connection.journal.decide(lambda before: before or found) == NO:
+        is_open = YES if opening.found.done() and before != NO else NO
+        if connection.journal.decide(lambda before: before or is_open) == NO:
             reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
             connection.send(Frame(encode(reply)))
             return
@@ -173,9 +173,9 @@ def save_values(
         tensors[name] = value
     try:
         with torch.inference_mode():
-            if again and (there := weights.written(request.address)) is not None:
+            if again and (existing := weights.written(request.address)) is not None:
                 with contextlib.suppress(DifferentContents, OSError):
-                    return SaveWeightsReply(save(tensors, dict(request.metadata), there, deliver))
+                    return SaveWeightsReply(save(tensors, dict(request.metadata), existing, deliver))
             create = partial(weights.create, request.address, seconds=request.seconds)
             return SaveWeightsReply(save(tensors, dict(request.metadata), create, deliver))
     except WeightsUnavailable as error:

@@ -40,8 +40,8 @@ def save(
         RuntimeError: there is no host memory for a tensor.
     """
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # which aligns them
-    header = make_header({name: (one.dtype, tuple(one.shape)) for name, one in ordered.items()}, metadata)
-    size = len(header) + sum(one.numel() * one.dtype.itemsize for one in ordered.values())
+    header = make_header({name: (value.dtype, tuple(value.shape)) for name, value in ordered.items()}, metadata)
+    size = len(header) + sum(value.numel() * value.dtype.itemsize for value in ordered.values())
     sink = create(size)
     try:
         sink.write(memoryview(header))
@@ -73,10 +73,10 @@ class WrittenFile(WeightSink):
     def write(self, data: memoryview) -> None:
         """Compare the next bytes with the file."""
         while data:
-            there = bytearray(min(len(data), _COMPARED))
-            self._file.read_into(self._at, memoryview(there))
-            self._check(data[: len(there)] == there)
-            self._at, data = self._at + len(there), data[len(there) :]
+            existing = bytearray(min(len(data), _COMPARED))
+            self._file.read_into(self._at, memoryview(existing))
+            self._check(data[: len(existing)] == existing)
+            self._at, data = self._at + len(existing), data[len(existing) :]
 
     def commit(self) -> None:
         """Check that the file did not change during the comparison."""
@@ -114,13 +114,13 @@ class SavedBytes:
         """
         for folder in {self._folder, *(path.parent for path in self._folder.rglob(f".*{UNFINISHED}*"))}:
             remove_abandoned(folder)  # they would count
-        there = self._sizes()
-        if len(there) >= self._most:
+        sizes = self._sizes()
+        if len(sizes) >= self._most:
             raise WeightsUnavailable(
-                f"the tenant has {len(there):,} files {self._what} on the server; the limit is {self._most:,}: delete some on the server"
+                f"the tenant has {len(sizes):,} files {self._what} on the server; the limit is {self._most:,}: delete some on the server"
             )
-        self._disk.set_usage(self._folder, sum(there))
-        if too_much := self._disk.charge(self._folder, sum(there) + size, self._folder):
+        self._disk.set_usage(self._folder, sum(sizes))
+        if too_much := self._disk.charge(self._folder, sum(sizes) + size, self._folder):
             raise WeightsUnavailable(f"{size:,} bytes cannot be {self._what}: {too_much}")
 
     def count(self) -> None:
@@ -128,8 +128,8 @@ class SavedBytes:
         self._disk.set_usage(self._folder, sum(self._sizes()))
 
     def _sizes(self) -> list[int]:
-        found: list[int] = []
+        file_sizes: list[int] = []
         for path in self._folder.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                found += [path.lstat().st_size] if path.is_file() else []
-        return found
+                file_sizes += [path.lstat().st_size] if path.is_file() else []
+        return file_sizes

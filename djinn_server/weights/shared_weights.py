@@ -46,11 +46,11 @@ class SharedWeights:
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
         """Return the shared storage of this tensor and count a hit, or return None if no session holds the tensor."""
         with self._lock:
-            found = self.storages.get(key)
-            if found is not None:
+            storage = self.storages.get(key)
+            if storage is not None:
                 self.hits += 1
                 self.hit_bytes += key.size
-            return found
+            return storage
 
     def held(self, key: WeightKey) -> torch.UntypedStorage | None:
         """Return the storage of a weight, as `find` does, without counting a hit."""
@@ -106,16 +106,16 @@ class SessionShares:
 
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """Return (handle, tensor, origin) of each value that is an unmodified weight or a view of one."""
-        found = []
+        stored = []
         for handle in self._values.sharing(self.storages):
             value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
             # A result with a changed layout owns its memory, although the client numbers it as a view.
-            here = torch_private.storage_key(value)
-            if not (value.is_conj() or value.is_neg()) and here == self._keys.get(storage_of(handle)):
-                found.append((handle, value, origin))
-        return found
+            storage_key = torch_private.storage_key(value)
+            if not (value.is_conj() or value.is_neg()) and storage_key == self._keys.get(storage_of(handle)):
+                stored.append((handle, value, origin))
+        return stored
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
         """Copy shared memory that a run may write, and note which results may share memory.
@@ -146,14 +146,14 @@ class SessionShares:
             self._drop(storage)
 
     def _copy(self, storages: set[int]) -> None:
-        found: dict[tuple[int, int], list[torch.Tensor]] = {}
+        by_storage: dict[tuple[int, int], list[torch.Tensor]] = {}
         for handle in self._values.sharing(storages):
             value = self._values[handle]
             if isinstance(value, Poison):  # an op that overwrites all of it makes it a tensor again
                 value = value.memory
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                found.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
-        for tensors in found.values():
+                by_storage.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
+        for tensors in by_storage.values():
             _give_copy(tensors, self._ledger)
         for storage in storages:
             self._drop(storage)

@@ -107,12 +107,12 @@ class WeightStore:
 
         Return None if the store lacks them.
         """
-        found = self._found(digest, size)
+        stored = self._found(digest, size)
         with self._changed:
-            self.counts.misses += found is None
-            self.counts.hits += found is not None
-            self.counts.hit_bytes += size if found is not None else 0
-        return found
+            self.counts.misses += stored is None
+            self.counts.hits += stored is not None
+            self.counts.hit_bytes += size if stored is not None else 0
+        return stored
 
     def _found(self, digest: bytes, size: int) -> torch.Tensor | None:
         path = self._path(digest)
@@ -231,8 +231,8 @@ class WeightStore:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=NEW)
         try:
             with os.fdopen(handle, "wb") as file:
-                found = _copy_hashed(data, file.fileno())
-            if found == digest:
+                written_digest = _copy_hashed(data, file.fileno())
+            if written_digest == digest:
                 Path(name).rename(path)
             else:
                 _log.warning("an upload was not stored: its bytes do not have the announced digest")
@@ -273,15 +273,15 @@ class WeightStore:
             total -= status.st_size
 
     def _files(self) -> list[tuple[Path, os.stat_result]]:
-        found: list[tuple[Path, os.stat_result]] = []
+        files: list[tuple[Path, os.stat_result]] = []
         for path in self._directory.glob("??/*"):
             if path.name.startswith(NEW):
                 continue
             try:
-                found.append((path, path.stat()))
+                files.append((path, path.stat()))
             except FileNotFoundError:  # another process made room
                 continue
-        return found
+        return files
 
 
 def mapped_bytes(path: Path, size: int) -> torch.Tensor:
@@ -296,7 +296,7 @@ def _copy_hashed(data: torch.Tensor, file: int) -> bytes:
     for start in range(0, len(view), CHUNK):
         part = bytes(view[start : start + CHUNK])
         state.update(part)
-        rest = memoryview(part)
-        while rest:
-            rest = rest[os.write(file, rest) :]
+        remaining = memoryview(part)
+        while remaining:
+            remaining = remaining[os.write(file, remaining) :]
     return state.digest()

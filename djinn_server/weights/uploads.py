@@ -95,37 +95,37 @@ class UploadAssembly:
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"a blob query has {len(have.digests)} digests but {len(have.sizes)} sizes")
         earlier, self._held = self._held, {}
-        for digest, size, wanted in zip(have.digests, have.sizes, before or repeat(True), strict=False):
+        for digest, size, flag in zip(have.digests, have.sizes, before or repeat(True), strict=False):
             data = earlier.get(digest)
             if data is None or data.nbytes != size:
-                data = self._find(digest, size) if wanted else None
-            if data is not None and wanted:
+                data = self._find(digest, size) if flag else None
+            if data is not None and flag:
                 self._held[digest] = data
         return bytes([digest in self._held for digest in have.digests])
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
         """Return the bytes with this digest, or None. The session's journal links their file, as the store may evict it."""
         contents = self._contents()
-        kept = contents.find(digest, size) if contents is not None else None
-        if kept is not None:
-            return mapped_bytes(kept, size)
-        found = self._store.find(digest, size) if self._store is not None else None
-        if found is not None and contents is not None and self._store is not None:
+        journal_file = contents.find(digest, size) if contents is not None else None
+        if journal_file is not None:
+            return mapped_bytes(journal_file, size)
+        stored = self._store.find(digest, size) if self._store is not None else None
+        if stored is not None and contents is not None and self._store is not None:
             contents.link(digest, self._store.file_of(digest))
-        return found
+        return stored
 
     def _contents(self) -> BlobFiles | None:
         """Return the blob files of the session's journal; None without a journal."""
         return self.journal.contents if self.journal.open or self.journal.replaying else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
-        held = self._held.pop(offer.digest, None)
-        return held if held is not None and held.nbytes == offer.size else self._find(offer.digest, offer.size)
+        data = self._held.pop(offer.digest, None)
+        return data if data is not None and data.nbytes == offer.size else self._find(offer.digest, offer.size)
 
     def wait(self) -> Wait:
         """Return the `Wait` for all offered uploads."""
-        wanted = self.wanted
-        return Wait([(Cause.UPLOAD, handle) for handle in wanted], here=lambda key: key[1] not in wanted)
+        digests = self.wanted
+        return Wait([(Cause.UPLOAD, handle) for handle in digests], here=lambda key: key[1] not in digests)
 
     def take_or_refuse(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Add a part to its upload. If the part is invalid, make the value poison."""

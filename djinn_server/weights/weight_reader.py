@@ -57,7 +57,7 @@ _index: msgspec.json.Decoder[_Index] = msgspec.json.Decoder(_Index)
 
 def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
     """Return the file name suffixes of weight files and of their indexes."""
-    return (*(suffix for one in formats for suffix in one.suffixes), INDEX)
+    return (*(suffix for form in formats for suffix in form.suffixes), INDEX)
 
 
 def read_headers(
@@ -73,9 +73,9 @@ def read_headers(
         counted = _counted(form, files)
         if counted:
             return [(file, file.version(), _header(form, file)) for file in counted]
-    known = ", ".join(suffix for form in formats for suffix in form.suffixes)
+    suffixes = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
-        f"there is no file with weights of a format in use ({known}); plugins/weights of Djinn's repository reads others"
+        f"there is no file with weights of a format in use ({suffixes}); plugins/weights of Djinn's repository reads others"
     )
 
 
@@ -96,19 +96,19 @@ def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile
         OSError: the index cannot be read.
         ValueError: the index is malformed or names missing files, or several files may be the model.
     """
-    found = [file for file in files if file.name.endswith(form.suffixes)]
+    matching = [file for file in files if file.name.endswith(form.suffixes)]
     named = [file for file in files if file.name.endswith(tuple(suffix + INDEX for suffix in form.suffixes))]
-    if len(named) == 1 and not any(file.name == named[0].name.removesuffix(INDEX) for file in found):
+    if len(named) == 1 and not any(file.name == named[0].name.removesuffix(INDEX) for file in matching):
         shards = _shards(named[0])
-        found = [file for file in found if file.name in shards]
-        if missing := shards.difference(file.name for file in found):
+        matching = [file for file in matching if file.name in shards]
+        if missing := shards.difference(file.name for file in matching):
             raise ValueError(f"its index names the shard {min(missing)!r}, which is missing")
-        return found
-    if form.whole and len(found) > 1:
-        found = [file for file in found if file.name in form.whole]
-        if len(found) != 1:
+        return matching
+    if form.whole and len(matching) > 1:
+        matching = [file for file in matching if file.name in form.whole]
+        if len(matching) != 1:
             raise ValueError(f"it has several {form.name} files: name one of them in the address")
-    return found
+    return matching
 
 
 def _shards(index: WeightFile) -> frozenset[str]:
@@ -244,13 +244,13 @@ class WeightReader:
     def _remember(self, found: OpenedWeights) -> OpenedWeights:
         address = found.address
         with self._lock:
-            known = self._opened.get(address)
-            if known is None or known.version != found.version:
-                self._opened[address] = known = found
+            opened = self._opened.get(address)
+            if opened is None or opened.version != found.version:
+                self._opened[address] = opened = found
             self._opened.move_to_end(address)
             while len(self._opened) > 1 and (len(self._opened) > OPENED or self._files() > FILES):
                 self._opened.popitem(last=False)
-        return known
+        return opened
 
     def save_in(self, folders: Path, disk: DiskQuota, tenant: str) -> None:
         """Let the tenant save and read weights in its own subfolder of `folders`.
@@ -302,13 +302,13 @@ class WeightReader:
         path = address.partition(":")[2]
         name = PurePosixPath(path).name.removesuffix(".safetensors") + ".safetensors"
         try:
-            kept = _opened(
+            opened = _opened(
                 address, [LocalFile(link, name, immutable=self._naming_source(address) is not None)], self._formats
             )
         except (OSError, WeightsUnavailable):  # these are a blob's bytes
             return
-        if kept.version == version:
-            self._kept[version] = kept
+        if opened.version == version:
+            self._kept[version] = opened
 
     def _replaceable(self, files: Sequence[WeightFile]) -> LocalFile | None:
         """Return the only file if the tenant may replace it, else None."""
@@ -341,8 +341,8 @@ class WeightReader:
             places = self.open(address).tensors.values()
         except WeightsUnavailable:
             return None
-        found = next(iter(places), None)
-        return partial(WrittenFile, found.file) if found is not None else None
+        existing = next(iter(places), None)
+        return partial(WrittenFile, existing.file) if existing is not None else None
 
     def remove(self, address: str) -> None:
         """Remove the file at an address that can be saved to, or a published name.
@@ -478,8 +478,8 @@ class WeightReader:
         scheme = _SCHEME.match(address)
         source = self._sources.get(scheme[1]) if scheme else None
         if source is None:
-            known = ", ".join(f"{name}:" for name in self.schemes) or "nothing"
-            raise WeightsUnavailable(f"the server reads no weights from {address!r}: it reads {known}")
+            schemes = ", ".join(f"{name}:" for name in self.schemes) or "nothing"
+            raise WeightsUnavailable(f"the server reads no weights from {address!r}: it reads {schemes}")
         if _HOSTILE.search(address):
             raise WeightsUnavailable(f"{address!r} is not a valid address: it has '..', escapes or control characters")
         return source
@@ -532,14 +532,14 @@ def _with_headers(address: str, counted: Sequence[tuple[WeightFile, str, FileHea
 
 def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
     first: dict[tuple[int, int, int], str] = {}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, place in tensors.items():
         entry = place.entry
         if entry.dtype is not None and entry.decoding is None and entry.size:
             before = first.setdefault((id(place.file), entry.start, entry.size), name)
             if before != name and tensors[before].entry.dtype is entry.dtype:
-                found[name] = before
-    return found
+                names[name] = before
+    return names
 
 
 def _read(wanted: Callable[[], object], address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
