@@ -32,7 +32,7 @@ class ConnectionRate:
         if not wait:
             return None
         reason = f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s"
-        return Denial(reason, "rate", again=True, after=wait)
+        return Denial(reason, "rate", retry=True, retry_after=wait)
 
 
 @attrs.frozen
@@ -69,13 +69,13 @@ class ExecutorLimits:
                 f"this executor is full: it serves {sessions} of at most {self.limits.sessions} sessions{lease_note}. Try again later, or "
                 "at another server",
                 "full",
-                again=True,
+                retry=True,
             )
         if queue_seconds > self.limits.queue_seconds:
             return Denial(
                 f"the device is busy: a program has been waiting for it for {queue_seconds:.0f} s, and no session is admitted "
                 "meanwhile. Try again later, or at another server",
                 "full",
-                again=True,
+                retry=True,
             )
         return None

@@ -176,7 +176,7 @@ class Executor:
             return self._start(partial(self._begin, connection, admitted))
         who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
         self._context.events.emit("session_refused", why=denial.kind, **who)
-        refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
+        refuse(connection, denial.reason, retry=denial.retry, retry_after=denial.retry_after)
         return False
 
     def _denial(self, badge: Badge) -> Denial | None:

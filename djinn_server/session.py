@@ -247,7 +247,7 @@ class ExecutorSession:
         if isinstance(message, UnreadableUpload):
             self._refuse_upload(message)
             return
-        self._usage.message(type(message).__name__, sum(map(len, frame.body)))
+        self._usage.count_message(type(message).__name__, sum(map(len, frame.body)))
         if isinstance(message, UploadPart):
             self._usage.check_values()
             self._uploads.take_or_refuse(message, frame.body)
@@ -276,7 +276,7 @@ class ExecutorSession:
         if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
             self.take_at_once(message, frame)
             return None
-        self._usage.message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
+        self._usage.count_message(type(message).__name__.removeprefix("Unreadable"), sum(map(len, frame.body)))
         if isinstance(message, Unreadable):
             return self._skip_unreadable(message, connection)
         if isinstance(message, BlobOffer):
@@ -435,12 +435,12 @@ class ExecutorSession:
         if snapshot.timings is not None:
             self._set_timings(snapshot.timings)
         for template in snapshot.templates:
-            known = self._runs.bind(
+            bound = self._runs.bind(
                 self._compile(template.template), template.digest
             )  # not shared: a client says what its digest is
-            begin(known, template.slots, template.inputs)
-            known.workload = template.workload
-            self._templates.put(template.digest, known, len(template.template.code))
+            begin(bound, template.slots, template.inputs)
+            bound.workload = template.workload
+            self._templates.put(template.digest, bound, len(template.template.code))
         if snapshot.promised:
             digests, sizes = zip(*snapshot.promised, strict=True)
             self._uploads.hold(BlobQuery(sizes, digests))
@@ -460,11 +460,11 @@ class ExecutorSession:
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
-            known = yield from self._known(submit, work, connection)
-            if known is None or known.seconds >= BRIEF_SECONDS:
+            bound = yield from self._known(submit, work, connection)
+            if bound is None or bound.seconds >= BRIEF_SECONDS:
                 self._context.threads.promote_follower()
         except _Refused as refused:
-            self._usage.refused()
+            self._usage.count_refused()
             if self._observed:
                 self._notify_completed(submit, Timing(), 1)
             yield self._reads.wait()
@@ -472,17 +472,17 @@ class ExecutorSession:
             return
         self._wanted.begin(work)
         if self._reads.reading:
-            yield from self._await_operands(known, work)
+            yield from self._await_operands(bound, work)
             waited = time.perf_counter()
-        turn = DeviceTurn(known, work, submit, known.slots if known is not None else (), started, decoded, waited)
+        turn = DeviceTurn(bound, work, submit, bound.slots if bound is not None else (), started, decoded, waited)
         group, turns = self._gather(turn, connection), self.device.turns
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
         if len(group) > 1:
             turns.run(self._turn, self._compute_together(group))
         else:
-            if known is not None and known.joint is not None:
+            if bound is not None and bound.joint is not None:
                 timed = self._timings is not None and self._timings.ops
-                turn.pending = self._runs.pending(known, known.joint, work, timed=timed)
+                turn.pending = self._runs.pending(bound, bound.joint, work, timed=timed)
             turns.run(self._turn, self._compute(turn), turn.pending)
         executed = [*map(self._wait, group)]
         took = turns.take_seconds(self._turn) / len(group)
@@ -491,37 +491,37 @@ class ExecutorSession:
 
     def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
         """Return this submission, with later submissions that have arrived and may run concurrently with it."""
-        group, runs, known, quota = [turn], self._runs, turn.known, self._usage.quota
-        if known is None or known.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(known)):
+        group, runs, bound, quota = [turn], self._runs, turn.bound, self._usage.quota
+        if bound is None or bound.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(bound)):
             return group
         if quota.requests_a_second or quota.values or quota.seconds_an_hour:  # a refusal leaves what came before it
             return group
-        accesses = [runs.access(known, turn.work)]
+        accesses = [runs.access(bound, turn.work)]
         while (earlier := accesses[-1]) is not None and len(group) < TOGETHER * self.device.lanes.count:
             submit = self._loop.following(connection)
             if type(submit) is not Submit or self._uploads.wanted or self._reads.reading or self._timings is not None:
                 break
-            known = self._templates.get(submit.digest) if submit.digest else None
-            if (bound := bind_copy(known, submit)) is None:
+            bound = self._templates.get(submit.digest) if submit.digest else None
+            if (bound_copy := bind_copy(bound, submit)) is None:
                 break
-            copy, work = bound
+            copy, work = bound_copy
             access = runs.access(copy, work)
             if access is None or not access.may_join(earlier):
                 break  # it is handled after these
             self._loop.machine.pop()
             self._number(submit)
-            if known is not None and copy is not None:
-                known.slots, known.inputs = copy.slots, copy.inputs
+            if bound is not None and copy is not None:
+                bound.slots, bound.inputs = copy.slots, copy.inputs
                 self._counts.template_cache_hits += 1
             self._wanted.begin(work)
             now = time.perf_counter()
-            group.append(DeviceTurn(known, work, submit, () if copy is None else copy.slots, now, now, now))
+            group.append(DeviceTurn(bound, work, submit, () if copy is None else copy.slots, now, now, now))
             accesses.append(access.joined(earlier))
         return group
 
     def _answer(self, turn: DeviceTurn, executed: float, took: float, connection: ExecutorChannel) -> None:
         """Send the reply to a submission that has run."""
-        known, work, submit, pending = turn.known, turn.work, turn.submit, turn.pending
+        bound, work, submit, pending = turn.bound, turn.work, turn.submit, turn.pending
         started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
         done, begun, run, responses = time.perf_counter(), turn.begun, turn.outcome, turn.responses
@@ -531,19 +531,19 @@ class ExecutorSession:
         if self._reads.reading:
             self._reads.forget(work.free)
         if self._reads.shares.storages:
-            self._reads.shares.forget([*work.free, *(known.consumed(work.inputs) if known is not None else ())])
+            self._reads.shares.forget([*work.free, *(bound.consumed(work.inputs) if bound is not None else ())])
         if pending is not None:
-            begun = self._runs.ended(known, pending, took) or begun
+            begun = self._runs.ended(bound, pending, took) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
         timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
-        if known is not None:
-            self._notes.ran(known.digest, work.inputs, work.outputs, took)
-            known.seconds = min(took, 2.0 * known.seconds)  # one run may be interrupted
-            self._turn.is_brief = self._runs.alone and known.seconds < BRIEF_SECONDS
-        ops = known.template.count if known else 0, run.native_ops
+        if bound is not None:
+            self._notes.ran(bound.digest, work.inputs, work.outputs, took)
+            bound.seconds = min(took, 2.0 * bound.seconds)  # one run may be interrupted
+            self._turn.is_brief = self._runs.alone and bound.seconds < BRIEF_SECONDS
+        ops = bound.template.count if bound else 0, run.native_ops
         self._usage.completed(timing, ops, run.failures, responses.body)
-        workload = known.workload if known is not None else None
+        workload = bound.workload if bound is not None else None
         self._requests.ran(workload, started, done, answers=bool(responses.body))
         if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
@@ -558,9 +558,9 @@ class ExecutorSession:
             if self.device.timer.runs_late:  # its ops were issued before the device ran them
                 begun = max(begun, executed - took)
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
-            each = work.op_times.packed(known.template.count) if known is not None and work.op_times else b""
+            each = work.op_times.packed(bound.template.count) if bound is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, each)
-        links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.some else ()
+        links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.measurements else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
         completed = Completed(submit.sequence, *found, timing, links, room, times, run.stopped_at, shortages)
@@ -569,18 +569,18 @@ class ExecutorSession:
         log = connection.journal.rounded if self._rounded else connection.journal.checked
         connection.send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
-            self._runs.ahead.follow(submit, known, work, took)
+            self._runs.ahead.follow(submit, bound, work, took)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
         """Run a submission on the device, and start copies of the values that it fetches."""
-        known, work = turn.known, turn.work
+        bound, work = turn.bound, turn.work
         turn.begun = time.perf_counter()
-        if self._timings is not None and self._timings.ops and known is not None:
+        if self._timings is not None and self._timings.ops and bound is not None:
             work.op_times = OpTimes(self.device.timer)
         if work.free and not self._runs.limited:  # makes room for it; a limit is kept by other means
             turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
             self.values.free(turn.freed)
-        turn.outcome = run = yield from self._runs.run(known, work, turn.pending)
+        turn.outcome = run = yield from self._runs.run(bound, work, turn.pending)
         self._wanted.end(work, run)
         turn.executed = time.perf_counter()
         if work.synchronize and not self.device.timer.runs_late:
@@ -682,13 +682,13 @@ class ExecutorSession:
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
         try:
-            known = found if found is not None else self._made(template, first, submit.digest)
-            bind(known, submit, work)
+            bound = found if found is not None else self._made(template, first, submit.digest)
+            bind(bound, submit, work)
         except (TransportError, QuotaExceeded):
             raise
         except Exception as error:
             raise _Refused(error, first) from error
-        return known
+        return bound
 
     def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
         """Compile a new template, and bind it for its first run."""
@@ -700,11 +700,11 @@ class ExecutorSession:
         compiled = shared.get(digest)
         if compiled is None:
             compiled = shared.keep(digest, self._compile(template))
-        known = self._runs.bind(compiled, digest)
-        begin(known, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
-        known.workload = first.workload if first is not None else None
-        self._templates.put(digest, known, len(template.code))
-        return known
+        bound = self._runs.bind(compiled, digest)
+        begin(bound, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
+        bound.workload = first.workload if first is not None else None
+        self._templates.put(digest, bound, len(template.code))
+        return bound
 
     def _compile(self, template: Template) -> CompiledTemplate:
         began = time.perf_counter()
@@ -713,16 +713,16 @@ class ExecutorSession:
         self._counts.templates_compiled += 1
         return compiled
 
-    def _await_operands(self, known: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
+    def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
         """Wait for a submission's operands. If it is cancelled, poison the pending values that it would write."""
-        inputs = work.inputs if known is not None else []
+        inputs = work.inputs if bound is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
-        if known is None or not work.halt.value & CANCEL:
+        if bound is None or not work.halt.value & CANCEL:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
-        consumed = set(known.consumed(inputs))
-        written = {inputs[position] for position in known.input_aliases(self.device.own).written}
+        consumed = set(bound.consumed(inputs))
+        written = {inputs[position] for position in bound.input_aliases(self.device.own).written}
         for handle in (consumed | written) & self._uploads.reading:
             self._reads.forget([handle])
             if handle not in consumed:

@@ -237,5 +237,5 @@ class SessionLoop:
         if machine.missing:
             if wait.cancelled is not None and wait.cancelled():
                 machine.cancelled()
-            for key in [key for key in machine.missing if wait.here(key)]:
-                machine.here(key)
+            for key in [key for key in machine.missing if wait.has_arrived(key)]:
+                machine.key_arrived(key)

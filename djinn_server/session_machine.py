@@ -65,13 +65,13 @@ class Wait:
     Attributes:
         missing: keys for which it waits.
         until: end of the wait, on the clock of `SessionMachine.next`; None: no end.
-        here: returns True if a key has arrived for which no message comes.
+        has_arrived: returns True if a key has arrived for which no message comes.
         cancelled: returns True if the message was cancelled.
     """
 
     missing: Collection[Key]
     until: float | None = None
-    here: Callable[[Key], bool] = lambda _: False
+    has_arrived: Callable[[Key], bool] = lambda _: False
     cancelled: Callable[[], bool] | None = None
 
 
@@ -124,7 +124,7 @@ class SessionMachine(Generic[M]):
         """Note that the current message waits for keys, at most until `until`."""
         self.missing, self.until = set(missing), until
 
-    def here(self, key: Key) -> None:
+    def key_arrived(self, key: Key) -> None:
         """Note the arrival of a key (an upload, a weight or a transfer) for which the current message waits."""
         self.missing.discard(key)
 

@@ -96,18 +96,18 @@ class SessionRuns:
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
         """Return a template of the session, without slots and inputs."""
         choice = self._device.arbiter.choice(digest, compiled)
-        known = BoundTemplate(compiled, [], [], digest=digest)
+        bound = BoundTemplate(compiled, [], [], digest=digest)
         if choice is not None:
-            known.joint = choice.joint
-            known.choice = choice if choice.candidates or choice.caches else None
-        return known
+            bound.joint = choice.joint
+            bound.choice = choice if choice.candidates or choice.caches else None
+        return bound
 
     def missed(self) -> None:
         """Drop the runs ahead, because the session handles an unpredicted message."""
         if self.ahead is not None:
             self.ahead.missed()
 
-    def pending(self, known: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
+    def pending(self, bound: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
         """Return the submission as a run that other sessions may join. Return None if it must run alone.
 
         `timed`: True if each op is timed.
@@ -119,43 +119,43 @@ class SessionRuns:
             joint.failed
             or work.stop_at is not None
             or timed
-            or (known.choice is not None and known.choice.is_replaced())
+            or (bound.choice is not None and bound.choice.is_replaced())
         ):
             return None
         session = self._values, self._shares, self.randomness, settings, self._turn
-        submission = JoinableSubmission(work, known.slots, known.input_aliases(self._device.own), *session)
+        submission = JoinableSubmission(work, bound.slots, bound.input_aliases(self._device.own), *session)
         return self._device.arbiter.tell(joint.strategy, partial(joint.offer.join, submission))
 
-    def ended(self, known: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
+    def ended(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
         """Tell a joinable run that its turn has ended, as `JointRun.ended` does."""
-        joint = None if known is None else known.joint
+        joint = None if bound is None else bound.joint
         return None if joint is None else self._device.arbiter.tell(joint.strategy, partial(pending.ended, seconds))
 
     def run(
-        self, known: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
+        self, bound: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission. `pending`: the submission as a joinable run. An internal error fails only this submission."""
-        if known is None:
+        if bound is None:
             self.missed()
             return RunOutcome()
         watch = self._device.watch
-        issuing = watch.begin(self._cancellation, work, known.template) if watch is not None else None
+        issuing = watch.begin(self._cancellation, work, bound.template) if watch is not None else None
         try:
-            return (yield from self._run(known, work, pending))
+            return (yield from self._run(bound, work, pending))
         except (TransportError, ProtocolError, QuotaExceeded):
             raise
         except Exception as error:
-            return self._fail(error, known, work)
+            return self._fail(error, bound, work)
         finally:
             if watch is not None and issuing is not None:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
 
-    def _fail(self, error: Exception, known: BoundTemplate, work: RunRequest) -> RunOutcome:
+    def _fail(self, error: Exception, bound: BoundTemplate, work: RunRequest) -> RunOutcome:
         """Return the outcome of a submission that failed by an internal error of the executor."""
         _log.error("a submission failed by an internal error of the executor", submission=work.sequence, exc_info=error)
         text = f"the executor failed: {error}"[: limits.FAILURE_TEXT]
         failure = Failure(work.sequence, -1, "", type(error).__name__, text)
-        return refuse_run(known.template, work, known.slots, self._values, failure)
+        return refuse_run(bound.template, work, bound.slots, self._values, failure)
 
     @property
     def has_lanes(self) -> bool:
@@ -163,101 +163,101 @@ class SessionRuns:
         ahead = self.ahead is not None and self.ahead.pending
         return self.alone and self.memory is None and not ahead
 
-    def access(self, known: BoundTemplate | None, work: RunRequest) -> Access | None:
+    def access(self, bound: BoundTemplate | None, work: RunRequest) -> Access | None:
         """Return the storages that a bound submission uses; None if it cannot run concurrently."""
-        if known is None:
+        if bound is None:
             return access_of(None, work, (), ())
-        choice = self._choice(known)
+        choice = self._choice(bound)
         if choice is not None and not choice.runs_plain(exact=self._exact):
             return None
-        if known.template.moves or known.draws.first(known.slots) is not None:
+        if bound.template.moves or bound.draws.first(bound.slots) is not None:
             return None
-        growth = self._growth(known, choice)
+        growth = self._growth(bound, choice)
         grown = [] if growth is None else [position for position, _ in growth.appends]
-        return access_of(known, work, self._device.own, grown)
+        return access_of(bound, work, self._device.own, grown)
 
     def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
         """Run independent submissions concurrently, and set their outcomes. An internal error fails one of them."""
         self._device.numeric_settings.compute_under(self.numeric_settings)
         runs, calls = list[tuple[DeviceTurn, BoundTemplate, TemplateRun]](), list[Callable[[], bool]]()
         for turn in turns:
-            if (known := turn.known) is None:
+            if (bound := turn.bound) is None:
                 turn.outcome = RunOutcome()
                 continue
             try:
-                run, call = self._begun(known, turn)
+                run, call = self._begun(bound, turn)
             except Exception as error:
-                turn.outcome = self._fail(error, known, turn.work)
+                turn.outcome = self._fail(error, bound, turn.work)
                 continue
-            runs.append((turn, known, run))
+            runs.append((turn, bound, run))
             calls.append(call)
         ended: dict[int, bool | Exception] = {}
         while unfinished := [number for number in range(len(calls)) if not ended.get(number)]:
             if ended:
                 yield from self._pause(False, *[turn.work for turn in turns])
             ended.update(zip(unfinished, self._device.lanes.run([calls[number] for number in unfinished]), strict=True))
-        for (turn, known, run), end in zip(runs, ended.values(), strict=True):
+        for (turn, bound, run), end in zip(runs, ended.values(), strict=True):
             try:
                 if isinstance(end, Exception):
                     raise end
                 turn.outcome = run.finish()
             except Exception as error:
-                turn.outcome = self._fail(error, known, turn.work)
+                turn.outcome = self._fail(error, bound, turn.work)
 
-    def _begun(self, known: BoundTemplate, turn: DeviceTurn) -> tuple[TemplateRun, Callable[[], bool]]:
+    def _begun(self, bound: BoundTemplate, turn: DeviceTurn) -> tuple[TemplateRun, Callable[[], bool]]:
         """Return the run of a submission, and a function that advances it. The function returns True at the end."""
-        self._before_run(known, turn.work)
+        self._before_run(bound, turn.work)
         turn.work.rest = self._cancellation.pauses
-        choice = self._choice(known)
-        run = TemplateRun(known.template, turn.work, turn.slots, self._values, growth=self._growth(known, choice))
+        choice = self._choice(bound)
+        run = TemplateRun(bound.template, turn.work, turn.slots, self._values, growth=self._growth(bound, choice))
         return run, run.advance
 
     def _run(
-        self, known: BoundTemplate, work: RunRequest, pending: JointRun | None
+        self, bound: BoundTemplate, work: RunRequest, pending: JointRun | None
     ) -> Generator[None, None, RunOutcome]:
         device, memory, values = self._device, self.memory, self._values
         if pending is not None and (joined := (yield from pending.run())) is not None:
             return joined  # type: ignore[no-any-return]
         if self.numeric_settings is not device.numeric_settings.now:
             device.numeric_settings.compute_under(self.numeric_settings)
-        if known.template.random:
+        if bound.template.random:
             device.randomness.hand_to(self.randomness)
-        self._before_run(known, work)
+        self._before_run(bound, work)
         if device.timekeeper is not None and memory is None:
             with device.timekeeper.running():
-                return run_template(known.template, work, known.slots, values)
+                return run_template(bound.template, work, bound.slots, values)
         if memory is not None and self.limited:
             return memory.run(
-                known.digest, known.template, work, known.slots, lambda: finished(self._by_strategy(known, work, None))
+                bound.digest, bound.template, work, bound.slots, lambda: finished(self._by_strategy(bound, work, None))
             )
-        if self.ahead is not None and self.ahead.pending and (ahead := self.ahead.take(known, work)) is not None:
+        if self.ahead is not None and self.ahead.pending and (ahead := self.ahead.take(bound, work)) is not None:
             return ahead.finish(work, values, self._ahead_bytes)
         work.rest = self._cancellation.pauses
         if memory is None:
-            return (yield from self._by_strategy(known, work, None))
-        with memory.on_demand(known.digest, known.template, work) as guard:
-            return (yield from self._by_strategy(known, work, guard))
+            return (yield from self._by_strategy(bound, work, None))
+        with memory.on_demand(bound.digest, bound.template, work) as guard:
+            return (yield from self._by_strategy(bound, work, guard))
 
     def _by_strategy(
-        self, known: BoundTemplate, work: RunRequest, guard: StepGuard | None
+        self, bound: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
         """Run a submission as the arbiter decides; op by op with a memory guard or with timed ops."""
-        choice = self._choice(known)
-        growth = self._growth(known, choice)
+        choice = self._choice(bound)
+        growth = self._growth(bound, choice)
         keep_growing = choice is not None and not choice.caches and not self._exact
         run = TemplateRun(
-            known.template, work, known.slots, self._values, guard=guard, growth=growth, keep_growing=keep_growing
+            bound.template, work, bound.slots, self._values, guard=guard, growth=growth, keep_growing=keep_growing
         )
         if choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
-                yield from self._pause(known.template.random, work)
+                yield from self._pause(bound.template.random, work)
         else:
             names, cacheable = self._shares.names, None
             if choice.caches and choice.facts.cacheable_ops is not None and names is not None:
                 ops, table = choice.facts.cacheable_ops, self._device.cached_results
                 cacheable = CacheableRun(ops, run, names, table, self.numeric_settings)
-            pause = partial(self._pause, known.template.random, work)
-            served = ServedRun(choice.facts, run, known.slots, pause, cacheable)
+            pause = partial(self._pause, bound.template.random, work)
+            served = ServedRun(choice.facts, run, bound.slots, pause, cacheable)
             yield from self._device.arbiter.run(choice, served, exact=self._exact)
             if cacheable is not None:
                 return self._finish_cacheable(run, work, cacheable)
@@ -271,19 +271,19 @@ class SessionRuns:
             self._shares.add(handle, None)
         return outcome
 
-    def _before_run(self, known: BoundTemplate, work: RunRequest) -> None:
+    def _before_run(self, bound: BoundTemplate, work: RunRequest) -> None:
         """Copy the shared weights that a run writes."""
         if self._shares.storages or self._shares.names:
-            self._shares.before_run(known.input_aliases(self._device.own), work.inputs, work.outputs)
+            self._shares.before_run(bound.input_aliases(self._device.own), work.inputs, work.outputs)
 
-    def _choice(self, known: BoundTemplate) -> TemplateChoice | None:
+    def _choice(self, bound: BoundTemplate) -> TemplateChoice | None:
         """Return the offers for a template; None if no strategy may run it for this session."""
-        choice = known.choice
+        choice = bound.choice
         return None if choice is None or (self._exact and not choice.has_exact) else choice
 
-    def _growth(self, known: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
+    def _growth(self, bound: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
         """Return the steps of a template that append in place, if they may be used; else None."""
-        return known.template.growth() if self._grows and (choice is None or not choice.candidates) else None
+        return bound.template.growth() if self._grows and (choice is None or not choice.candidates) else None
 
     @property
     def _exact(self) -> bool:

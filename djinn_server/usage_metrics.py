@@ -115,14 +115,14 @@ class UsageMetrics:
         """Charge the tenant for device time."""
         self.account.charge(seconds)
 
-    def message(self, kind: str, nbytes: int) -> None:
+    def count_message(self, kind: str, nbytes: int) -> None:
         """Count a message with a body of `nbytes` bytes. Sleep if the tenant exceeds its message rate."""
         with self._lock:
             self._messages[kind] += 1
             self._totals["received_bytes"] += nbytes
         self.pace()
 
-    def refused(self) -> None:
+    def count_refused(self) -> None:
         """Count a rejected submission, without a check of the message rate."""
         with self._lock:
             self._messages["Submit"] += 1

@@ -84,19 +84,19 @@ class Executors(Generic[E]):
     Attributes:
         members: all executors that the session ever had, by number.
         present: numbers of the executors that are in the session now, in order.
-        here: the same executors, in the same order.
+        current: the executors with these numbers, in the same order.
     """
 
     def __init__(self) -> None:
         self.members: list[E] = []
         self.present: list[int] = []
-        self.here: list[E] = []
+        self.current: list[E] = []
         self._heirs: dict[int, int] = {}
 
     def enter(self, executor: E) -> int:
         """Add an executor. Return its number."""
         self.members.append(executor)
-        self.here = [*self.here, executor]
+        self.current = [*self.current, executor]
         self.present = [*self.present, len(self.members) - 1]
         return self.present[-1]
 
@@ -112,14 +112,14 @@ class Executors(Generic[E]):
             number = self._heirs[number]
         return number
 
-    def at(self, index: int) -> list[E]:
-        """The executor of an index from 1, or all executors for index 0."""
-        return [self.members[self.number_at(index)]] if index else self.here
+    def for_index(self, index: int) -> list[E]:
+        """Return the executor of a device index from 1 on, or all current executors for index 0."""
+        return [self.members[self.number_at(index)]] if index else self.current
 
     def leave(self, number: int, heir: int) -> None:
         """Remove an executor. Its device index refers to `heir` from now on."""
         self.present = [other for other in self.present if other != number]
-        self.here = [self.members[other] for other in self.present]
+        self.current = [self.members[other] for other in self.present]
         self._heirs[number] = heir
 
 
@@ -276,15 +276,15 @@ class Router:
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
         """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
-        self.executors.at(device)[0].upload(handle, source)
+        self.executors.for_index(device)[0].upload(handle, source)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """Announce CPU tensors that will be uploaded next, in order, and not written before."""
-        self.executors.here[0].expect_uploads(tensors)
+        self.executors.current[0].expect_uploads(tensors)
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
         """Send a question. Return the reply, of type `kind`: one round trip."""
-        return self.executors.at(device)[0].ask(message, kind)  # type: ignore[no-any-return]
+        return self.executors.for_index(device)[0].ask(message, kind)  # type: ignore[no-any-return]
 
     def home(self, storage: int) -> int | None:
         """Return the number of the executor that holds a storage. None: no executor has it yet."""
@@ -305,7 +305,7 @@ class Router:
 
     def last_profile(self) -> WorkloadProfile | None:
         """Return the profile of the last sent program, or None."""
-        return self.executors.here[0].last_profile  # type: ignore[no-any-return]
+        return self.executors.current[0].last_profile  # type: ignore[no-any-return]
 
     def watch(self) -> None:
         """Watch the executors that an engine started, even a single one: the engine may reclaim their machines."""

@@ -639,7 +639,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     infos = [one.attached.device for one in context.opened]
     if index:
         assert context.session is not None
-        return session_name(), context.session.executors.at(index)[0].device
+        return session_name(), context.session.executors.for_index(index)[0].device
     memory, free = sum(i.memory for i in infos), sum(i.memory_free or 0 for i in infos)
     return session_name(), msgspec.structs.replace(infos[0], memory=memory, memory_free=free)
 

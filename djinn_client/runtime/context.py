@@ -74,7 +74,7 @@ class ClientContext(msgspec.Struct, eq=False):
     def opened(self) -> tuple[OpenSession, ...]:
         """The session's executors, with the addresses in use."""
         session = self.session
-        return () if session is None else tuple([executor.opened for executor in session.executors.here])
+        return () if session is None else tuple([executor.opened for executor in session.executors.current])
 
     @property
     def is_open(self) -> bool:

@@ -67,7 +67,7 @@ class Session:
     @property
     def server(self) -> str:
         """The addresses in use."""
-        return ", ".join(executor.server for executor in self.executors.here)
+        return ", ".join(executor.server for executor in self.executors.current)
 
     @property
     def lost(self) -> str:
@@ -75,7 +75,7 @@ class Session:
 
         The loss of one executor loses the session.
         """
-        for executor in self.executors.here:
+        for executor in self.executors.current:
             if executor.link.lost:
                 return executor.link.lost
         return ""
@@ -83,26 +83,28 @@ class Session:
     @property
     def round_trip_seconds(self) -> float | None:
         """Return the longest network round trip to an executor in seconds; None if unknown."""
-        round_trips = [s for executor in self.executors.here if (s := executor.replies.round_trip_seconds) is not None]
+        round_trips = [
+            s for executor in self.executors.current if (s := executor.replies.round_trip_seconds) is not None
+        ]
         return max(round_trips, default=None)
 
     def interrupted(self) -> None:
         """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""
-        for executor in self.executors.here:
+        for executor in self.executors.current:
             executor.replies.cancellation.interrupted()
 
     def cancel(self, thread: int | None = None) -> None:
         """Stop the pending submissions of a thread, or of all threads, and their waits."""
-        for executor in self.executors.here:
+        for executor in self.executors.current:
             executor.replies.cancellation.cancel(thread)
 
     @property
     def changes_files(self) -> bool:
         """True while a request to write or remove weights is unanswered."""
-        return any(executor.replies.awaits(SaveWeights, RemoveWeights) for executor in self.executors.here)
+        return any(executor.replies.awaits(SaveWeights, RemoveWeights) for executor in self.executors.current)
 
     def close(self, *, finish: bool = False) -> None:
         """End the session. Its executors free its values. `finish`: executors first complete all earlier requests."""
         self.router.close()
-        for executor in self.executors.here:
+        for executor in self.executors.current:
             executor.link.close(finish=finish)

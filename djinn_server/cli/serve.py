@@ -349,7 +349,7 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
         device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
         yield f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}"
     for url in serving.urls:
-        yield f"Listening at {url}{', for programs on this host only' if url in serving.here else ''}"
+        yield f"Listening at {url}{', for programs on this host only' if url in serving.local_urls else ''}"
     if serving.operations:
         yield f"Operations at {serving.operations}: {', '.join(serving.routes)}"
     if serving.fingerprint:

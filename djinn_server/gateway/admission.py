@@ -105,7 +105,7 @@ class Admission:
         identity = self.context.authentication.identify(credentials)
         if isinstance(identity, Denial):
             if identity is FAILED and isinstance(message, Hello) and message.secondary:
-                identity = attrs.evolve(identity, again=True)  # clients of leased sessions retry until the lease ends
+                identity = attrs.evolve(identity, retry=True)  # clients of leased sessions retry until the lease ends
             self._refuse(connection, identity, type(message).__name__)
             return None
         if message.protocol != PROTOCOL_VERSION:
@@ -132,7 +132,7 @@ class Admission:
         self.context.events.emit("refused", why=denial.kind, asked=asked, peer=_peer(connection), **facts)
         if who is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
-        refuse(connection, denial.reason, retry=denial.again, retry_after=denial.after)
+        refuse(connection, denial.reason, retry=denial.retry, retry_after=denial.retry_after)
 
     def _first_message(self, connection: Connection) -> Message | None:
         try:
@@ -195,7 +195,7 @@ class Admission:
                 reason = (
                     f"too many connections of {identity.tenant} go through this gateway: end some, or try again later"
                 )
-                self._refuse(connection, Denial(reason, "relays", again=True), type(attach).__name__, identity)
+                self._refuse(connection, Denial(reason, "relays", retry=True), type(attach).__name__, identity)
 
     def _relay(
         self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: StartedExecutor, tenant: str

@@ -153,7 +153,7 @@ def _without(credentials: Credentials, denial: Denial) -> Denial:
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
     kind = denial.kind if _KIND.fullmatch(str(denial.kind)) else "credentials"
-    return Denial(reason, kind, bool(denial.again), min(max(0.0, float(denial.after)), _LATEST))
+    return Denial(reason, kind, bool(denial.retry), min(max(0.0, float(denial.retry_after)), _LATEST))
 
 
 def _untyped(value: object) -> object:

@@ -61,7 +61,7 @@ class GatewayHandle:
 
     Attributes:
         dialled: addresses for other machines.
-        here: addresses for programs on this host only.
+        local_urls: addresses for programs on this host only.
         authenticators: names of the plugins' authenticators in use.
         operations: URL of the operations server.
         routes: paths of the operations server.
@@ -69,7 +69,7 @@ class GatewayHandle:
 
     urls: tuple[str, ...]
     dialled: tuple[str, ...]
-    here: tuple[str, ...]
+    local_urls: tuple[str, ...]
     executors: tuple[StartedExecutor, ...]
     connection_file: Path
     token_from: str

@@ -316,10 +316,10 @@ class Pool:
         if free:
             return free
         if full:
-            return Denial(full, BUSY, again=True)
+            return Denial(full, BUSY, retry=True)
         if len(ready) < len(self._executors):
             return Denial(
-                "an executor is being started again after it died: try again in a few seconds", BUSY, again=True
+                "an executor is being started again after it died: try again in a few seconds", BUSY, retry=True
             )
         offered = ", ".join(executor.ready.device.id for _, executor in ready)
         return Denial(f"this server has no device {device!r}, it offers {offered}", "device")

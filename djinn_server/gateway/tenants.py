@@ -114,7 +114,7 @@ class Tenants:
                         self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                         return pool
                     if self._closed:
-                        return Denial("the server is shutting down: connect again later", BUSY, again=True)
+                        return Denial("the server is shutting down: connect again later", BUSY, retry=True)
                     if has_room:
                         self._starting_tenants.add(tenant)
                         break
@@ -123,7 +123,7 @@ class Tenants:
                         f"this server has executors for {self._most} tenants, its maximum, and none is idle: each has a session or was "
                         "admitted within the last minute. Try again later",
                         BUSY,
-                        again=True,
+                        retry=True,
                     )
             try:
                 return self._start(tenant, memory)
@@ -266,7 +266,7 @@ class Tenants:
                 self._last_used[tenant] = self._last_admitted[tenant] = time.monotonic()
                 return pool
         pool.close(0.0)
-        return Denial("the server is shutting down: connect again later", BUSY, again=True)
+        return Denial("the server is shutting down: connect again later", BUSY, retry=True)
 
     def _started(self, tenant: str, memory: int = 0) -> Pool | Denial:
         configs = self._configs_of(tenant)
@@ -277,7 +277,7 @@ class Tenants:
                 pool.wait_ready()
         except DjinnError as error:
             _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
-            return Denial("no executor could be started for you: try again later", BUSY, again=True)
+            return Denial("no executor could be started for you: try again later", BUSY, retry=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
 

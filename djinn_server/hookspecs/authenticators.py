@@ -60,14 +60,14 @@ class Denial:
     Attributes:
         reason: text for the client. It must not contain the client's credentials.
         kind: name in the audit log and metrics: lower-case letters and underscores, at most 32.
-        again: True if the same credentials may soon become valid. Clients then retry.
-        after: seconds before a retry.
+        retry: True if the same credentials may soon become valid. Clients then retry.
+        retry_after: seconds before a retry.
     """
 
     reason: str
     kind: str = "credentials"
-    again: bool = False
-    after: float = 0.0
+    retry: bool = False
+    retry_after: float = 0.0
 
 
 class Authenticator(ABC):

@@ -36,19 +36,19 @@ class ListenAddresses:
     """Listen addresses by transport, as the operator chose them.
 
     Attributes:
-        host: address of transports without an entry in `given`.
-        given: address by name of a transport, or by one of its URL schemes.
+        host: address of transports without an entry in `by_transport`.
+        by_transport: address by name of a transport, or by one of its URL schemes.
         without: names or schemes of disabled transports.
     """
 
     host: str = "127.0.0.1"
-    given: Mapping[str, ListenAddress] = attrs.field(factory=dict)
+    by_transport: Mapping[str, ListenAddress] = attrs.field(factory=dict)
     without: frozenset[str] = frozenset()
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """All hosts to listen at."""
-        other_hosts = tuple(at.host for name, at in self.given.items() if at.host and name not in self.without)
+        other_hosts = tuple(at.host for name, at in self.by_transport.items() if at.host and name not in self.without)
         return (self.host, *other_hosts)
 
     def fixed(self) -> str:
@@ -56,8 +56,8 @@ class ListenAddresses:
 
         Return an empty string if no port is fixed.
         """
-        names = sorted(self.given.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
-        endpoints = ((self.given[name].host or self.host, self.given[name].port) for name in names)
+        names = sorted(self.by_transport.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
+        endpoints = ((self.by_transport[name].host or self.host, self.by_transport[name].port) for name in names)
         return next((f"{host.replace('/', '_')}-{port}" for host, port in endpoints if port), "")
 
     def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
@@ -66,7 +66,7 @@ class ListenAddresses:
         `others`: further names of the transport.
         """
         names = {transport.name, *transport.schemes, *others}
-        configured = next((at for name, at in self.given.items() if name in names), None)
+        configured = next((at for name, at in self.by_transport.items() if name in names), None)
         capabilities = transport.capabilities
         if names & self.without or (configured is None and (capabilities.named_only or capabilities.same_host)):
             return None
@@ -82,7 +82,7 @@ class ListenAddresses:
             ConfigurationError: two listeners are given the same port.
             TransportError: another program listens at a port.
         """
-        entries = [(name, at) for name, at in self.given.items() if name in _OVER_TCP - self.without]
+        entries = [(name, at) for name, at in self.by_transport.items() if name in _OVER_TCP - self.without]
         listeners = [(f"for {name}", at.host or self.host, at.port) for name, at in entries if at.port]
         if operations:
             listeners.append(("for operations", self.host, operations))
@@ -132,7 +132,7 @@ def listening_transports(
     for plain in transports:
         is_local = plain.capabilities.same_host and (tls is None or tls.authority is None)
         transport = plain if tls is None or is_local else plain.secured(tls)
-        if transport is None and not addresses.given.keys().isdisjoint({plain.name, *plain.schemes}):
+        if transport is None and not addresses.by_transport.keys().isdisjoint({plain.name, *plain.schemes}):
             raise ConfigurationError(
                 f"the transport {plain.name!r} has no TLS: leave out --transport, or the certificates"
             )
@@ -180,7 +180,7 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
     names = {name for transport in transports for name in (transport.name, *transport.schemes)}
     secured = () if tls is None else under_tls(transports, tls)
     names |= {name for transport in secured for name in (transport.name, *transport.schemes)}
-    for name in sorted({*addresses.given, *addresses.without} - names - _OVER_TCP):
+    for name in sorted({*addresses.by_transport, *addresses.without} - names - _OVER_TCP):
         close = difflib.get_close_matches(name, names, 1)
         known_names = (
             f"known: {', '.join(sorted(names)) or 'none'}. Install its plugin on this server and on its clients."

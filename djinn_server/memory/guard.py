@@ -81,7 +81,7 @@ class MemoryGuard:
         keep = {torch_private.storage_key(value) for value in operands}
         for value in operands:
             if ledger.is_evicted(value):
-                self._restore(ledger.look({}, value), keep, env)
+                self._restore(ledger.holding_of({}, value), keep, env)
         needed = self._needed(index, step, env)
         if self._resident() + needed > ledger.budget:
             self._make_room(needed, keep, env)
@@ -159,7 +159,7 @@ class MemoryGuard:
         """Note that the value at a place views a storage. Return the key of the storage."""
         key = torch_private.storage_key(value)
         if key not in self._sizes:
-            self._freed[key] = self._sizes[key] = self._ledger.look({}, value).nbytes
+            self._freed[key] = self._sizes[key] = self._ledger.holding_of({}, value).nbytes
         self._places[place] = key
         self._views[key] += 1
         return key
@@ -223,7 +223,7 @@ class MemoryGuard:
         holdings, outputs = self._ledger.survey(), self._lifetimes.outputs
         for place in range(self._lifetimes.first_input, len(env)):
             if has_memory(value := env[place]):
-                holding = self._ledger.look(holdings, value)
+                holding = self._ledger.holding_of(holdings, value)
                 holding.places.append(place)
                 if place in outputs:
                     holding.holders.setdefault(self._session, []).append(self._outputs[outputs[place]])

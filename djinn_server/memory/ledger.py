@@ -253,12 +253,12 @@ class Ledger:
             session.uses.catch_up(session.values.table)
             for handle, value in session.values.items():
                 if has_memory(value):
-                    holding = self.look(holdings, value)
+                    holding = self.holding_of(holdings, value)
                     holding.holders.setdefault(session, []).append(handle)
                     holding.pinned |= session.pins(handle)
         return holdings
 
-    def look(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
+    def holding_of(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
         """Return the `Holding` of a tensor's storage in `holdings`. Add it if it is new."""
         key = torch_private.storage_key(tensor)
         holding = holdings.get(key)
@@ -464,7 +464,7 @@ class Ledger:
             OSError: the storage was evicted, and its bytes cannot be read.
         """
         with self.lock:
-            holding = self.look({}, tensor)
+            holding = self.holding_of({}, tensor)
             self.admit(holding.nbytes)
             copy = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
             entry = self._table.get(holding.key)
@@ -555,7 +555,7 @@ class Ledger:
             torch.OutOfMemoryError: there is not enough memory.
         """
         if self.is_evicted(tensor):
-            holding = self.look({}, tensor)
+            holding = self.holding_of({}, tensor)
             self.admit(holding.nbytes)
             self.with_room(lambda: self.restore(holding))
 

@@ -155,7 +155,7 @@ class LimitedRuntime(DeviceRuntime):
         return figures | {
             "total": total,
             "free": free,
-            "spill": sum(space.room() for space in self.ledger.spaces),
+            "spill": sum(space.free_bytes() for space in self.ledger.spaces),
             "pressure": self.ledger.pressure.level,
         }
 

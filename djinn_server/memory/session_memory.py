@@ -30,7 +30,7 @@ from djinn_server.value_kinds import ValueKinds
 IDLE_SECONDS: Final = 10.0  # idle time after which shared storages may be evicted
 TEMPLATES_LIMIT: Final = 512
 _log = get_logger("djinn.server")
-Plain = Callable[[], RunOutcome]
+RunUnguarded = Callable[[], RunOutcome]
 
 
 class SessionMemory:
@@ -178,7 +178,7 @@ class SessionMemory:
         holdings: Holdings = {}
         for value in self.values.tensors():
             if has_memory(value):
-                self._ledger.look(holdings, value)
+                self._ledger.holding_of(holdings, value)
         return self._ledger.evicted_to(holdings.values())
 
     # --- figures ------------------------------------------------------------------------------------------------
@@ -198,9 +198,14 @@ class SessionMemory:
     # --- running ------------------------------------------------------------------------------------------------
 
     def run(
-        self, digest: bytes, template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], plain: Plain
+        self,
+        digest: bytes,
+        template: CompiledTemplate,
+        work: RunRequest,
+        slots: Sequence[Any],
+        run_unguarded: RunUnguarded,
     ) -> RunOutcome:
-        """Run a template within the limit. `plain`: runs it without a guard, if earlier runs stayed far below the limit."""
+        """Run a template within the limit. `run_unguarded`: runs it without a guard, if earlier runs stayed far below the limit."""
         ledger = self._ledger
         with ledger.lock:
             self._used = time.monotonic()
@@ -208,7 +213,7 @@ class SessionMemory:
             self._begin(digest, memory, work)
             self.values.forget_addresses()  # restored values have new addresses
             if self._is_far(memory, work):
-                outcome = plain()
+                outcome = run_unguarded()
             else:
                 guard = MemoryGuard(ledger, self, template, memory, work.outputs)
                 ledger.process.begin_run()
@@ -261,7 +266,7 @@ class SessionMemory:
         for handle in work.outputs:
             value = self.values[handle]
             if has_memory(value) and self._ledger.is_evicted(value):
-                self.values.count(handle, self._ledger.look({}, value).nbytes)
+                self.values.count(handle, self._ledger.holding_of({}, value).nbytes)
         if self._pinned:
             self._restore_pinned(work.outputs)
 

@@ -66,7 +66,7 @@ class SpillSpace(Protocol):
     def free(self, extent: SpillExtent) -> None:
         """Free an extent."""
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return approximately how many more bytes fit."""
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class FileSpill:
             self._disk.set_usage(self, self._extents.end)
             self._charged = self._extents.end
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return how many more bytes the disk and the quota allow."""
         return self._disk.headroom(self._directory or tempfile.gettempdir())
 
@@ -231,10 +231,10 @@ class HostSpill:
 
     def write(self, data: torch.Tensor) -> SpillExtent:
         """Store `data` in host memory, without a copy."""
-        if data.nbytes > self.room():
+        if data.nbytes > self.free_bytes():
             raise OSError(
                 errno.ENOMEM,
-                f"cannot spill {data.nbytes:,} bytes to host memory: the host has {self.room():,} bytes left",
+                f"cannot spill {data.nbytes:,} bytes to host memory: the host has {self.free_bytes():,} bytes left",
             )
         self.used += data.nbytes
         return SpillExtent(self, 0, data.nbytes, data)
@@ -248,7 +248,7 @@ class HostSpill:
         """Free an extent."""
         self.used -= extent.size
 
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Return half of the free host memory, because other processes need memory too."""
         return free_bytes() // 2
 

@@ -277,7 +277,7 @@ class PeerExchange:
             raise ProtocolError(f"there is no route to executor {peer}: the client must connect the executors first")
         number = route.number()
         if number is not None:
-            yield Wait(((Cause.ROOM, peer),), here=lambda _: route.has_room)
+            yield Wait(((Cause.ROOM, peer),), has_arrived=lambda _: route.has_room)
             route.send(number, transfer, pack())
 
     def may_export(self, peer: int) -> bool:

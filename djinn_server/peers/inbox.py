@@ -254,7 +254,7 @@ class TransferInbox:
                 return self._gone[source][0]
             reason, events = self._gone.get(source), self._events
             until = reason[1] if reason is not None else None
-            return Wait(((Cause.TRANSFER, transfer),), until, here=lambda _: self._events != events)
+            return Wait(((Cause.TRANSFER, transfer),), until, has_arrived=lambda _: self._events != events)
 
     def _notify(self) -> None:
         """Wake up the session and the threads that receive from other executors."""

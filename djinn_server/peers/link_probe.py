@@ -26,11 +26,11 @@ class LinkMeasurements:
     """Link measurements that were not reported to the client yet.
 
     Attributes:
-        some: the measurements.
+        measurements: the measurements, the oldest first.
     """
 
     def __init__(self) -> None:
-        self.some: deque[LinkMeasurement] = deque(maxlen=_KEPT)
+        self.measurements: deque[LinkMeasurement] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
@@ -41,13 +41,13 @@ class LinkMeasurements:
     def note(self, seen: LinkMeasurement) -> None:
         """Add a measurement."""
         with self._lock:
-            self.some.append(seen)
+            self.measurements.append(seen)
 
     def take(self) -> list[LinkMeasurement]:
         """Return the unreported measurements, and remove them."""
         with self._lock:
-            measurements = list(self.some)
-            self.some.clear()
+            measurements = list(self.measurements)
+            self.measurements.clear()
         return measurements
 
 

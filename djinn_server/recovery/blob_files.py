@@ -121,7 +121,7 @@ class BlobFiles:
         growing.written = max(growing.written, end)
         return True
 
-    def whole(self, handle: int) -> Path | None:
+    def finish(self, handle: int) -> Path | None:
         """Finish the upload of `handle`. Return the path of its complete file, or None if it is incomplete."""
         growing = self._unfinished.pop(handle, None)
         return self.path(growing.digest) if growing is not None and growing.written == growing.size else None

@@ -43,7 +43,7 @@ class ExecutorChannel(SessionChannel):
         for frame in frames:
             self.send(frame)
             if self.is_full:
-                yield Wait((CLIENT,), here=lambda _: not self.is_full)
+                yield Wait((CLIENT,), has_arrived=lambda _: not self.is_full)
 
     @abstractmethod
     def call_when_changed(self, changed: Callable[[], None]) -> None:

@@ -95,48 +95,48 @@ class BoundTemplate:
         return self._aliases
 
 
-def begin(known: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> None:
+def begin(bound: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> None:
     """Set the bindings (slots and inputs) of a template for its first run.
 
     Raises:
         ProtocolError: the bindings do not fit the template.
     """
-    template = known.template
+    template = bound.template
     if len(slots) != template.slots:
         raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
     if len(inputs) != template.inputs:
         raise ProtocolError(f"a submission brings {len(inputs)} inputs where {template.inputs} are needed")
-    known.slots[:], known.inputs[:] = slots, inputs
+    bound.slots[:], bound.inputs[:] = slots, inputs
 
 
-def bind(known: BoundTemplate, submit: Submit, work: RunRequest) -> None:
+def bind(bound: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     """Update the bindings of a template from a submission, and check that they fit.
 
     Raises:
         ProtocolError: the submission does not fit.
     """
     if submit.first is not None:
-        begin(known, submit.first.slots, unpack_handles(submit.first.inputs))
+        begin(bound, submit.first.slots, unpack_handles(submit.first.inputs))
     if submit.slot_changes:
-        apply_slot_changes(known.slots, submit.slot_changes)
+        apply_slot_changes(bound.slots, submit.slot_changes)
     if submit.input_changes:
-        apply_input_changes(known.inputs, submit.input_changes)
-    if len(work.outputs) != len(known.template.outputs):
+        apply_input_changes(bound.inputs, submit.input_changes)
+    if len(work.outputs) != len(bound.template.outputs):
         raise ProtocolError("a submission's outputs do not match its template")
-    work.inputs = known.inputs
+    work.inputs = bound.inputs
 
 
-def bind_copy(known: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
+def bind_copy(bound: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
     """Copy the last bindings with a submission's changes. Return None if the submission has more, or does not fit.
 
-    `known`: template of the submission; None if it has none or the template is unknown.
+    `bound`: template of the submission; None if it has none or the template is unknown.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:
         return None
-    if known is None:
+    if bound is None:
         return None if submit.digest else (None, work)
-    copy = attrs.evolve(known, slots=[*known.slots], inputs=[*known.inputs])
+    copy = attrs.evolve(bound, slots=[*bound.slots], inputs=[*bound.inputs])
     try:
         bind(copy, submit, work)
     except Exception:

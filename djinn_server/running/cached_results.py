@@ -269,7 +269,7 @@ class CacheableRun:
         for number in ops.released:
             value = inputs[number]
             if _is_strided(value) and value.untyped_storage().nbytes() > HELD:
-                if (name := self._names.known(value)) is not None:
+                if (name := self._names.find(value)) is not None:
                     self._known[number] = name, _layout(value)
                 self._large[storage_key(value)] = StorageWeakRef(value.untyped_storage())
                 inputs[number] = _Large

@@ -29,7 +29,7 @@ class DeviceTurn:
         freed: handles that were freed before the submission ran.
     """
 
-    known: BoundTemplate | None
+    bound: BoundTemplate | None
     work: RunRequest
     submit: Submit
     slots: Sequence[Any]

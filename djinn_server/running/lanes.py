@@ -32,9 +32,9 @@ class Lanes:
         self.count = max(processors() // torch.get_num_threads(), 1) if device.type == "cpu" else 1
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
 
-    def pay_for(self, known: BoundTemplate) -> bool:
+    def pay_for(self, bound: BoundTemplate) -> bool:
         """Return True if the template's ops take long enough for concurrent runs to be faster."""
-        return self.count > 1 and known.seconds >= OP_SECONDS * known.template.count
+        return self.count > 1 and bound.seconds >= OP_SECONDS * bound.template.count
 
     def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool | Exception]:
         """Make the calls, at most `count` at a time. Return their results in order, or the error of a call that raised."""
@@ -74,16 +74,16 @@ class Access:
         return Access(self.reads | other.reads, self.fetches | other.fetches, self.writes | other.writes)
 
 
-def access_of(known: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:
+def access_of(bound: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:
     """Return the storages that a submission with bindings uses.
 
     `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place.
     """
     fetches = frozenset(storages_of(chain(work.fetch, work.describe)))
-    if known is None:
+    if bound is None:
         return Access(frozenset(), fetches, frozenset())
-    written = [work.inputs[position] for position in {*known.input_aliases(own).written, *grown}]
-    consumed = known.consumed(work.inputs)  # which an earlier submission may fetch
+    written = [work.inputs[position] for position in {*bound.input_aliases(own).written, *grown}]
+    consumed = bound.consumed(work.inputs)  # which an earlier submission may fetch
     return Access(
         frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written, consumed)))
     )

@@ -521,7 +521,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
     for address in {memory.untyped_storage().data_ptr() for memory in memories}:
         for place in sharing.places(address, at):
             value = env[place]
-            env[place] = value.again(address) if isinstance(value, Poison) else value
+            env[place] = value.tensor_at(address) if isinstance(value, Poison) else value
         values.restore(sharing.handles(NO_HANDLE, address, at), address)
     return True
 

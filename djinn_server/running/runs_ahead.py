@@ -63,11 +63,11 @@ class RunAhead:
     __slots__ = (
         "_native",
         "_steps",
+        "bound",
         "env",
         "expected",
         "growth",
         "inputs",
-        "known",
         "native_ops",
         "nbytes",
         "offer",
@@ -80,18 +80,18 @@ class RunAhead:
 
     def __init__(
         self,
-        known: BoundTemplate,
+        bound: BoundTemplate,
         expected: ExpectedSubmission,
         slots: list[Slot],
         inputs: list[torch.Tensor],
         stop: int,
         growth: Growth | None = None,
     ) -> None:
-        template = known.template
+        template = bound.template
         self.growth = growth
         self._steps = template.steps if growth is None else growth.steps
-        self.known, self.expected, self.slots, self.inputs = known, expected, slots, inputs
-        self.offer = _offer(known)
+        self.bound, self.expected, self.slots, self.inputs = bound, expected, slots, inputs
+        self.offer = _offer(bound)
         self.replacement = replaced = None if self.offer is None else self.offer.replacement()
         self.stop = stop if replaced is None or replaced.stop <= stop else min(stop, replaced.start)
         self.env: Environment = [*template.constants, *slots, *inputs, *([None] * template.made)]
@@ -103,7 +103,7 @@ class RunAhead:
     @property
     def over(self) -> bool:
         """True if all instructions have run."""
-        return self.step == len(self.known.template.steps)
+        return self.step == len(self.bound.template.steps)
 
     def advance(self, until: float) -> None:
         """Run at least one instruction, and stop at time `until` (`time.perf_counter`)."""
@@ -137,11 +137,11 @@ class RunAhead:
 
     def output(self, number: int) -> Any:
         """Return an output of a finished run."""
-        return self.env[self.known.template.outputs[number]]
+        return self.env[self.bound.template.outputs[number]]
 
     def made(self) -> int:
         """Return the bytes of the outputs of a finished run."""
-        values = [self.env[place] for place in self.known.template.outputs]
+        values = [self.env[place] for place in self.bound.template.outputs]
         return sum([value.nbytes for value in values if type(value) is torch.Tensor])
 
     def fits(self, work: RunRequest, slots: Sequence[Slot], values: ValueTable) -> bool:
@@ -159,8 +159,8 @@ class RunAhead:
         If the results exceed `limit` bytes, the template runs ahead no more.
         """
         began = time.perf_counter()
-        choice = self.known.choice
-        run = TemplateRun(self.known.template, work, self.slots, values, growth=self.growth, env=self.env)
+        choice = self.bound.choice
+        run = TemplateRun(self.bound.template, work, self.slots, values, growth=self.growth, env=self.env)
         run.step, run.outcome.native_ops = self.step, self.native_ops
         offer, replaced = self.offer, self.replacement
         if choice is not None and offer is not None and replaced is not None and self.step <= replaced.start:
@@ -170,15 +170,15 @@ class RunAhead:
         if not self.over:
             run.advance()
             if self.made() > limit:
-                self.known.runs_ahead = 0
+                self.bound.runs_ahead = 0
         if choice is not None:
             choice.ran(self.seconds + time.perf_counter() - began)
         return run.finish()
 
 
-def _offer(known: BoundTemplate) -> RunOffer | None:
+def _offer(bound: BoundTemplate) -> RunOffer | None:
     """Return the offer of a run strategy that runs a template next; None: it runs op by op."""
-    candidate = known.choice.next(exact=False) if known.choice is not None else None
+    candidate = bound.choice.next(exact=False) if bound.choice is not None else None
     return candidate.offer if candidate is not None else None
 
 
@@ -207,9 +207,9 @@ class RunsAhead:
         self.pending: deque[RunAhead] = deque()
         self.ready = False
 
-    def follow(self, submit: Submit, known: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
+    def follow(self, submit: Submit, bound: BoundTemplate | None, work: RunRequest, seconds: float) -> None:
         """Note that a submission ran for `seconds` and was answered."""
-        inputs = work.inputs if known is not None else _NO_INPUTS
+        inputs = work.inputs if bound is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
         self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
         self.ready = self._predictor.repeats
@@ -257,7 +257,7 @@ class RunsAhead:
                 run.nbytes = run.made()
                 self._bytes += run.nbytes
                 if run.nbytes > self._limit:
-                    run.known.runs_ahead = 0
+                    run.bound.runs_ahead = 0
         except Exception:  # the submission itself tells of it
             self.missed()
         run.seconds += time.perf_counter() - began
@@ -294,26 +294,26 @@ class RunsAhead:
             pending.append(run)
         return run
 
-    def _may_run(self, known: BoundTemplate) -> int:
+    def _may_run(self, bound: BoundTemplate) -> int:
         """Return the number of leading instructions without side effects, according to the schemas of PyTorch.
 
         Return 0 while an offer of a run strategy only observes runs.
         """
-        if known.runs_ahead is None:
-            steps = known.template.steps
+        if bound.runs_ahead is None:
+            steps = bound.template.steps
             unsafe = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
-            unwritten = known.input_aliases(self._device.own).unwritten
-            known.runs_ahead = min(next(unsafe, len(steps)), unwritten)
-        offer = _offer(known)
+            unwritten = bound.input_aliases(self._device.own).unwritten
+            bound.runs_ahead = min(next(unsafe, len(steps)), unwritten)
+        offer = _offer(bound)
         runs = offer is None or offer.replacement() is not None
-        return known.runs_ahead if runs else 0
+        return bound.runs_ahead if runs else 0
 
-    def _begun(self, known: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
+    def _begun(self, bound: BoundTemplate, expected: ExpectedSubmission) -> RunAhead | None:
         pending, get = self.pending, self._values.table.get
-        before = next((run for run in reversed(pending) if run.known is known), None)
-        slots: Sequence[Slot] = known.slots if before is None else before.slots
-        inputs: list[Any] = [*map(get, known.inputs)] if before is None else [*before.inputs]
-        growth = known.template.growth() if known.choice is None or not known.choice.candidates else None
+        before = next((run for run in reversed(pending) if run.bound is bound), None)
+        slots: Sequence[Slot] = bound.slots if before is None else before.slots
+        inputs: list[Any] = [*map(get, bound.inputs)] if before is None else [*before.inputs]
+        growth = bound.template.growth() if bound.choice is None or not bound.choice.candidates else None
         for position, source in zip(expected.relation.positions, expected.relation.sources, strict=True):
             assert source is not None
             distance, number = source
@@ -322,24 +322,24 @@ class RunsAhead:
             else:
                 inputs[position] = get(self._predictor.output((distance - len(pending), number)))
         slots = expected.slots(slots)
-        assert known.runs_ahead is not None
-        draws = known.draws.first(slots)
-        stop = known.runs_ahead if draws is None else min(draws, known.runs_ahead)
+        assert bound.runs_ahead is not None
+        draws = bound.draws.first(slots)
+        stop = bound.runs_ahead if draws is None else min(draws, bound.runs_ahead)
         if not stop or not _TENSORS.issuperset(map(type, inputs)):
             return None
         grown = self._values.growing or any(run.growth is not None for run in pending)
         if grown and not are_dense(inputs, growth):
             return None  # the run of the submission copies some first
-        return RunAhead(known, expected, slots, inputs, stop, growth)
+        return RunAhead(bound, expected, slots, inputs, stop, growth)
 
-    def take(self, known: BoundTemplate, work: RunRequest) -> RunAhead | None:
+    def take(self, bound: BoundTemplate, work: RunRequest) -> RunAhead | None:
         """Remove and return the run of a submission that arrived.
 
         If another submission was predicted, drop all runs and return None.
         """
         run = self.pending[0]
-        if run.known is not known or not run.fits(work, known.slots, self._values):
-            self.missed(same_template=run.known is known)
+        if run.bound is not bound or not run.fits(work, bound.slots, self._values):
+            self.missed(same_template=run.bound is bound)
             return None
         del self.pending[0]
         self._bytes -= run.nbytes

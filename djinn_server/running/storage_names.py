@@ -50,14 +50,14 @@ class StorageNames:
     def __len__(self) -> int:
         return len(self._names)
 
-    def known(self, tensor: torch.Tensor) -> bytes | None:
+    def find(self, tensor: torch.Tensor) -> bytes | None:
         """Return the name of a tensor's storage, or None."""
         entry = self._names.get(storage_key(tensor))
         return entry[1] if entry is not None and not entry[0].expired() else None
 
     def name(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes:
         """Return the name of a tensor's storage. Without a name, hash its bytes if the allowance suffices."""
-        known_name = self.known(tensor)
+        known_name = self.find(tensor)
         if known_name is None:
             known_name = self._digest(tensor, allowance) or secrets.token_bytes(32)
             self.give(tensor, known_name)

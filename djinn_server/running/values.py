@@ -26,7 +26,7 @@ class Poison:
     failure: Failure
     memory: torch.Tensor | None = None
 
-    def again(self, address: int) -> torch.Tensor | Poison:
+    def tensor_at(self, address: int) -> torch.Tensor | Poison:
         """Return the original tensor if its memory is at `address`, else this poison."""
         return self.memory if self.memory is not None and address_of(self.memory) == address else self
 
@@ -274,7 +274,7 @@ class ValueTable:
         for handle in handles:
             value = self.table.get(handle)
             if isinstance(value, Poison):
-                self.table[handle] = value.again(address)
+                self.table[handle] = value.tensor_at(address)
 
     def items(self) -> list[tuple[int, Stored]]:
         """Return all handles and values. Growing tensors are returned without a dense copy."""

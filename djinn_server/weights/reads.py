@@ -143,7 +143,7 @@ class WeightReads:
         """Return the `Wait` for the reads of these values, or of all values (None)."""
         reading = self.reading
         handles_read = [*reading] if handles is None else [handle for handle in handles if handle in reading]
-        return Wait([(Cause.READ, handle) for handle in handles_read], here=lambda key: key[1] not in reading)
+        return Wait([(Cause.READ, handle) for handle in handles_read], has_arrived=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
         """Make values of completed reads, and start queued reads."""
@@ -231,7 +231,7 @@ class WeightReads:
             key = origin.key
             self.shares.names.give(value, f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
         if self._ledger is not None:
-            source = self._reader.again(origin.address, origin.key)
+            source = self._reader.source_of(origin.address, origin.key)
             if source is not None:
                 self._ledger.reread_from(value, source)
 

@@ -137,7 +137,7 @@ def answer_opening(
         if before is None and until is not None and now >= until:
             break
         soon = now + ASK_SECONDS if until is None or before is not None else min(until, now + ASK_SECONDS)
-        yield Wait(((Cause.OPENING, 0),), soon, here=lambda _: opening.found.done())
+        yield Wait(((Cause.OPENING, 0),), soon, has_arrived=lambda _: opening.found.done())
         opening.asked = time.monotonic()
     if request.patience:
         is_open = YES if opening.found.done() and before != NO else NO

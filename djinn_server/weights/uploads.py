@@ -125,7 +125,7 @@ class UploadAssembly:
     def wait(self) -> Wait:
         """Return the `Wait` for all offered uploads."""
         digests = self.wanted
-        return Wait([(Cause.UPLOAD, handle) for handle in digests], here=lambda key: key[1] not in digests)
+        return Wait([(Cause.UPLOAD, handle) for handle in digests], has_arrived=lambda key: key[1] not in digests)
 
     def take_or_refuse(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
         """Add a part to its upload. If the part is invalid, make the value poison."""
@@ -255,7 +255,7 @@ class UploadAssembly:
 
     def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
         contents = self._contents()
-        file = contents.whole(handle) if contents is not None else None
+        file = contents.finish(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.prove):
             if data.device.type != "cpu":  # the copy to the device may not have ended
                 data = self._runtime.commit(data)

@@ -399,7 +399,7 @@ class WeightReader:
             self._under_way[key] = begun
         return begun
 
-    def again(self, address: str, key: WeightKey) -> StoredBytes | None:
+    def source_of(self, address: str, key: WeightKey) -> StoredBytes | None:
         """Return the source of bytes that were just read, for a second read; None if they are not on a local disk."""
         try:
             place = self._place(address, key)

@@ -143,7 +143,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
         trial.wrong = "the second one was not raised"
     trial.raised = [came - went for came, went in zip(caught, pressed, strict=False)]
     session = client.context.session
-    replies = session.executors.here[0].replies if session is not None else None
+    replies = session.executors.current[0].replies if session is not None else None
     while session is not None and replies is not None and replies.pending and not session.lost:
         replies.take_what_came()
         time.sleep(0.01)

@@ -23,7 +23,7 @@ def recorded(url: str, token: str) -> Iterator[list[Frame]]:
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
     djinn.init()
     frames: list[Frame] = []
-    connection = open_session().executors.here[0].link.channel
+    connection = open_session().executors.current[0].link.channel
     send = connection.send
 
     def keep(frame: Frame) -> None:

@@ -123,7 +123,7 @@ def test_unplannable_part_keeps_other_parts(embedded, monkeypatch):
     kept = torch.ones(4, device=REMOTE)
     djinn.synchronize()
     before = torch.remote_accelerator.memory_allocated()
-    planner = open_session().executors.here[0].submissions.planner
+    planner = open_session().executors.current[0].submissions.planner
     prepare, failed = planner.prepare, []
 
     def fail_once(program):

@@ -81,7 +81,7 @@ def test_model_over_two_executors_trains(two):
 
 def test_values_are_placed_and_freed(two):
     router = open_session().router
-    before = [figures(executor)["values"] for executor in open_session().executors.here]
+    before = [figures(executor)["values"] for executor in open_session().executors.current]
     one, other = torch.ones(3, 4).to(BOTH), torch.full((4, 2), 2.0).to(BOTH)
     assert {router.home(storage_of(value.remote.handle)) for value in (one, other)} == {0, 1}
     product = one @ other
@@ -91,11 +91,11 @@ def test_values_are_placed_and_freed(two):
     assert product.tolist() == [[8.0, 8.0]] * 3
     assert two.sum().item() == 15
     djinn.synchronize()
-    held = [figures(executor)["values"] for executor in open_session().executors.here]
+    held = [figures(executor)["values"] for executor in open_session().executors.current]
     assert [now - then for now, then in zip(held, before, strict=True)] == [2, 2]
     del one, other, product, view
     djinn.synchronize()
-    assert [figures(executor)["values"] for executor in open_session().executors.here] == before
+    assert [figures(executor)["values"] for executor in open_session().executors.current] == before
     assert router.topology() is None
 
 

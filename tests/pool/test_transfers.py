@@ -69,7 +69,7 @@ def waited_for(waits):
             wait = next(waits)
         except StopIteration as end:
             return end.value
-        while not all(map(wait.here, wait.missing)):
+        while not all(map(wait.has_arrived, wait.missing)):
             time.sleep(0.001)
 
 

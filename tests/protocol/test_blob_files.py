@@ -60,7 +60,7 @@ def upload(journal, data=DATA, digest=DIGEST, again=False):
 
 
 def adopted(journal, store, digest=DIGEST):
-    file = journal.contents.whole(HANDLE)
+    file = journal.contents.finish(HANDLE)
     assert store.adopt(digest, file, journal.contents.prove)
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
     return file
@@ -135,7 +135,7 @@ def test_compressed_parts_are_written_expanded(path):
         upload = UploadPart(HANDLE, "uint8", (SIZE,), (1,), SIZE, len(taken) * PART, PLANES_ZSTD, PART)
         taken.append(journal.frame(Frame(encode(upload), [compressed(frame.body[0], 1)])))
     assert as_read(taken) == as_read(parts(given))
-    assert journal.contents.whole(HANDLE).read_bytes() == given
+    assert journal.contents.finish(HANDLE).read_bytes() == given
     journal.leave()
     assert frames_of(JournalReader(path)) == as_read(parts(given))
 
@@ -192,7 +192,7 @@ def test_compacted_journal_refers_to_unchanged_blobs(path, store):
 def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
     journal = begun(path)
     upload(journal)
-    assert journal.contents.whole(HANDLE) is not None
+    assert journal.contents.finish(HANDLE) is not None
     journal.contents.prove(DIGEST)
     journal.compact(SnapshotHeader(3, 3, b"state"), [DATA], [])
     journal.leave()
@@ -287,7 +287,7 @@ def test_changed_part_of_an_upload_is_not_replayed(path):
 def test_verification_of_deleted_blob_does_not_stop_snapshots(path):
     journal = begun(path)
     upload(journal)
-    assert journal.contents.whole(HANDLE) is not None
+    assert journal.contents.finish(HANDLE) is not None
     base = SnapshotHeader(4, 0, b"the state")
     assert journal.compact(base, [], [])
     journal.contents.prove(DIGEST)

@@ -352,7 +352,7 @@ def test_large_reply_ends_with_lease() -> None:
     ours.close()
     steps = server.send_each(Frame(b"a", [bytes(PIECE)]) for _ in range(100))
     wait = next(steps)
-    while not wait.here((Cause.CLIENT, 0)):
+    while not wait.has_arrived((Cause.CLIENT, 0)):
         time.sleep(0.01)
     with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
         next(steps)

@@ -84,7 +84,7 @@ def test_transport_addresses_are_parsed():
     addresses = choice(
         "--transport", "tcp=0.0.0.0:5556", "--transport", "http=5557", "--transport", "x=[::1]:5"
     ).addresses
-    assert addresses.given == {
+    assert addresses.by_transport == {
         "tcp": ListenAddress("0.0.0.0", 5556),
         "http": ListenAddress("", 5557),
         "x": ListenAddress("::1", 5),
@@ -129,7 +129,7 @@ def test_contradictory_listen_options_are_refused(arguments, said):
 
 def test_omitted_transports_do_not_listen(transports):
     chosen = configured_transports(
-        transports, None, ListenAddresses(given={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
+        transports, None, ListenAddresses(by_transport={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
     )
     assert [(one.transport.name, one.url(one.address.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
     with pytest.raises(PluginError, match="--without-transport leaves out http, tcp"):
@@ -186,10 +186,10 @@ def test_taken_port_fails_before_start(taken, python, plain_environment, tmp_pat
 @pytest.mark.parametrize("name", ["http", "https", "tcps"])
 def test_taken_transport_ports_are_detected(taken, name):
     with pytest.raises(TransportError, match=f"for {name} at"):
-        ListenAddresses(given={name: ListenAddress("", taken)}).check_ports(None)
+        ListenAddresses(by_transport={name: ListenAddress("", taken)}).check_ports(None)
     with pytest.raises(TransportError, match="for operations at"):
         ListenAddresses().check_ports(taken)
-    ListenAddresses(given={"other": ListenAddress("", taken)}).check_ports(
+    ListenAddresses(by_transport={"other": ListenAddress("", taken)}).check_ports(
         None
     )  # another transport's use of a port is unknown
 
@@ -198,7 +198,9 @@ def test_duplicate_port_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConfigurationError, match=f"port {port} is given twice, for tcp and for http"):
-        ListenAddresses(given={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(None)
+        ListenAddresses(by_transport={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(
+            None
+        )
 
 
 def test_server_on_network_interfaces(start_python, plain_environment, tmp_path, registry):

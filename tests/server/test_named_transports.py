@@ -23,7 +23,7 @@ def test_server_listens_only_if_named(tmp_path, secured):
         return [one.transport.name for one in listening_transports(transports, tls, addresses)]
 
     assert listening(ListenAddresses()) == [tcp]
-    assert listening(ListenAddresses(given={"ucx": ListenAddress(port=5560)})) == [ucx, tcp]
+    assert listening(ListenAddresses(by_transport={"ucx": ListenAddress(port=5560)})) == [ucx, tcp]
 
 
 def test_client_follows_address_only_if_named(tmp_path):

@@ -104,7 +104,7 @@ def gateway(tmp_path, monkeypatch):
         change.table, _, often = create(change.table, "often", 0)
         change.table = TokenTable(change.table.tokens, {"often": Quota(connections_a_minute=12)})
     tenants = SimpleNamespace(
-        start_pool=lambda *_: Denial("this server has executors for no tenant at a time", "busy", again=True),
+        start_pool=lambda *_: Denial("this server has executors for no tenant at a time", "busy", retry=True),
         statuses=lambda tenant: (),
         least_load=lambda: (0.0, 0),
     )
@@ -174,8 +174,8 @@ def test_gateway_remembers_full_executor_briefly():
     pool = Pool([], 0.0)
     pool._executors = [supervised("cpu:0", "no room"), supervised("cpu:1", "")]
     assert pool.find("")[0] == 1, "there is another one"
-    assert pool.find("cpu:0").again
-    assert not pool.find("cuda").again
+    assert pool.find("cpu:0").retry
+    assert not pool.find("cuda").retry
 
 
 def test_executor_reports_full_unasked(monkeypatch):
@@ -257,11 +257,11 @@ def test_messages_over_rate_wait(monkeypatch):
     monkeypatch.setattr("djinn_server.usage_metrics.time", clock)
     meter = UsageMetrics()
     for _ in range(100):
-        meter.message("Query", 0)
+        meter.count_message("Query", 0)
     assert not slept
     meter.quota = Quota(requests_a_second=50)
     for _ in range(100):
-        meter.message("Query", 0)
+        meter.count_message("Query", 0)
     assert 0.5 < max(slept) <= 1.0
     waits = len(slept)
     meter.refused()  # it has waited before it was refused

@@ -430,10 +430,10 @@ def test_compiled_program_runs_ahead(compiled):
 def test_started_run_ahead_continues_compiled(compiled):
     found, compiler = compiled
     pending, runs = found.pending[0], compiler.runs
-    again = runs_ahead.RunAhead(pending.known, pending.expected, pending.slots, pending.inputs, pending.stop)
+    again = runs_ahead.RunAhead(pending.bound, pending.expected, pending.slots, pending.inputs, pending.stop)
     assert again.step == 0
     work = RunRequest(0, outputs=[5 << 32 | 1], fetch=[], describe=[], free=[], claims=(), synchronize=False)
-    work.inputs = list(pending.known.inputs)
+    work.inputs = list(pending.bound.inputs)
     again.finish(work, ValueTable(), 1 << 20)
     assert compiler.runs == runs + 1
     assert torch.equal(again.output(0), pending.output(0))

@@ -70,7 +70,7 @@ def test_messages_are_handled_in_order(machine):
     machine.wait([UPLOAD])
     machine.arrived("second")
     assert machine.next(0.0) is Step.RECEIVE
-    machine.here(UPLOAD)
+    machine.key_arrived(UPLOAD)
     assert (machine.next(0.0), machine.current) == (Step.RESUME, "first")
     machine.ended()
     assert (machine.next(0.0), machine.current) == (Step.HANDLE, "second")

@@ -57,7 +57,7 @@ def test_longest_idle_tenant_is_evicted_for_a_new_tenant(tenants, begin, wait_fo
     first, second = begin("alice"), begin("bob")
     refused = tenants.start_pool("carol")
     assert isinstance(refused, Denial)
-    assert refused.again
+    assert refused.retry
     assert "2 tenants, its maximum, and none is idle" in refused.reason
     first.close()
     wait_for(lambda: not sessions(tenants, "alice"), "the end of the session")

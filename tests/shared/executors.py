@@ -7,5 +7,5 @@ from djinn.testing import open_session
 
 def only_executor():
     """The client's end of it."""
-    (executor,) = open_session().executors.here
+    (executor,) = open_session().executors.current
     return executor

@@ -138,11 +138,13 @@ class Process:
         return None
 
     def offered(self):
-        return Wait([(Cause.UPLOAD, handle) for handle in self.wanted], here=lambda key: key[1] not in self.wanted)
+        return Wait(
+            [(Cause.UPLOAD, handle) for handle in self.wanted], has_arrived=lambda key: key[1] not in self.wanted
+        )
 
     def read(self, handles, cancelled=None):
         wanted = [(Cause.READ, handle) for handle in handles if handle in self.reading]
-        return Wait(wanted, here=lambda key: key[1] not in self.reading, cancelled=cancelled)
+        return Wait(wanted, has_arrived=lambda key: key[1] not in self.reading, cancelled=cancelled)
 
     def submit(self, message):
         uses, makes = PROGRAMS[message.digest]
@@ -159,7 +161,7 @@ class Process:
                 assert cancelled(), "a submission runs before its weights were read"
                 self.values.add(handle)  # it is poison
         self.executor.queue.ask(self.account, self.executor.world.now)
-        yield Wait(((Cause.ROOM, 0),), here=lambda _: self.has_turn)
+        yield Wait(((Cause.ROOM, 0),), has_arrived=lambda _: self.has_turn)
         self.has_turn = False
         assert self.values.issuperset(uses), "a submission reads a value that was freed, or is not there"
         self.made.append(message.sequence)
@@ -176,7 +178,7 @@ class Process:
         self.sent.add(message.transfer)
 
     def await_transfer(self, message):
-        yield Wait(((Cause.TRANSFER, message.transfer),), here=lambda key: key[1] in self.arrived)
+        yield Wait(((Cause.TRANSFER, message.transfer),), has_arrived=lambda key: key[1] in self.arrived)
         self.values.update(unpack_handles(message.handles))
 
     # --- as seen by the world ---------------------------------------------------------------------------------------

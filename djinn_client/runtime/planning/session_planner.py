@@ -71,7 +71,7 @@ def plans_all(context: ClientContext) -> bool:
 
 def describes_values(context: ClientContext) -> bool:
     """Return True if the executor evicts values. The client then names the KV caches, for `kv_session` and `djinn status`."""
-    here = context.session.executors.here if context.session is not None else ()
+    here = context.session.executors.current if context.session is not None else ()
     return bool(here and here[0].opened.attached.device.spill)
 
 
@@ -129,7 +129,7 @@ def plan_anew(context: ClientContext) -> None:
     with port.lock:
         planner = new_planner(context, max(1, len(context.opened)))
         if context.session is not None:
-            for executor in context.session.executors.here:
+            for executor in context.session.executors.current:
                 executor.submissions.planner = planner
             context.session.router.plan_anew()
 

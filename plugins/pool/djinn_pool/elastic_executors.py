@@ -85,7 +85,7 @@ class ElasticExecutors:
         self.planner.know_devices(self.links.topology.devices)
         self.note_room(self.links.devices, limits)
         self.links.when_room_changed = lambda devices: self.note_room(devices, limits)
-        look_after_each_other(executors.here)
+        look_after_each_other(executors.current)
         self.planner.make_anew()
 
     def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
@@ -115,7 +115,7 @@ class ElasticExecutors:
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
             self._pin(pinned_handles)
-            for member in executors.here:
+            for member in executors.current:
                 member.replies.ask(StatsRequest(), StatsReply)  # after this reply, all earlier messages have arrived
             for one, other in itertools.product(numbers, rest):
                 self._drop(other, one)

@@ -37,19 +37,19 @@ def ask(
         reply = executors.members[_holder_of_all(message, executors, locations)].ask(message, kind)
     elif isinstance(message, StatsRequest):
         sums = Counter[str]()
-        for member in executors.at(device):
+        for member in executors.for_index(device):
             sums.update(member.ask(message, StatsReply).values)
         reply = StatsReply(dict(sums))
     elif isinstance(message, OpenWeights):
         reply = _opened(message, executors, device)
     else:
-        reply = executors.at(device)[0].ask(message, kind)
+        reply = executors.for_index(device)[0].ask(message, kind)
     return reply  # type: ignore[no-any-return]
 
 
 def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
     """Return the reply of all executors about an address. If a reply differs from the others, return that reply."""
-    members = executors.at(device)
+    members = executors.for_index(device)
     replies: list[OpenWeightsReply] = []
     for member in members:
         reply = member.ask(message, OpenWeightsReply)

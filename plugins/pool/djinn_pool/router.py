@@ -119,7 +119,7 @@ class PoolReply(JoinedReplies):
     def failed(self, error: DjinnError) -> None:
         """Handle a failure, as `JoinedReplies.failed`. A timeout on one executor stops all of them."""
         if isinstance(error, DeadlineExceeded):
-            for member in self._router.executors.here:
+            for member in self._router.executors.current:
                 member.replies.cancellation.stop_waiting()
 
     def discard(self) -> None:
@@ -211,7 +211,7 @@ class PoolRouter(Router):
     def _calibrate(self) -> None:
         registry, settings = context.configured()
         executors = self.executors
-        opened = [executor.opened for executor in executors.here]
+        opened = [executor.opened for executor in executors.current]
         calibrate_in_background(opened, settings, registry.cost_models, partial(self._measured, executors))
 
     def _measured(self, executors: Executors[ExecutorClient]) -> None:
@@ -265,7 +265,7 @@ class PoolRouter(Router):
             return self._submit_masked(submission)
 
     def _submit_masked(self, submission: Submission) -> PendingReply:
-        for member in self.executors.here:
+        for member in self.executors.current:
             member.submissions.make_ready(UNREAD)
         with self._tables:
             submission = self._split(submission)
@@ -291,7 +291,7 @@ class PoolRouter(Router):
         begun = time.perf_counter()
         if prepared is not None:
             alike, plan, values = prepared
-            if alike.tried is not None and not any(member.replies.pending for member in self.executors.here):
+            if alike.tried is not None and not any(member.replies.pending for member in self.executors.current):
                 took = alike.clock()  # otherwise the reply would wait for earlier work
             requests = self._requests(submission, self._record_locations(plan, values))
             if self._planner.derived.values.some:
@@ -443,7 +443,7 @@ class PoolRouter(Router):
         return begun
 
     def _follow_reads(self, submission: Submission) -> None:
-        members = self.executors.here
+        members = self.executors.current
         if any(member.unread for member in members):
             follow_reads(members, context.observers, submission)
 
@@ -479,7 +479,7 @@ class PoolRouter(Router):
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
         """Upload a value, as `Sink.upload` does: to its first user if known, else to the device with this index."""
-        for member in self.executors.here:
+        for member in self.executors.current:
             member.link.check()
         source = source if device or isinstance(source, StoredTensor) else source.detach().clone()
         with interrupt_mask.uninterruptible, self._tables:

@@ -67,4 +67,4 @@ def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
 
 def _members() -> list[ExecutorClient]:
     session = context.session  # another thread may be ending the session
-    return [] if session is None else [*session.executors.here]
+    return [] if session is None else [*session.executors.current]

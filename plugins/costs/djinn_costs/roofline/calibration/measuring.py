@@ -95,7 +95,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
 def _request_timings(session: Session, *, on: bool) -> None:
     djinn.synchronize()
     with port.lock:
-        for executor in session.executors.here:
+        for executor in session.executors.current:
             executor.replies.ask(TimingsRequest(on), TimingsReply)
 
 
