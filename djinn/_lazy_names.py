@@ -37,8 +37,8 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
             elif place == "djinn" and name in PUBLIC:
                 value = importlib.import_module(f"djinn.{name}")
             else:
-                other = _elsewhere(name, place)
-                hint = f": it is `{other}.{name}`" if other else ""
+                other_place = _elsewhere(name, place)
+                hint = f": it is `{other_place}.{name}`" if other_place else ""
                 raise AttributeError(f"module {place!r} has no attribute {name!r}{hint}", name=name)
         setattr(sys.modules[place], name, value)
         return value
@@ -63,9 +63,9 @@ def _elsewhere(name: str, place: str) -> str:
     if name.startswith("_") or name in PUBLIC:
         return ""
     for module in PUBLIC:
-        other = f"djinn.{module}"
-        if other != place and name in getattr(importlib.import_module(other), "__all__", ()):
-            return other
+        other_place = f"djinn.{module}"
+        if other_place != place and name in getattr(importlib.import_module(other_place), "__all__", ()):
+            return other_place
     return ""
 
 

@@ -81,7 +81,7 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
     sharing: dict[int, list[int]] = defaultdict(list)
     for value in graph.inputs:
         sharing[storage_of(value)].append(value)
-    made: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
     for values in sharing.values():
         metas = {value: graph.meta(value) for value in values}
         dtype = next(iter(metas.values())).dtype
@@ -94,8 +94,8 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
             memory = torch.randint(0, 2, size, generator=generator).to(dtype)
         for value, meta in metas.items():
             looked_at = memory if meta.dtype is dtype else memory.view(meta.dtype)
-            made[value] = looked_at.as_strided(meta.shape, meta.stride, meta.offset)
-    return made
+            tensors[value] = looked_at.as_strided(meta.shape, meta.stride, meta.offset)
+    return tensors
 
 
 def _rewritten(

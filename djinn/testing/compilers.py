@@ -45,8 +45,8 @@ class CompilerConformance(Ending):
         graph.output((normed, product))
         replay = _compiled(compiler, graph, _inputs(torch_device))
         runs = [_inputs(torch_device) for _ in range(6)]
-        found = [tuple(replay(inputs)) for inputs in runs]
-        for inputs, results in zip(runs, found, strict=True):
+        replayed = [tuple(replay(inputs)) for inputs in runs]
+        for inputs, results in zip(runs, replayed, strict=True):
             expected = torch.mm(*inputs)
             torch.testing.assert_close(results, (expected * expected.sigmoid(), expected))
 
@@ -74,10 +74,10 @@ class CompilerConformance(Ending):
         replay = _compiled(compiler, graph, (table.clone(), row), writes=(0,))
         for value in range(5):
             operand = table.clone()
-            (more,) = replay((operand, row + value))
+            (second_result,) = replay((operand, row + value))
             expected = table.clone()
             expected[1] = value
-            torch.testing.assert_close((operand, more), (expected, expected + 1))
+            torch.testing.assert_close((operand, second_result), (expected, expected + 1))
 
     def test_sizes_that_grow(self, compiler: Compiler, torch_device: torch.device) -> None:
         """A cache that is a row longer at each run, and numbers that follow from its length."""

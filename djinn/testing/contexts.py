@@ -23,7 +23,7 @@ def topology(devices: int = 1) -> NetworkTopology:
         for name in names
     )
     ends = ["client", *names]
-    links = tuple(Link(one, other, 1e9, 1e-4) for one in ends for other in ends if one != other)
+    links = tuple(Link(source, target, 1e9, 1e-4) for source in ends for target in ends if source != target)
     return NetworkTopology(capable, links)
 
 

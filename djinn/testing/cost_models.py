@@ -44,10 +44,10 @@ class CostModelConformance(OnGraphs):
         """The same ops on tensors of twice the size do not cost less."""
         small, large = perceptron(8, 32), perceptron(16, 64)
         device = topology().devices[0]
-        for less, more in zip(small.nodes, large.nodes, strict=True):
+        for less, larger in zip(small.nodes, large.nodes, strict=True):
             if not _is_asked(cost_model, less):
                 continue
-            first, second = cost_model.estimate(small, less, device), cost_model.estimate(large, more, device)
+            first, second = cost_model.estimate(small, less, device), cost_model.estimate(large, larger, device)
             if first is not None and second is not None:
                 assert second.seconds >= first.seconds, f"{less.op}: less time for more work"
                 assert second.flops >= first.flops, f"{less.op}: fewer flops for more work"

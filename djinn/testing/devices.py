@@ -28,10 +28,10 @@ class DeviceConformance(Ending):
     def test_it_is_a_device(self, device: Device) -> None:
         """It has every member, and its devices are called after it."""
         require_protocol(device, "devices")
-        for index, found in enumerate(device.discover()):
-            assert found.kind == device.name
-            assert found.id == f"{device.name}:{index}"
-            assert found.memory >= (found.memory_free or 0) > 0, "memory in bytes, in total and free"
+        for index, capabilities in enumerate(device.discover()):
+            assert capabilities.kind == device.name
+            assert capabilities.id == f"{device.name}:{index}"
+            assert capabilities.memory >= (capabilities.memory_free or 0) > 0, "memory in bytes, in total and free"
 
     def test_a_device_that_is_not_there(self, device: Device) -> None:
         """Opening it raises `StartupError`."""
@@ -43,26 +43,26 @@ class DeviceConformance(Ending):
         assert isinstance(runtime, DeviceRuntime), "`open` must return a `djinn.hooks.DeviceRuntime`"
         for size in (0, 1, 4097, 3 << 20):
             sent = torch.arange(size).to(torch.uint8)
-            there = runtime.receive(sent.clone())
-            assert there.device.type == runtime.device.type
-            back = runtime.deliver(there)
-            assert back.device.type == "cpu"
-            assert torch.equal(back, sent), f"{size} bytes came back as others"
+            on_device = runtime.receive(sent.clone())
+            assert on_device.device.type == runtime.device.type
+            delivered = runtime.deliver(on_device)
+            assert delivered.device.type == "cpu"
+            assert torch.equal(delivered, sent), f"{size} bytes came back as others"
 
     def test_ops_follow_what_was_received(self, runtime: DeviceRuntime) -> None:
         """Ops that are issued immediately see the received bytes. Views and strides survive delivery."""
-        there = runtime.receive(torch.arange(1 << 20, dtype=torch.float32).view(torch.uint8)).view(torch.float32)
-        doubled = (there * 2).view(1024, 1024).t()
+        on_device = runtime.receive(torch.arange(1 << 20, dtype=torch.float32).view(torch.uint8)).view(torch.float32)
+        doubled = (on_device * 2).view(1024, 1024).t()
         runtime.synchronize()
         expected = (torch.arange(1 << 20, dtype=torch.float32) * 2).view(1024, 1024).t()
         assert torch.equal(runtime.deliver(doubled), expected)
 
     def test_random_numbers_follow_the_seed(self, runtime: DeviceRuntime) -> None:
         """A generator of the device, with a state of its own."""
-        one, other = runtime.generator(), runtime.generator()
-        one.manual_seed(7)
-        other.manual_seed(7)
-        samples = [torch.rand(8, device=runtime.device, generator=generator) for generator in (one, other)]
+        first, second = runtime.generator(), runtime.generator()
+        first.manual_seed(7)
+        second.manual_seed(7)
+        samples = [torch.rand(8, device=runtime.device, generator=generator) for generator in (first, second)]
         assert torch.equal(*map(runtime.deliver, samples))
 
     def test_memory_is_told_in_bytes(self, runtime: DeviceRuntime) -> None:

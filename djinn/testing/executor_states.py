@@ -166,7 +166,9 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     def _expect_sessions(self) -> None:
         deadline = time.monotonic() + SECONDS
-        while differing := {one.session for one in self._executor.status(SECONDS).sessions} ^ set(self._sessions):
+        while differing := {session.session for session in self._executor.status(SECONDS).sessions} ^ set(
+            self._sessions
+        ):
             assert time.monotonic() < deadline, f"`status` must report the sessions that run; these differ: {differing}"
             time.sleep(_POLL_SECONDS)
 

@@ -65,8 +65,8 @@ class ExecutorConformance(Ending):
             return launched[-1]
 
         yield launch
-        for one in launched:
-            one.close(0.0)
+        for started in launched:
+            started.close(0.0)
 
     def test_it_is_an_engine(self, engine: ExecutorEngine) -> None:
         """It has every member, and a name that a setting can hold."""
@@ -92,7 +92,9 @@ class ExecutorConformance(Ending):
         session = attach(connection, ticket, SECONDS).session
         ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
         report = executor.status(SECONDS)
-        assert [one.session for one in report.sessions] == [session], "`status` must tell the session that runs"
+        assert [session_status.session for session_status in report.sessions] == [session], (
+            "`status` must tell the session that runs"
+        )
         assert report.tokens == ("key-of-alice",), "`status` must tell the token that `badge` named"
         with pytest.raises(AccessRefused):
             attach(dial_executor(executor), ticket, SECONDS)
@@ -139,13 +141,13 @@ class ExecutorConformance(Ending):
 
         `close` may be called before it is ready, and again.
         """
-        executor, other = launch(count=2), launch(number=1, count=2)
+        executor, second = launch(count=2), launch(number=1, count=2)
         executor.wait_ready(SECONDS)
         connection = dial_executor(executor)
         attach(connection, executor.issue_ticket(), SECONDS)
         executor.send(Drain(SECONDS))
-        other.close(0.0)
-        outcome(start(other.wait), "`close` must end it")
+        second.close(0.0)
+        outcome(start(second.wait), "`close` must end it")
         assert executor.alive, "`drain` lets a session go on"
         connection.send(Frame(encode(Goodbye())))
         connection.close()

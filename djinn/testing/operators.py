@@ -39,7 +39,7 @@ class OperatorLibraryConformance(Ending):
         """Allow the library as a server does: its module registers each op, and arguments and results can be sent."""
         operators = CustomOperators([f"{library.name}@suite"], [library])
         operators.assign("suite")
-        assert {one.name for one in operators.offered} == library.operators
+        assert {operator.name for operator in operators.offered} == library.operators
 
     def test_it_is_an_operator_library(self, library: OperatorLibrary) -> None:
         """It has every member, and names no op that it does not offer."""
@@ -69,9 +69,11 @@ class OperatorLibraryConformance(Ending):
             for argument_list in arguments:
                 before = _copied(argument_list, "cpu")
                 library.check(op, dict(zip(names, argument_list, strict=False)))
-                for one, other in zip(pytree.tree_leaves(argument_list), pytree.tree_leaves(before), strict=True):
-                    if isinstance(one, torch.Tensor):
-                        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+                for value, value_before in zip(
+                    pytree.tree_leaves(argument_list), pytree.tree_leaves(before), strict=True
+                ):
+                    if isinstance(value, torch.Tensor):
+                        torch.testing.assert_close(value, value_before, rtol=0, atol=0, equal_nan=True)
 
 
 def _copied(given: Any, device: str) -> Any:
@@ -80,4 +82,4 @@ def _copied(given: Any, device: str) -> Any:
 
 def _described(made: Any) -> list[Any]:
     leaves = pytree.tree_leaves(made)
-    return [(one.shape, one.stride(), one.dtype) if isinstance(one, torch.Tensor) else one for one in leaves]
+    return [(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

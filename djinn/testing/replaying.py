@@ -27,7 +27,7 @@ def random_graph(seed: int, length: int = 24) -> Graph:
     chance = random.Random(seed)  # noqa: S311 - tests, not secrets
     builder = ProgramBuilder()
     values = [builder.input(_SIDE, _SIDE) for _ in range(3)]
-    made: list[int] = []
+    new_values: list[int] = []
     shape = (_SIDE, _SIDE)
     kinds: tuple[Callable[[], int | None], ...] = (
         lambda: builder.op("aten::add.Tensor", chance.choice(values), chance.choice(values), shape=shape),
@@ -46,8 +46,8 @@ def random_graph(seed: int, length: int = 24) -> Graph:
         value = chance.choices(kinds, weights)[0]()
         if value is not None:
             values.append(value)
-            made.append(value)
-    builder.drop(*(v for v in made if chance.random() < 0.5))
+            new_values.append(value)
+    builder.drop(*(v for v in new_values if chance.random() < 0.5))
     return builder.graph()
 
 

@@ -270,13 +270,13 @@ class TransportConformance(Ending):
                 sender.send(Frame(f"{who} {n}".encode(), [bytes([who]) * (n * 2500)]))
 
         sending = [start(send_all, who) for who in range(4)]
-        seen: dict[int, list[int]] = {who: [] for who in range(4)}
+        received: dict[int, list[int]] = {who: [] for who in range(4)}
         for _ in range(160):
             frame = receiver.receive(SECONDS)
             who, n = map(int, frame.head.split())
             assert bytes(frame.body[0]) == bytes([who]) * (n * 2500)
-            seen[who].append(n)
-        assert all(numbers == list(range(40)) for numbers in seen.values())
+            received[who].append(n)
+        assert all(numbers == list(range(40)) for numbers in received.values())
         for future in sending:
             outcome(future, _SENDING)
 
@@ -301,8 +301,8 @@ class TransportConformance(Ending):
             assert client.receive(SECONDS).head == b"ping %d" % n
         pairs[2][1].close()
         pairs[4][0].close()
-        for one in closing:
-            outcome(one, _CLOSING)
+        for connection in closing:
+            outcome(connection, _CLOSING)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -353,7 +353,7 @@ class TransportConformance(Ending):
 
         Later calls fail, and a second `close` has no effect.
         """
-        closer, other = way
+        closer, other_end = way
         waiting = [start(end.receive) for end in way]
         time.sleep(0.2)
         closer.close()
@@ -366,8 +366,8 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             closer.receive(SECONDS)
         with pytest.raises(TransportError):
-            other.receive(SECONDS)
-        other.close()
+            other_end.receive(SECONDS)
+        other_end.close()
 
     def test_close_cancels_a_send(self, way: tuple[Connection, Connection]) -> None:
         """A pending `send` raises `TransportError`. The other end never gets bytes that its caller writes afterwards."""
@@ -491,7 +491,7 @@ class TransportConformance(Ending):
     def test_limits_hold_for_what_comes(self, way: tuple[Connection, Connection], served: Served, frame: Frame) -> None:
         """`receive` raises `ProtocolError` for an oversized frame and closes that connection. Other connections continue."""
         sender, receiver = way
-        other = served.connect()
+        other_client = served.connect()
         receiver.limits = SMALL
         with suppress(TransportError):  # the other end may close while we send
             sender.send(frame)
@@ -501,8 +501,8 @@ class TransportConformance(Ending):
             receiver.receive(SECONDS)
         with pytest.raises(TransportError):
             sender.receive(SECONDS)
-        other[0].send(frame)
-        assert same(other[1].receive(SECONDS), frame)
+        other_client[0].send(frame)
+        assert same(other_client[1].receive(SECONDS), frame)
 
     def test_limits_hold_for_what_goes(self, way: tuple[Connection, Connection]) -> None:
         """`send` raises `ProtocolError` for an oversized frame and sends nothing.

@@ -271,7 +271,7 @@ class TransportStateMachine(RuleBasedStateMachine):
         ways = pair.ways if up else pair.ways[::-1]
         end = ways[0].sender
         idle = not any(way.unread or way.sending for way in ways)
-        if idle and all(one.is_open for one in pair.ends) and not pair.broken:
+        if idle and all(side.is_open for side in pair.ends) and not pair.broken:
             end.connection.limits = SMALL
             with pytest.raises(ProtocolError):
                 end.connection.send(Frame(bytes(SMALL.head + 1)))

@@ -67,11 +67,11 @@ class WeightFormatConformance(Ending):
         for name, tensor in _TENSORS.items():
             entry = header.tensors[name]
             assert (entry.dtype, entry.shape, entry.size) == (tensor.dtype, tuple(tensor.shape), tensor.nbytes)
-            whole = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+            contents = tensor.contiguous().view(torch.uint8).numpy().tobytes()
             for first in (0, 1, entry.size - 1):
                 part = bytearray(entry.size - first)
                 entry.read_into(file, first, memoryview(part))
-                assert bytes(part) == whole[first:], f"{name} from byte {first} on"
+                assert bytes(part) == contents[first:], f"{name} from byte {first} on"
 
     def test_what_is_cut_off_or_changed_is_refused_or_read(self, form: WeightFormat, make_file: MakeFile) -> None:
         """`read_header` raises only `ValueError` or `OSError` for damaged files.

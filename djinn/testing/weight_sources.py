@@ -55,8 +55,8 @@ class WeightSourceConformance(Ending):
         before = file.version()
         parts = [(start, min(1000, file.size - start)) for start in range(0, file.size, 1000)]
         with ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda part: _bytes(file, *part), reversed(parts)))
-        assert b"".join(reversed(found)) == SAMPLE_FILE
+            parts_read = list(threads.map(lambda part: _bytes(file, *part), reversed(parts)))
+        assert b"".join(reversed(parts_read)) == SAMPLE_FILE
         assert _bytes(file, 5, 0) == b""
         assert file.version() == before
 

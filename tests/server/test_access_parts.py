@@ -144,7 +144,7 @@ def test_status_and_message_counts_are_thread_safe():
         """Stands for a session with many values: a message comes while they are walked over."""
 
         def holdings(self):
-            message = threading.Thread(target=usage.message, args=("StatsRequest", 0), daemon=True)
+            message = threading.Thread(target=usage.count_message, args=("StatsRequest", 0), daemon=True)
             message.start()
             message.join(10)
             counted.append(not message.is_alive())

@@ -45,7 +45,9 @@ def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
         layers = [frozenset(layers_before(graph, v, attention.nodes[0])) for v in (attention.query, attention.key)]
         groups[number if attention.fused or not all(layers) else tuple(layers)].append(attention)
     split = [
-        part for parts in groups.values() for part in ([parts] if len(parts) >= _SEVERAL else [[one] for one in parts])
+        part
+        for parts in groups.values()
+        for part in ([parts] if len(parts) >= _SEVERAL else [[single] for single in parts])
     ]
     merged: list[Parts] = []
     for parts in sorted(split, key=lambda parts: parts[0].nodes):

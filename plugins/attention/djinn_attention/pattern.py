@@ -24,10 +24,10 @@ class AttentionPattern(Pattern):
         """Return one match for each attention. Names of modules are not used."""
         if not candidates:
             return
-        plain = graph.flow.shared(attentions_of)
-        attentions = [*plain, *in_parts(graph, {i for one in plain for i in one.nodes})]
+        complete = graph.flow.shared(attentions_of)
+        attentions = [*complete, *in_parts(graph, {i for one in complete for i in one.nodes})]
         attentions += without_softmax(graph, {i for one in attentions if not one.fused for i in one.nodes})
-        exact = {id(one) for one in plain}
+        exact = {id(one) for one in complete}
         for parts in wholes(graph, sorted(attentions, key=lambda one: one.nodes)):
             largest = max(parts, key=lambda one: math.prod(one.scores))
             yield _match(graph, parts, largest, id(largest) in exact)

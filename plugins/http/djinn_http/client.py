@@ -45,9 +45,9 @@ def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Co
     channel = open_channel(endpoint, limits, timeout, peer, ASKING)
     if channel.response is None or channel.response.status != SWITCHED:
         return HttpConnection(channel, endpoint, limits, timeout, peer)
-    sock, rest = channel.give_up_socket()
+    sock, received = channel.give_up_socket()
     assert isinstance(sock, socket.socket)
-    connection = UpgradedConnection(sock, limits, peer, channel.bytes_sent, channel.bytes_received, rest)
+    connection = UpgradedConnection(sock, limits, peer, channel.bytes_sent, channel.bytes_received, received)
     keep_alive(connection)
     return connection
 
@@ -85,8 +85,8 @@ class HttpConnection(StreamConnection):
     def __init__(self, opened: HttpExchange, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
         """`opened`: result of `open_channel`, with the response that names the channel."""
         super().__init__(limits, peer)
-        more = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(1, dialect.PARALLEL_SENDS)]
-        self._sends = [opened, *more]
+        further = [HttpExchange(endpoint, FrameDecoder(limits), timeout) for _ in range(1, dialect.PARALLEL_SENDS)]
+        self._sends = [opened, *further]
         self._receive = HttpExchange(endpoint, self._decoder, timeout)
         self._sent_pieces = 0
         self._answered = 0
@@ -120,10 +120,10 @@ class HttpConnection(StreamConnection):
     # --- opening, sending, closing --------------------------------------------------------------------------
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        rest = list(pieces(buffers, dialect.PIECE_BYTES))
-        for sent, piece in enumerate(rest):
+        remaining = list(pieces(buffers, dialect.PIECE_BYTES))
+        for sent, piece in enumerate(remaining):
             if not self._send_piece(piece):
-                return [buffer for piece in rest[sent:] for buffer in piece]
+                return [buffer for piece in remaining[sent:] for buffer in piece]
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:
@@ -257,10 +257,10 @@ def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
     piece: list[Buffer] = []
     room = size
     for buffer in buffers:
-        rest = memoryview(buffer)
-        while rest:
-            piece.append(rest[:room])
-            rest, room = rest[room:], room - min(room, len(rest))
+        remaining = memoryview(buffer)
+        while remaining:
+            piece.append(remaining[:room])
+            remaining, room = remaining[room:], room - min(room, len(remaining))
             if not room:
                 yield piece
                 piece, room = [], size

@@ -75,10 +75,10 @@ class FrameInbox:
             while not self._frames:
                 if self._error is not None:
                     raise copy(self._error)  # what is raised keeps the frames it comes through, and they keep this
-                rest = None if deadline is None else deadline - time.monotonic()
-                if rest is not None and rest <= 0:
+                seconds_left = None if deadline is None else deadline - time.monotonic()
+                if seconds_left is not None and seconds_left <= 0:
                     raise TimeoutError("no frame arrived within the timeout")
-                self._changed.wait(rest)
+                self._changed.wait(seconds_left)
             frame = self._frames.popleft()
             was_full = self._is_full(frame)
             self._bytes -= weight(frame)

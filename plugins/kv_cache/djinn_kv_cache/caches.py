@@ -83,14 +83,14 @@ class Caches:
     def _grown(self) -> Iterator[Cache]:
         """Yield concatenations that outlive the program, as a whole or in part."""
         for node in self._nodes(frozenset({"cat"})):
-            left = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
-            parts = self.parts(node) if left else []
-            if not left or not parts:
+            surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
+            parts = self.parts(node) if surviving else []
+            if not surviving or not parts:
                 continue
             first, earlier = self._earlier_cache(node)
             before = self.from_outside(first)
-            values = (*[v for made in earlier for v in made.outputs], node.outputs[0], *left)
-            nodes = tuple(sorted((*[made.id for made in earlier], node.id)))
+            values = (*[v for appending in earlier for v in appending.outputs], node.outputs[0], *surviving)
+            nodes = tuple(sorted((*[appending.id for appending in earlier], node.id)))
             low = self.is_low(node.outputs[0])
             if before is not None and len(parts) > 1:
                 yield Cache("appended", _once(before, *values), nodes, low)
@@ -102,9 +102,9 @@ class Caches:
         earlier: list[Node] = []
         axis = self._axis(node)
         value = next(v for v in node.inputs if self.graph.meta(v).numel)
-        while (made := self._appending(value)) is not None and self._axis(made) == axis:
-            earlier.append(made)
-            value = self.parts(made)[0]
+        while (appending := self._appending(value)) is not None and self._axis(appending) == axis:
+            earlier.append(appending)
+            value = self.parts(appending)[0]
         return value, earlier
 
     def _axis(self, cat: Node) -> int:
@@ -134,28 +134,28 @@ class Caches:
 
     def _scattered(self) -> Iterator[Cache]:
         for node in self._nodes(_SCATTERS):
-            left = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None
-            if left is None:
+            surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None
+            if surviving is None:
                 continue
             before = self.from_outside(node.inputs[0])
             first = (before,) if before is not None else ()
             kind: Kind = "created" if before is None else "written"
             low = self.is_low(node.outputs[0])
-            yield Cache(kind, _once(*first, node.outputs[0], *left), (node.id,), low)
+            yield Cache(kind, _once(*first, node.outputs[0], *surviving), (node.id,), low)
 
     def _written(self) -> Iterator[Cache]:
         """Yield buffers that the program writes into, earlier ones and new ones, with the nodes that write."""
-        found: dict[int, list[Node]] = {}
+        writers: dict[int, list[Node]] = {}
         for node in self._nodes(_WRITES):
             for value in node.writes:
-                found.setdefault(storage_of(value), []).append(node)
-        for storage, nodes in found.items():
+                writers.setdefault(storage_of(value), []).append(node)
+        for storage, nodes in writers.items():
             first = self._whole(nodes[0].writes[0])
-            left, outside = self.kept.get(storage, []), self.graph.producer(first) is None
-            if outside or left:
+            surviving, outside = self.kept.get(storage, []), self.graph.producer(first) is None
+            if outside or surviving:
                 kind: Kind = "written" if outside else "created"
                 ids = tuple(sorted(n.id for n in nodes))
-                yield Cache(kind, _once(first, *left), ids, self.is_low(first))
+                yield Cache(kind, _once(first, *surviving), ids, self.is_low(first))
             else:
                 self.filled[storage] = [node.inputs[-1] for node in nodes]
 
@@ -170,15 +170,15 @@ class Caches:
 
     def _quantised(self) -> Iterator[tuple[int, Cache]]:
         """Yield quantized caches that outlive the program, with the sources that they were quantized from."""
-        for storage, left in self.kept.items():
-            if storage in self.by_storage or not self.is_low(left[0]):
+        for storage, surviving in self.kept.items():
+            if storage in self.by_storage or not self.is_low(surviving[0]):
                 continue
-            source = self.graph.flow.source(left[0])
+            source = self.graph.flow.source(surviving[0])
             for _ in range(_STEPS):
                 node = self.graph.flow.node(source)
                 if node is None:
                     break
-                yield source, Cache("created", tuple(left), quantised=True)
+                yield source, Cache("created", tuple(surviving), quantised=True)
                 if node.operation not in SCALED:
                     break
                 source = self.graph.flow.operands(node)[0]
@@ -191,8 +191,8 @@ class Caches:
                 return value
             if not node.inputs or not (node.operation in SCALED or is_view(node)):
                 return None
-            shown, made = self.graph.meta(node.inputs[0]).numel, self.graph.meta(value).numel
-            if node.operation == "expand" and made > shown:
+            full_numel, quantized_numel = self.graph.meta(node.inputs[0]).numel, self.graph.meta(value).numel
+            if node.operation == "expand" and quantized_numel > full_numel:
                 return None  # one for all samples: a weight, such as learnt tokens
             value = node.inputs[0]
         return None

@@ -43,7 +43,7 @@ class KeyValueCache(Pattern):
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
         """Return one match for each layer's keys and values, for any number of attentions that read them."""
         if candidates:
-            first = {found.values: found for found in reversed(_found(graph))}
+            first = {match.values: match for match in reversed(_found(graph))}
             yield from map(_match, reversed(first.values()))
 
 
@@ -65,13 +65,13 @@ def _found(graph: Graph) -> list[_Found]:
     if not (caches.kept or caches.by_storage):
         return []  # nothing outlives the program
     tracing = CacheTracer(graph, caches)
-    found = [
+    attentions = [
         _Found(read, key, value)
         for read in graph.flow.shared(attentions_of)
         if (key := tracing.cache(read.key)) and (value := tracing.cache(read.value))
     ]
-    certain = any(f.key.grows and f.value.grows for f in found)
-    return [f for f in found if _plausible(graph, f, certain)]
+    certain = any(f.key.grows and f.value.grows for f in attentions)
+    return [f for f in attentions if _plausible(graph, f, certain)]
 
 
 def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:

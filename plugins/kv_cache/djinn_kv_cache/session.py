@@ -77,13 +77,13 @@ class KvSession:
             UnsupportedOperation: the executor has no memory limit, and therefore no spill space.
             RemoteTorchOutOfMemory: the spill space is full.
         """
-        found = self._ask("evict")
-        if not found.limited and found.total:
+        memory = self._ask("evict")
+        if not memory.limited and memory.total:
             raise UnsupportedOperation(
                 "cannot evict: the executor has no memory limit. Start it with memory_gib=... or "
                 "`djinn serve --memory-gib`, or delete the cache"
             )
-        return found
+        return memory
 
     def restore(self) -> CacheMemory:
         """Restore the cache to the executor's memory before its next use.
@@ -126,16 +126,16 @@ def kv_session(cache: object = None) -> KvSession:
 
 def tensors_in(found: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in an object: in its attributes, lists, tuples and mappings."""
-    seen: set[int] = set()
+    visited: set[int] = set()
     level: list[object] = [found]
     for _ in range(_DEEPEST):
         inside: list[object] = []
-        for one in level:
-            if isinstance(one, torch.Tensor):
-                yield one
-            elif id(one) not in seen:
-                seen.add(id(one))
-                inside.extend(_parts(one))
+        for item in level:
+            if isinstance(item, torch.Tensor):
+                yield item
+            elif id(item) not in visited:
+                visited.add(id(item))
+                inside.extend(_parts(item))
         level = inside
 
 

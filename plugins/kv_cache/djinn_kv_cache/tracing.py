@@ -30,23 +30,23 @@ class CacheTracer:
     def cache(self, value: int) -> Cache | None:
         """Return the cache from which a key or value operand of attention comes, or None."""
         path = list(chain(self.graph, value, _PASSED))
-        known = next((k for v in path if (k := self._known(v)) is not None), None) or self._far(path[-1])
-        if known is not None:
-            return known
+        cache = next((k for v in path if (k := self._known(v)) is not None), None) or self._far(path[-1])
+        if cache is not None:
+            return cache
         if self.graph.producer(path[-1]) is None:
             return Cache("read", (path[-1],))
-        held = [v for v in path if v in self.caches.kept.get(storage_of(v), ())]
-        return Cache("kept", tuple(held)) if held else None
+        surviving = [v for v in path if v in self.caches.kept.get(storage_of(v), ())]
+        return Cache("kept", tuple(surviving)) if surviving else None
 
     def _known(self, value: int) -> Cache | None:
-        found = self.caches.by_storage.get(storage_of(value))
-        if found is None and self.caches.by_source and (maker := self.graph.producer(value)) is not None:
-            found = self.caches.by_source.get(maker.id)
-        return found
+        cache = self.caches.by_storage.get(storage_of(value))
+        if cache is None and self.caches.by_source and (maker := self.graph.producer(value)) is not None:
+            cache = self.caches.by_source.get(maker.id)
+        return cache
 
     def _far(self, value: int) -> Cache | None:
         """Return the nearest cache from which `value` was computed, including quantized values and their scales."""
-        queue, seen, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
+        queue, visited, limit = deque([(value, _AFTER_LAYER)]), {value}, _FAR
         nearest: Cache | None = None
         few: list[int] = []
         scales: list[int] = []
@@ -54,16 +54,16 @@ class CacheTracer:
             limit -= 1
             current, allowed = queue.popleft()
             node = self.graph.producer(current)
-            if (known := self._known(current)) is not None:
-                nearest = nearest or known
+            if (cache := self._known(current)) is not None:
+                nearest = nearest or cache
             elif node is None and self._few_bits(current):
                 few.append(current)
             elif node is not None:
-                rest = _BEFORE_LAYER if node.operation in _LAYERS else allowed
-                fresh = [v for v in self._made_of(current, node, allowed) if v not in seen]
+                remaining_ops = _BEFORE_LAYER if node.operation in _LAYERS else allowed
+                fresh = [v for v in self._made_of(current, node, allowed) if v not in visited]
                 scales += self._scales(node, fresh)
-                seen.update(fresh)
-                queue.extend((v, rest) for v in fresh)
+                visited.update(fresh)
+                queue.extend((v, remaining_ops) for v in fresh)
         if few:
             nearest = attrs.evolve(nearest or Cache("appended", ()), quantised=True)
         if nearest is None or not nearest.quantised:

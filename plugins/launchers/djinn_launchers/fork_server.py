@@ -82,8 +82,11 @@ class ForkServer:
             order = json.loads(_received(connection, int.from_bytes(head, "little")))
             process = os.fork()
             if not process:
-                taken, descriptors = descriptors, []  # `_become` closes these descriptors and may reuse their numbers
-                return self._begin(order, taken, connection)
+                received_descriptors, descriptors = (
+                    descriptors,
+                    [],
+                )  # `_become` closes these descriptors and may reuse their numbers
+                return self._begin(order, received_descriptors, connection)
             descriptor = os.pidfd_open(process)
             self._running[descriptor] = process, connection
             self._events.register(descriptor, select.POLLIN)
@@ -100,9 +103,9 @@ class ForkServer:
         try:
             told.close()
             self._listening.close()
-            for descriptor, (_, other) in self._running.items():
+            for descriptor, (_, connection) in self._running.items():
                 os.close(descriptor)
-                other.close()
+                connection.close()
             return self._become(order, given)
         except BaseException:
             traceback.print_exc()

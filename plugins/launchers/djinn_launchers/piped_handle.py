@@ -80,15 +80,15 @@ class PipedHandle(ExecutorHandle):
         """Wait until the holder runs, as `ExecutorHandle.wait_placed` does."""
         seconds = self._given[-1]
         try:
-            theirs = self._placed.result(seconds)
+            holder_version = self._placed.result(seconds)
         except TimeoutError:
             raise StartupError(
                 f"`{self._shown}` did not start a holder in {seconds:g} s. It can ask for nothing, such as a password, and has to "
                 "pass its standard input and output on"
             ) from None
-        if theirs != djinn_version():
+        if holder_version != djinn_version():
             raise StartupError(
-                f"where `{self._shown}` leads to is Djinn {theirs}, and this is Djinn {djinn_version()}: install the same version there"
+                f"where `{self._shown}` leads to is Djinn {holder_version}, and this is Djinn {djinn_version()}: install the same version there"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:

@@ -53,12 +53,12 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for i, a in enumerate(args)
         if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
     ]
-    given = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
-    results = _ask(func, args, given)
+    keywords = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
+    results = _ask(func, args, keywords)
     default = torch.get_default_dtype()
-    if default != _EXECUTORS_DEFAULT and _became_floats((*args, *given.values()), results):
+    if default != _EXECUTORS_DEFAULT and _became_floats((*args, *keywords.values()), results):
         args = tuple([a.to(default) if isinstance(a, torch.Tensor) else a for a in args])
-        results = _ask(func, args, given)
+        results = _ask(func, args, keywords)
     if written:
         _write(written[0], results[0])
         return written[0]
@@ -69,12 +69,12 @@ def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
     """Return True if an op made floats from integers. Their dtype is the default dtype of the process."""
-    given = [a for a in arguments if isinstance(a, torch.Tensor)]
-    if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in given):
+    operands = [a for a in arguments if isinstance(a, torch.Tensor)]
+    if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in operands):
         return False
-    made = [r for r in results if isinstance(r, torch.Tensor)]
+    result_tensors = [r for r in results if isinstance(r, torch.Tensor)]
     named = any(a is _EXECUTORS_DEFAULT for a in arguments)
-    return not named and any(r.dtype == _EXECUTORS_DEFAULT for r in made)
+    return not named and any(r.dtype == _EXECUTORS_DEFAULT for r in result_tensors)
 
 
 def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
@@ -85,9 +85,9 @@ def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Call
         RuntimeError: the result does not fit into `out`.
     """
     outs = [argument.name for argument in schema_of(func).arguments if argument.is_out]
-    plain = _without_out(func)
-    given = {name: value for name, value in kwargs.items() if name not in outs}
-    results = run(plain, args, given)
+    functional = _without_out(func)
+    keywords = {name: value for name, value in kwargs.items() if name not in outs}
+    results = run(functional, args, keywords)
     for name, result in zip(outs, results if isinstance(results, tuple) else (results,), strict=True):
         target = kwargs[name]
         if not torch.can_cast(result.dtype, target.dtype):
@@ -105,12 +105,12 @@ def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Call
 
 @functools.cache
 def _without_out(func: Any) -> Any:
-    wanted = [(a.name, str(a.type)) for a in schema_of(func).arguments if not a.is_out]
+    signature = [(a.name, str(a.type)) for a in schema_of(func).arguments if not a.is_out]
     packet = func.overloadpacket
     for name in packet.overloads():
-        other = getattr(packet, name)
-        if [(a.name, str(a.type)) for a in schema_of(other).arguments] == wanted:
-            return other
+        candidate = getattr(packet, name)
+        if [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == signature:
+            return candidate
     raise UnsupportedOperation(f"{func.name()} cannot run on {DEVICE_NAME} with tensors that are not strided")
 
 
@@ -144,30 +144,30 @@ def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
 
 def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
     """Build a result of the executor from its header and its parts."""
-    kind, *rest = header
+    kind, *header_numbers = header
     if kind == NO_RESULT:
         return None
-    made: PartsTensor
+    tensor: PartsTensor
     if kind == COO_RESULT:
-        made = wrap_sparse(parts[0], parts[1], tuple(rest[2:]), bool(rest[1]))
+        tensor = wrap_sparse(parts[0], parts[1], tuple(header_numbers[2:]), bool(header_numbers[1]))
     elif kind == COMPRESSED_RESULT:
-        layout = getattr(torch, COMPRESSED[rest[1]])
-        made = wrap_compressed(layout, parts[0], parts[1], parts[2], tuple(rest[2:]))
+        layout = getattr(torch, COMPRESSED[header_numbers[1]])
+        tensor = wrap_compressed(layout, parts[0], parts[1], parts[2], tuple(header_numbers[2:]))
     elif kind == PER_TENSOR_RESULT:
-        (scale,) = struct.unpack("<d", struct.pack("<q", rest[3]))
-        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerTensor(scale, rest[2]))
+        (scale,) = struct.unpack("<d", struct.pack("<q", header_numbers[3]))
+        tensor = wrap_quantized(parts[0], DTYPES[header_numbers[1]], PerTensor(scale, header_numbers[2]))
     elif kind == PER_CHANNEL_RESULT:
-        made = wrap_quantized(parts[0], DTYPES[rest[1]], PerChannel(parts[1], parts[2], rest[2]))
+        tensor = wrap_quantized(parts[0], DTYPES[header_numbers[1]], PerChannel(parts[1], parts[2], header_numbers[2]))
     elif kind == NESTED_RESULT:
-        made = wrap_nested(parts[0], _rows(rest[2:], rest[1]))
+        tensor = wrap_nested(parts[0], _rows(header_numbers[2:], header_numbers[1]))
     elif kind == NESTED_VIEW_RESULT:
-        dims, count, numbers = rest[1], rest[2], rest[3:]
+        dims, count, numbers = header_numbers[1], header_numbers[2], header_numbers[3:]
         places = Places(_rows(numbers[dims * count : 2 * dims * count], dims), tuple(numbers[2 * dims * count :]))
-        made = wrap_nested(parts[0], _rows(numbers[: dims * count], dims), places)
+        tensor = wrap_nested(parts[0], _rows(numbers[: dims * count], dims), places)
     else:
         return parts[0]
-    made.in_place = bool(rest[0])
-    return made
+    tensor.in_place = bool(header_numbers[0])
+    return tensor
 
 
 def _rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:

@@ -96,10 +96,10 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if device is not None and not is_remote(device):
         return _fetched(source).to(device=device, dtype=dtype)
     moved = {"device": device} if device is not None else {}
-    given = {**moved, "dtype": dtype} if dtype is not None else moved
-    compressed, plain = (record(func, (part,), moved) for part in (source.held_compressed, source.held_plain))
+    keywords = {**moved, "dtype": dtype} if dtype is not None else moved
+    compressed, plain_indices = (record(func, (part,), moved) for part in (source.held_compressed, source.held_plain))
     return wrap_compressed(
-        source.held_layout, compressed, plain, record(func, (source.held_values,), given), source.shape
+        source.held_layout, compressed, plain_indices, record(func, (source.held_values,), keywords), source.shape
     )
 
 
@@ -110,8 +110,8 @@ def _fetched(source: CompressedTensor) -> torch.Tensor:
 
 
 def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor, LazyTensor]:
-    compressed, plain, values = torch_layouts.compressed_parts(source.detach())
-    return upload_copy(compressed, device), upload_copy(plain, device), upload_copy(values, device)
+    compressed, plain_indices, values = torch_layouts.compressed_parts(source.detach())
+    return upload_copy(compressed, device), upload_copy(plain_indices, device), upload_copy(values, device)
 
 
 def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -143,11 +143,11 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise RuntimeError(
                 f"empty_like with different sparse layout is not supported (self is {source.held_layout} but you requested {layout})"
             )
-        compressed, plain = (
+        compressed, plain_indices = (
             record(aten.clone.default, (part,), {}) for part in (source.held_compressed, source.held_plain)
         )
         values = record(aten.zeros_like.default, (source.held_values,), {"dtype": dtype})
-        return wrap_compressed(layout, compressed, plain, values, source.shape)
+        return wrap_compressed(layout, compressed, plain_indices, values, source.shape)
     batch = source.held_compressed.dim() - 1
     blocks = list(source.held_values.shape[batch + 1 : batch + 3]) if source.held_layout in IN_BLOCKS else []
     if bool(blocks) != (layout in IN_BLOCKS):
@@ -165,11 +165,11 @@ def _without_elements(
     before, inside, dense = list(shape[:batch]), list(shape[batch : batch + 2]), list(shape[batch + 2 :])
     along = 0 if layout in BY_ROWS else 1
     count = inside[along] // (block[along] if block else 1)
-    whole = {"dtype": torch.int64, "device": device}
-    compressed = record(aten.zeros.default, ([*before, count + 1],), whole)
-    plain = record(aten.zeros.default, ([*before, 0],), whole)
+    index_options = {"dtype": torch.int64, "device": device}
+    compressed = record(aten.zeros.default, ([*before, count + 1],), index_options)
+    plain_indices = record(aten.zeros.default, ([*before, 0],), index_options)
     values = record(aten.zeros.default, ([*before, 0, *block, *dense],), {"dtype": dtype, "device": device})
-    return wrap_compressed(layout, compressed, plain, values, tuple(shape))
+    return wrap_compressed(layout, compressed, plain_indices, values, tuple(shape))
 
 
 def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -202,9 +202,9 @@ def _with_dims(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
     empty = _without_elements(size, layout, dtype, device, len(batch), block)
     dense = list(size[len(size) - dense_dim :]) if dense_dim else []
     compressed = record(aten._to_copy.default, (empty.held_compressed,), {"dtype": index_dtype})
-    plain = record(aten.zeros.default, ([*batch, nnz],), {"dtype": index_dtype, "device": device})
+    plain_indices = record(aten.zeros.default, ([*batch, nnz],), {"dtype": index_dtype, "device": device})
     values = record(aten.zeros.default, ([*batch, nnz, *block, *dense],), {"dtype": dtype, "device": device})
-    return wrap_compressed(layout, compressed, plain, values, tuple(size))
+    return wrap_compressed(layout, compressed, plain_indices, values, tuple(size))
 
 
 def move_here(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> torch.Tensor:
@@ -215,18 +215,22 @@ def move_here(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> to
 
 def _of_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle `torch.sparse_csr_tensor` and similar functions. The executor checks the parts at their first use."""
-    compressed, plain, values, size = args
-    if not all(isinstance(part, LazyTensor) for part in (compressed, plain, values)):
+    compressed, plain_indices, values, size = args
+    if not all(isinstance(part, LazyTensor) for part in (compressed, plain_indices, values)):
         raise RuntimeError(
             "device of compressed_indices, plain_indices and values must match, and be a device of remote tensors"
         )
     layout, dtype = kwargs.get("layout") or torch.sparse_csr, kwargs.get("dtype")
     checks = func is not aten._sparse_compressed_tensor_unsafe.default
     if checks and torch.sparse.check_sparse_tensor_invariants.is_enabled():
-        call(aten._validate_sparse_compressed_tensor_args.default, (compressed, plain, values, list(size), layout), {})
+        call(
+            aten._validate_sparse_compressed_tensor_args.default,
+            (compressed, plain_indices, values, list(size), layout),
+            {},
+        )
     if dtype is not None and dtype != values.dtype:
         values = record(aten._to_copy.default, (values,), {"dtype": dtype})
-    return wrap_compressed(layout, compressed, plain, values, tuple(int(n) for n in size))
+    return wrap_compressed(layout, compressed, plain_indices, values, tuple(int(n) for n in size))
 
 
 def _unsafe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -245,13 +249,13 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the indices of a COO tensor by ops that check them. The kernel would use them as memory offsets."""
-    compressed, plain = args[0], args[1]
+    compressed, plain_indices = args[0], args[1]
     if compressed.dim() != 1:
         raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo takes no batches on {DEVICE_NAME}")
     counts = compressed.diff()
-    rows = torch.arange(counts.shape[0], device=plain.device).repeat_interleave(counts)
-    found = torch.stack([plain, rows] if kwargs.get("transpose") else [rows, plain])
-    return found.to(torch.int32 if kwargs.get("out_int32") else torch.int64)
+    rows = torch.arange(counts.shape[0], device=plain_indices.device).repeat_interleave(counts)
+    indices = torch.stack([plain_indices, rows] if kwargs.get("transpose") else [rows, plain_indices])
+    return indices.to(torch.int32 if kwargs.get("out_int32") else torch.int64)
 
 
 # ops that run without the executor

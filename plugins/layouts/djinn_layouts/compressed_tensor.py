@@ -88,9 +88,9 @@ def wrap_compressed(
     layout: torch.layout, compressed: LazyTensor, plain: LazyTensor, values: LazyTensor, shape: Sequence[int]
 ) -> CompressedTensor:
     """Return a compressed sparse tensor with these parts, without checks."""
-    made: CompressedTensor = torch_layouts.make_compressed_wrapper(
+    tensor: CompressedTensor = torch_layouts.make_compressed_wrapper(
         CompressedTensor, shape, values.dtype, layout, values.device
     )
-    made.held_layout = layout
-    made.held_compressed, made.held_plain, made.held_values = compressed, plain, values
-    return made
+    tensor.held_layout = layout
+    tensor.held_compressed, tensor.held_plain, tensor.held_values = compressed, plain, values
+    return tensor

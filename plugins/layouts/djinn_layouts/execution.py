@@ -51,21 +51,21 @@ def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
         RuntimeError: a tensor among the arguments is invalid, or the op raised this error.
     """
     op = resolve_for_layouts(str(name))
-    made = _Arguments()
-    positional = [made.make(a) for a in args]
-    named = {key: made.make(a) for key, a in kwargs.items()}
-    if not made.kinds and name not in CONVERSIONS:
+    arguments = _Arguments()
+    positional = [arguments.make(a) for a in args]
+    named = {key: arguments.make(a) for key, a in kwargs.items()}
+    if not arguments.kinds and name not in CONVERSIONS:
         raise UnsupportedOperation(f"{name} was called for tensors that are not strided, and is given none")
-    for kind in made.kinds:
+    for kind in arguments.kinds:
         if name not in OPERATORS_OF[kind]:
             raise UnsupportedOperation(f"{name} is not an op that programs may contain with {kind} tensors")
     schema = torch_private.schema_of(op)
     for index, argument in enumerate(schema.arguments[: len(positional)]):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            positional[index] = made.own_for_writing(positional[index])
+            positional[index] = arguments.own_for_writing(positional[index])
     out = _EXCEPTIONS.get(str(name), _call)(op, positional, named)
     results = list(out) if len(schema.returns) > 1 else [out]
-    return [place for result in results for place in made.take_apart(result)]
+    return [place for result in results for place in arguments.take_apart(result)]
 
 
 def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
@@ -75,9 +75,9 @@ def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
 def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
     """Compute a matrix product that reduces by maximum or minimum. Also return the positions of the chosen terms."""
     with torch.inference_mode(mode=False), torch.enable_grad():
-        matrix, dense, *others = positional
-        found, terms = op(matrix.clone(), dense.clone().requires_grad_(), *others, **named)
-    return found.detach(), terms
+        matrix, dense, *options = positional
+        product, terms = op(matrix.clone(), dense.clone().requires_grad_(), *options, **named)
+    return product.detach(), terms
 
 
 def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
@@ -120,11 +120,11 @@ class _Arguments:
             return argument
         if not isinstance(argument, (list, tuple)):
             return argument
-        given = [self.make(a) for a in argument]
-        if not given or not isinstance(given[0], str) or given[0] not in _MAKERS:
-            return given
-        self.kinds.add(given[0])
-        return _MAKERS[given[0]](*given)
+        elements = [self.make(a) for a in argument]
+        if not elements or not isinstance(elements[0], str) or elements[0] not in _MAKERS:
+            return elements
+        self.kinds.add(elements[0])
+        return _MAKERS[elements[0]](*elements)
 
     def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
         """Return a copy of an argument that the op may write into."""

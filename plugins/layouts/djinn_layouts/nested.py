@@ -83,7 +83,7 @@ def _contiguous(source: NestedTensor) -> NestedTensor:
     """Return the tensor if it is contiguous, else a contiguous copy."""
     if source.places is None:
         return source
-    rows = [one.reshape(-1) for one in _tensors(source)]
+    rows = [component.reshape(-1) for component in _tensors(source)]
     return wrap_nested(record(aten.cat.default, (rows,), {}), source.sizes)
 
 
@@ -101,10 +101,10 @@ def _view(source: NestedTensor, sizes: Sizes, places: Places) -> NestedTensor:
 def _asked_view(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a view whose strides and offsets the executor determines."""
     source = args[0]
-    made = call(func, args, kwargs)
-    if made.places is None:
-        return made  # without elements
-    return _view(source, made.sizes, made.places)
+    view = call(func, args, kwargs)
+    if view.places is None:
+        return view  # without elements
+    return _view(source, view.sizes, view.places)
 
 
 def _transpose(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -193,12 +193,12 @@ def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int 
 
 def _split(source: NestedTensor, widths: Sequence[int]) -> list[NestedTensor]:
     """Split a tensor along the last dimension into these widths."""
-    lies, made, start = source.lies(), [], 0
+    lies, parts, start = source.lies(), [], 0
     for width in widths:
         sizes = tuple((*size[:-1], width) for size in source.sizes)
-        made.append(_view(source, sizes, Places(lies.strides, tuple(n + start for n in lies.offsets))))
+        parts.append(_view(source, sizes, Places(lies.strides, tuple(n + start for n in lies.offsets))))
         start += width
-    return made
+    return parts
 
 
 def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -225,27 +225,27 @@ def _of_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         if func.name() in OPERATORS_OF[NESTED_VIEW]:
             return call(func, args, kwargs)
         raise RuntimeError(_NOT_CONTIGUOUS)
-    for other in args[1:]:
-        if isinstance(other, NestedTensor):
-            if other.sizes != first.sizes or other.places != first.places:
+    for operand in args[1:]:
+        if isinstance(operand, NestedTensor):
+            if operand.sizes != first.sizes or operand.places != first.places:
                 return call(func, args, kwargs)
-        elif isinstance(other, torch.Tensor) and other.dim():
+        elif isinstance(operand, torch.Tensor) and operand.dim():
             return call(func, args, kwargs)
-    given = [a.held_values if isinstance(a, NestedTensor) else a for a in args]
-    made = record(func, tuple(given), kwargs)
-    if made is first.held_values:
+    operands = [a.held_values if isinstance(a, NestedTensor) else a for a in args]
+    results = record(func, tuple(operands), kwargs)
+    if results is first.held_values:
         return first
-    if isinstance(made, (list, tuple)):
-        return tuple([wrap_nested(one, first.sizes, first.places) for one in made])
-    return wrap_nested(made, first.sizes, first.places)
+    if isinstance(results, (list, tuple)):
+        return tuple([wrap_nested(result, first.sizes, first.places) for result in results])
+    return wrap_nested(results, first.sizes, first.places)
 
 
 def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
-    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    keywords = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
     if device is not None and not is_remote(device):
-        return func(_fetched(source), **given)
-    return wrap_nested(record(func, (source.held_values, *args[1:]), given), source.sizes, source.places)
+        return func(_fetched(source), **keywords)
+    return wrap_nested(record(func, (source.held_values, *args[1:]), keywords), source.sizes, source.places)
 
 
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -254,8 +254,8 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOperation(f"a nested tensor on {DEVICE_NAME} cannot become one of layout {kwargs['layout']}")
     if device is not None and not is_remote(device):
         return _fetched(source).to(device=device, dtype=dtype)
-    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
-    return wrap_nested(record(func, (source.held_values,), given), source.sizes, source.places)
+    keywords = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    return wrap_nested(record(func, (source.held_values,), keywords), source.sizes, source.places)
 
 
 def _fetched(source: NestedTensor) -> torch.Tensor:
@@ -281,8 +281,8 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     if target.places is None and source.places is None:
         record(func, (target.held_values, source.held_values), {})
         return target
-    for one, other in zip(_tensors(target), _tensors(source), strict=True):
-        record(func, (one, other), {})
+    for target_component, source_component in zip(_tensors(target), _tensors(source), strict=True):
+        record(func, (target_component, source_component), {})
     return target
 
 
@@ -292,19 +292,19 @@ def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) ->
 
 def _from_list(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Handle `torch.nested.nested_tensor` and `as_nested_tensor` of remote tensors."""
-    given = dict(zip(("list", "dtype", "layout", "device"), args, strict=False)) | kwargs
-    return _of_list(given["list"], given.get("dtype"), given.get("device"))
+    arguments = dict(zip(("list", "dtype", "layout", "device"), args, strict=False)) | kwargs
+    return _of_list(arguments["list"], arguments.get("dtype"), arguments.get("device"))
 
 
 def _of_list(tensors: Sequence[Any], dtype: torch.dtype | None, device: torch.device | None) -> Any:
     if device is not None and not is_remote(device):
-        return torch.nested.as_nested_tensor([one.to(device) for one in tensors], dtype=dtype)
-    if len({one.dim() for one in tensors}) > 1:
+        return torch.nested.as_nested_tensor([tensor.to(device) for tensor in tensors], dtype=dtype)
+    if len({tensor.dim() for tensor in tensors}) > 1:
         raise RuntimeError("All Tensors given to nested_tensor must have the same dimension.")
-    where = device or next(one.device for one in tensors if isinstance(one, LazyTensor))
+    where = device or next(tensor.device for tensor in tensors if isinstance(tensor, LazyTensor))
     options = {"device": logical_device(existing_index(where)), "dtype": dtype or tensors[0].dtype}
-    joined: Any = torch.cat([one.to(**options).reshape(-1) for one in tensors])
-    return wrap_nested(joined, tuple(tuple(int(n) for n in one.shape) for one in tensors))
+    joined: Any = torch.cat([tensor.to(**options).reshape(-1) for tensor in tensors])
+    return wrap_nested(joined, tuple(tuple(int(n) for n in tensor.shape) for tensor in tensors))
 
 
 def _from_padded(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -324,9 +324,9 @@ def _from_mask(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> An
             f"Expected mask to be of ScalarType Bool and of the size of the input without its last dimension, which has three, but got {mask.dtype} "
             f"of {tuple(mask.shape)} and an input of {tuple(padded.shape)}"
         )
-    kept = mask.cpu()
-    counts = kept.sum(1)
-    if checked and bool((kept != (torch.arange(mask.shape[1], device="cpu") < counts[:, None])).any()):
+    local_mask = mask.cpu()
+    counts = local_mask.sum(1)
+    if checked and bool((local_mask != (torch.arange(mask.shape[1], device="cpu") < counts[:, None])).any()):
         raise RuntimeError("Mask must be left-aligned without gaps")
     return _from_padded(None, (padded, torch.stack([counts, torch.full_like(counts, padded.shape[2])], 1)), {})
 
@@ -353,8 +353,8 @@ def _reshape(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _reshape_as(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
-    source, other = args
-    common = [other.common(dim) for dim in range(other.dim())]
+    source, values = args
+    common = [values.common(dim) for dim in range(values.dim())]
     return source.reshape([-1 if n is None else n for n in common])
 
 
@@ -363,12 +363,12 @@ class _TakeApart(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, source: NestedTensor, handler: Handler, *args: Any) -> Any:
-        made = handler(None, (source.detach(), *args), {})
+        results = handler(None, (source.detach(), *args), {})
         ctx.sizes, ctx.given, ctx.handler = source.sizes, 1 + len(args), handler
-        ctx.made = [one.sizes if isinstance(one, NestedTensor) else () for one in made]
+        ctx.made = [result.sizes if isinstance(result, NestedTensor) else () for result in results]
         ctx.options = {"dtype": source.dtype, "device": source.device}
         ctx.set_materialize_grads(False)
-        return tuple(made)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -394,9 +394,9 @@ def _differentiated(handler: Handler) -> Handler:
     """Return a handler of ops such as `unbind` under autograd. PyTorch's own formulas need a CPU tensor."""
 
     def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        source, *rest = args
+        source, *arguments = args
         if torch.is_grad_enabled() and source.requires_grad:
-            return list(_TakeApart.apply(source, handler, *(rest or (0,))))  # type: ignore[no-untyped-call]
+            return list(_TakeApart.apply(source, handler, *(arguments or (0,))))  # type: ignore[no-untyped-call]
         return handler(func, args, kwargs)
 
     return take_apart
@@ -445,16 +445,16 @@ def _is_done_with_memory(func: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _elementwise() -> dict[Any, Handler]:
-    found: dict[Any, Handler] = {}
+    handlers: dict[Any, Handler] = {}
     for name in _ELEMENTWISE:
-        found[getattr(aten, name).default] = _of_elements
+        handlers[getattr(aten, name).default] = _of_elements
     for name in _BINARY:
         for suffix in ("", "_"):
             for overload in ("Tensor", "Scalar"):
-                found[getattr(getattr(aten, name + suffix), overload)] = _of_elements
+                handlers[getattr(getattr(aten, name + suffix), overload)] = _of_elements
     for op in (aten.fill_.Scalar, aten.eq.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.masked_fill.Scalar):
-        found[op] = _of_elements
-    return found
+        handlers[op] = _of_elements
+    return handlers
 
 
 # Ops that run without the executor, or that act on the elements.

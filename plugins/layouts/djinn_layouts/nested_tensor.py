@@ -66,8 +66,8 @@ class NestedTensor(PartsTensor):
         """Return the size of a dimension if it is equal in all components, else None. Dimension 0 counts components."""
         if dim == 0:
             return len(self.sizes)
-        found = {size[dim - 1] for size in self.sizes}
-        return found.pop() if len(found) == 1 else None
+        sizes = {size[dim - 1] for size in self.sizes}
+        return sizes.pop() if len(sizes) == 1 else None
 
     @for_users
     def size(self, dim: int | None = None) -> Any:
@@ -85,31 +85,31 @@ class NestedTensor(PartsTensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        inside = ",\n".join(f"  {one!r}" for one in self.detach().unbind())
+        inside = ",\n".join(f"  {component!r}" for component in self.detach().unbind())
         return f"nested_tensor([\n{inside}\n], device='{self.device}')"
 
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
-        here = self.detach().cpu()
-        return torch_layouts.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        local = self.detach().cpu()
+        return torch_layouts.rebuild_from_cpu, (local, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
     """Return a nested tensor with these elements. `places`: strides and offsets of its components in `values`."""
-    made: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
-    made.held_values, made.sizes, made.places = values, sizes, places
-    return made
+    tensor: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
+    tensor.held_values, tensor.sizes, tensor.places = values, sizes, places
+    return tensor
 
 
 def symbolic_size(tensor: NestedTensor) -> list[Any]:
     """Return the shape of a nested tensor. Sizes that differ between its tensors are nested integers."""
     inner = range(len(tensor.sizes[0]) if tensor.sizes else 0)
-    found: list[Any] = [len(tensor.sizes)]
+    shape: list[Any] = [len(tensor.sizes)]
     for dim in inner:
         common = tensor.common(dim + 1)
         lengths = tuple(size[dim] for size in tensor.sizes)
-        found.append(common if common is not None else torch_layouts.nested_integer(lengths))
-    return found
+        shape.append(common if common is not None else torch_layouts.nested_integer(lengths))
+    return shape
 
 
 def numbers_of(sizes: Sequence[Sequence[int]]) -> list[int]:

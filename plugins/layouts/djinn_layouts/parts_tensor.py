@@ -51,8 +51,8 @@ class PartsTensor(torch.Tensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = torch_layouts.format_whole(self.detach().cpu())
-        before, _, after = here.rpartition("size=(")
+        text = torch_layouts.format_whole(self.detach().cpu())
+        before, _, after = text.rpartition("size=(")
         history = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn else ", requires_grad=True"
         return f"{before}device='{self.device}', size=({after[:-1]}{history if self.requires_grad else ''})"
 
@@ -75,7 +75,7 @@ class PartsTensor(torch.Tensor):
 def first_of_parts(arguments: Iterable[Any]) -> PartsTensor | None:
     """Return the first non-strided remote tensor among the arguments of an op."""
     for argument in arguments:
-        found = first_of_parts(argument) if isinstance(argument, (list, tuple)) else argument
-        if isinstance(found, PartsTensor):
-            return found
+        candidate = first_of_parts(argument) if isinstance(argument, (list, tuple)) else argument
+        if isinstance(candidate, PartsTensor):
+            return candidate
     return None

@@ -80,10 +80,10 @@ def _of_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     source = args[0]
     if func is not aten.clone.default:
         _per_tensor(source)
-    made = record(func, (source.held_integers, *args[1:]), kwargs)
-    if isinstance(made, (list, tuple)):
-        return [wrap_quantized(one, source.dtype, source.quantizer) for one in made]
-    return wrap_quantized(made, source.dtype, source.quantizer)
+    results = record(func, (source.held_integers, *args[1:]), kwargs)
+    if isinstance(results, (list, tuple)):
+        return [wrap_quantized(integers, source.dtype, source.quantizer) for integers in results]
+    return wrap_quantized(results, source.dtype, source.quantizer)
 
 
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -101,11 +101,11 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _fetched(source: QuantizedTensor) -> torch.Tensor:
     integers, quantizer = fetch(source.held_integers), source.quantizer
     if isinstance(quantizer, PerTensor):
-        made = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
+        converted = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
     else:
         scales, zero_points = fetch(quantizer.scales), fetch(quantizer.zero_points)
-        made = torch_layouts.quantized_per_channel(integers, scales, zero_points, quantizer.axis, source.dtype)
-    return made
+        converted = torch_layouts.quantized_per_channel(integers, scales, zero_points, quantizer.axis, source.dtype)
+    return converted
 
 
 def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
@@ -155,8 +155,8 @@ def _empty_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     source, device = args[0], kwargs.get("device")
     if device is not None and not is_remote(device):
         return torch.empty_like(_fetched(source), device=device)
-    given = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
-    integers = record(aten.empty_like.default, (source.held_integers,), given)
+    keywords = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
+    integers = record(aten.empty_like.default, (source.held_integers,), keywords)
     return wrap_quantized(integers, kwargs.get("dtype") or source.dtype, source.quantizer)
 
 

@@ -45,8 +45,8 @@ class PerChannel(msgspec.Struct, frozen=True, eq=False):
     @property
     def scheme(self) -> torch.qscheme:
         """Quantization scheme of the tensor, the result of `qscheme()`."""
-        whole = not self.zero_points.dtype.is_floating_point
-        return torch.per_channel_affine if whole else torch.per_channel_affine_float_qparams
+        has_integer_zero_points = not self.zero_points.dtype.is_floating_point
+        return torch.per_channel_affine if has_integer_zero_points else torch.per_channel_affine_float_qparams
 
 
 Quantizer: TypeAlias = PerTensor | PerChannel
@@ -75,20 +75,20 @@ class QuantizedTensor(PartsTensor):
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol
     def __repr__(self, *, tensor_contents: str | None = None) -> str:  # type: ignore[override]
-        here = torch_layouts.format_whole(self.detach().cpu())
-        before, mark, after = here.rpartition("size=(")
+        text = torch_layouts.format_whole(self.detach().cpu())
+        before, mark, after = text.rpartition("size=(")
         return f"{before}device='{self.device}', {mark}{after}"
 
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
-        here = self.detach().cpu()
-        return torch_layouts.rebuild_from_cpu, (here, self.dtype, str(self.device), self.requires_grad)
+        local = self.detach().cpu()
+        return torch_layouts.rebuild_from_cpu, (local, self.dtype, str(self.device), self.requires_grad)
 
 
 def wrap_quantized(integers: LazyTensor, dtype: torch.dtype, quantizer: Quantizer) -> QuantizedTensor:
     """Return a quantized tensor with these parts, without checks."""
-    made: QuantizedTensor = torch_dispatch.make_wrapper(
+    tensor: QuantizedTensor = torch_dispatch.make_wrapper(
         QuantizedTensor, integers.shape, integers.stride(), integers.remote.meta.offset, dtype, integers.device
     )
-    made.held_integers, made.quantizer = integers, quantizer
-    return made
+    tensor.held_integers, tensor.quantizer = integers, quantizer
+    return tensor

@@ -83,10 +83,10 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOperation(f"a sparse tensor on {DEVICE_NAME} cannot become one of layout {kwargs['layout']}")
     if device is not None and not is_remote(device):
         return _fetched(source).to(device=device, dtype=kwargs.get("dtype"))
-    given = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
+    keywords = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
     moved = {"device": device} if device is not None else {}
     indices = record(func, (source.held_indices,), moved)
-    return wrap_sparse(indices, record(func, (source.held_values,), given), source.shape, source.coalesced)
+    return wrap_sparse(indices, record(func, (source.held_values,), keywords), source.shape, source.coalesced)
 
 
 def _fetched(source: SparseTensor) -> torch.Tensor:
@@ -185,16 +185,18 @@ def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the sparse gradient of an `nn.EmbeddingBag` table by ops on the client."""
-    given = {argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)} | kwargs
-    indices, bags = given["indices"], given["offset2bag"]
+    arguments = {
+        argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)
+    } | kwargs
+    indices, bags = arguments["indices"], arguments["offset2bag"]
     if bags.numel() == 0:  # as the executor's op does if the forward pass did not compute it
         bags = torch.zeros(indices.shape[0] + 1, dtype=indices.dtype, device=indices.device)
-        bags = bags.index_add_(0, given["offsets"], torch.ones_like(given["offsets"]))
+        bags = bags.index_add_(0, arguments["offsets"], torch.ones_like(arguments["offsets"]))
         bags[0] -= 1
         bags = bags.cumsum(0)[: indices.shape[0]]
     return aten._embedding_bag_sparse_backward.default(
-        given["grad"], indices, given["offsets"], bags, given["bag_size"], given["num_weights"],
-        given["scale_grad_by_freq"], given["mode"], given.get("per_sample_weights"), given.get("padding_idx", -1)
+        arguments["grad"], indices, arguments["offsets"], bags, arguments["bag_size"], arguments["num_weights"],
+        arguments["scale_grad_by_freq"], arguments["mode"], arguments.get("per_sample_weights"), arguments.get("padding_idx", -1)
     )  # fmt: skip
 
 

@@ -91,14 +91,17 @@ def resize_compressed(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
             f"is {target.shape[-1]} while the requested new number of columns is {size[-1]}."
         )
     rows, nnz, before = size[-2], int(target.held_plain.shape[-1]), int(target.held_compressed.shape[-1])
-    kept = min(nnz, rows * size[-1])
+    count = min(nnz, rows * size[-1])
     compressed = _resize(target.held_compressed, [*size[:-2], rows + 1])
     if rows + 1 >= before:
         compressed[..., before:] = nnz
     else:
-        compressed[..., rows:] = kept
-    plain, values = _resize(target.held_plain, [*size[:-2], kept]), _resize(target.held_values, [*size[:-2], kept])
-    return _become(target, wrap_compressed(target.held_layout, compressed, plain, values, size))
+        compressed[..., rows:] = count
+    plain_indices, values = (
+        _resize(target.held_plain, [*size[:-2], count]),
+        _resize(target.held_values, [*size[:-2], count]),
+    )
+    return _become(target, wrap_compressed(target.held_layout, compressed, plain_indices, values, size))
 
 
 def _as_compressed(target: CompressedTensor, template: CompressedTensor) -> CompressedTensor:
@@ -110,11 +113,11 @@ def _as_compressed(target: CompressedTensor, template: CompressedTensor) -> Comp
             (target.held_values, template.held_values),
         )
     ]
-    compressed, plain, values = parts
+    compressed, plain_indices, values = parts
     if target.shape != template.shape or target.dense() != template.dense():
         record(aten.copy_.default, (compressed, template.held_compressed), {})
-        record(aten.copy_.default, (plain, template.held_plain), {})
-    return _become(target, wrap_compressed(target.held_layout, compressed, plain, values, template.shape))  # type: ignore[return-value]
+        record(aten.copy_.default, (plain_indices, template.held_plain), {})
+    return _become(target, wrap_compressed(target.held_layout, compressed, plain_indices, values, template.shape))  # type: ignore[return-value]
 
 
 def _resized(target: SparseTensor, size: list[int], sparse_dim: int) -> PartsTensor:

@@ -38,13 +38,13 @@ class SparseTensor(PartsTensor):
     @for_users
     def __reduce_ex__(self, protocol: Any) -> Any:
         # As PyTorch saves sparse tensors of every device.
-        plain = self.detach()
-        parts = (*torch_layouts.sparse_parts(plain), plain.size(), plain.is_coalesced())
+        detached = self.detach()
+        parts = (*torch_layouts.sparse_parts(detached), detached.size(), detached.is_coalesced())
         return torch_layouts.rebuild_sparse, (torch.sparse_coo, parts)
 
 
 def wrap_sparse(indices: LazyTensor, values: LazyTensor, shape: Sequence[int], coalesced: bool) -> SparseTensor:
     """Return a sparse COO tensor with these parts, without checks."""
-    made: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
-    made.held_indices, made.held_values, made.coalesced = indices, values, coalesced
-    return made
+    tensor: SparseTensor = torch_layouts.make_sparse_wrapper(SparseTensor, shape, values.dtype, values.device)
+    tensor.held_indices, tensor.held_values, tensor.coalesced = indices, values, coalesced
+    return tensor

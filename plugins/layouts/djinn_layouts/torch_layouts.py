@@ -80,8 +80,8 @@ def nested_of_memory(
 ) -> torch.Tensor:
     """Return a strided nested tensor over `memory`, which is one-dimensional."""
     begins = offsets.add(int(memory.storage_offset()))
-    made: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)
-    return made
+    nested: torch.Tensor = torch._nested_view_from_buffer(memory, sizes, strides, begins)
+    return nested
 
 
 def tables_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -99,22 +99,22 @@ def elements_of_nested(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
     `tensor.values()` returns the whole storage in the order of memory.
     """
-    pieces = [one.reshape(-1) for one in tensor.detach().unbind()]
+    pieces = [component.reshape(-1) for component in tensor.detach().unbind()]
     elements = torch.cat(pieces) if pieces else tensor.new_empty(0)
     return elements, tensor._nested_tensor_size()
 
 
 def quantized_per_tensor(integers: torch.Tensor, scale: float, zero_point: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a per-tensor quantized tensor with a copy of these elements."""
-    made: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
-    assert made.dtype == dtype
-    return made
+    quantized: torch.Tensor = torch._make_per_tensor_quantized_tensor(integers, scale, zero_point)
+    assert quantized.dtype == dtype
+    return quantized
 
 
 def quantized_per_channel(
     integers: torch.Tensor, scales: torch.Tensor, zero_points: torch.Tensor, axis: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return a per-channel quantized tensor with a copy of these elements. Scales and zero points belong to dimension `axis`."""
-    made: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
-    assert made.dtype == dtype
-    return made
+    quantized: torch.Tensor = torch._make_per_channel_quantized_tensor(integers, scales, zero_points, axis)
+    assert quantized.dtype == dtype
+    return quantized

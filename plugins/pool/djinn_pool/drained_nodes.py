@@ -33,13 +33,13 @@ def _watch_nodes(plugin: str) -> None:
     while not pause.wait(LOOK_SECONDS):
         if not _is_same_session(session_number):
             return
-        notified = [one for one in notified if one in context.opened]
-        for one in context.opened:
-            if one not in notified and (reason := _notice(one, notified, plugin)):
-                notified.append(one)
+        notified = [session for session in notified if session in context.opened]
+        for session in context.opened:
+            if session not in notified and (reason := _notice(session, notified, plugin)):
+                notified.append(session)
                 _log.warning("an executor leaves, because the engine drains its node", reason=reason)
                 try:
-                    _replace(one)
+                    _replace(session)
                 except DjinnError as error:
                     _log.error("an executor on a drained node cannot leave the session", error=str(error))
 
@@ -80,13 +80,13 @@ def _replace(one: OpenSession) -> None:
     try:
         (registry, settings), session_number = context.configured(), port.sessions_ended
         with scaling.numbers_for(1) as numbers:
-            more = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
+            joining = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
             with context.lock:
                 if port.sessions_ended != session_number:
-                    for other in more:
-                        other.close()
+                    for opened in joining:
+                        opened.close()
                     return  # the session has ended meanwhile
-                scaling.join(more)
+                scaling.join(joining)
     except DjinnError as error:
         _log.warning("an executor that left was not replaced: start another with djinn.scale()", error=str(error))
         if not has_left:

@@ -108,24 +108,24 @@ class ElasticExecutors:
         executors = self.executors
         members = {number: executors.members[number] for number in numbers}
         pinned_handles = [handle for member in members.values() for handle in _pinned_values(member)]
-        rest = [number for number in executors.present if number not in members]
+        staying = [number for number in executors.present if number not in members]
         with interrupt_mask.uninterruptible:  # an interrupt must not leave some executors without their messages
             state = get_state() if self.planner.random in members else None
-            targets = self._targets(members, rest)
+            targets = self._targets(members, staying)
             for (source, target), storages in targets.items():
                 self._move(source, target, storages)
             self._pin(pinned_handles)
             for member in executors.current:
                 member.replies.ask(StatsRequest(), StatsReply)  # after this reply, all earlier messages have arrived
-            for one, other in itertools.product(numbers, rest):
-                self._drop(other, one)
-                self._drop(one, other)
+            for leaving, staying_number in itertools.product(numbers, staying):
+                self._drop(staying_number, leaving)
+                self._drop(leaving, staying_number)
             for number in numbers:
                 received_counts = {target: len(s) for (source, target), s in targets.items() if source == number}
-                executors.leave(number, max(received_counts, key=received_counts.__getitem__, default=rest[0]))
+                executors.leave(number, max(received_counts, key=received_counts.__getitem__, default=staying[0]))
                 self.locations.leave(number)
                 self.peer_reconnection.leave(number)
-            self._plan_anew(self.links.among(frozenset(rest)))
+            self._plan_anew(self.links.among(frozenset(staying)))
             if state is not None:
                 self.planner.random = executors.number_at(numbers[0] + 1)
                 set_state(state)
@@ -139,12 +139,12 @@ class ElasticExecutors:
         Raises:
             DoesNotFit: an executor has too little memory for the pinned caches.
         """
-        there: dict[int, list[int]] = {}
+        by_executor: dict[int, list[int]] = {}
         for handle in handles:
             home = self.locations.homes.get(storage_of(handle))
             if home is not None:
-                there.setdefault(home, []).append(handle)
-        for number, values in there.items():
+                by_executor.setdefault(home, []).append(handle)
+        for number, values in by_executor.items():
             member = self.executors.members[number]
             if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
                 raise DoesNotFit(

@@ -31,8 +31,8 @@ def command_among(models: Iterable[CostModel]) -> Sequence[str]:
 
 def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
     """Return sessions on devices that were never measured, one session per device model."""
-    makes = {calibration_file(one.attached.device): one for one in opened}
-    return [one for one in makes.values() if calibration_of(one.attached.device) is None]
+    makes = {calibration_file(session.attached.device): session for session in opened}
+    return [session for session in makes.values() if calibration_of(session.attached.device) is None]
 
 
 def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
@@ -63,7 +63,7 @@ def calibrate_in_background(
     """
     if len(opened) < 2 or not settings.calibrate or not (command := command_among(models)):
         return None
-    environments = [environment_for(one, settings, os.environ) for one in never_measured(opened)]
+    environments = [environment_for(session, settings, os.environ) for session in never_measured(opened)]
     if not environments:
         return None
     thread = threading.Thread(

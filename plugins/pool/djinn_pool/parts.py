@@ -169,8 +169,8 @@ def named(own: Own, values: Sequence[int]) -> list[int]:
     storages: dict[int, int] = {}
     names = []
     for storage, anchor, view in own:
-        there = storages.get(storage)
-        if there is None:
-            there = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
-        names.append(make_handle(there, view))
+        stored = storages.get(storage)
+        if stored is None:
+            stored = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
+        names.append(make_handle(stored, view))
     return names

@@ -119,17 +119,17 @@ class PeerReconnection:
         Raises:
             DjinnError: the client cannot reach one of them, or the executor cannot reach its peer.
         """
-        there = self._known[target]
-        connection = there.reach.control_channel()
+        receiver = self._known[target]
+        connection = receiver.reach.control_channel()
         try:
-            ticket = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, there.server)
+            ticket = ask(connection, PeerTicketRequest(source + 1), PeerTicket, _ANSWER_SECONDS, receiver.server)
         finally:
             connection.close()
-        here = self._known[source]
-        connection = here.reach.control_channel()
+        sender = self._known[source]
+        connection = sender.reach.control_channel()
         try:
-            request = connect_request(source, target, ticket, there.server)
-            reply = ask(connection, request, ConnectPeerReply, _ANSWER_SECONDS, here.server)
+            request = connect_request(source, target, ticket, receiver.server)
+            reply = ask(connection, request, ConnectPeerReply, _ANSWER_SECONDS, sender.server)
         finally:
             connection.close()
         if reply.error:

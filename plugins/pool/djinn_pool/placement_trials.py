@@ -77,9 +77,9 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
     alone, apart = tried.alone, tried.apart
     if pays is None:
         return bool(alone.seconds) if apart.unmeasured < UNMEASURED else None
-    preferred, other = (apart, alone) if pays else (alone, apart)
-    samples_needed = 1 + sum(len(preferred.seconds) >= look for look in LOOKS)
-    if len(other.seconds) < samples_needed and other.unmeasured < UNMEASURED:
+    preferred, rejected = (apart, alone) if pays else (alone, apart)
+    samples_needed = 1 + sum(len(preferred.seconds) >= runs_at_test for runs_at_test in LOOKS)
+    if len(rejected.seconds) < samples_needed and rejected.unmeasured < UNMEASURED:
         return not pays
     return pays if len(preferred.seconds) < LOOKS[-1] else None
 
@@ -129,9 +129,9 @@ class PlacementTrials:
 
 def reason_of(trial: PlacementTrial) -> str:
     """Return the reason why a program runs on one executor."""
-    one, several = (statistics.median(seconds) * 1e3 for seconds in (trial.alone, trial.apart))
+    one_executor, several = (statistics.median(seconds) * 1e3 for seconds in (trial.alone, trial.apart))
     runs = f"medians of {len(trial.alone)} and {len(trial.apart)} runs"
-    return f"on one executor by measurement: {one:.3g} ms there, {several:.3g} ms over several, {runs}"
+    return f"on one executor by measurement: {one_executor:.3g} ms there, {several:.3g} ms over several, {runs}"
 
 
 # --- prediction errors, and the required margin that follows from them --------------------------------------------

@@ -181,8 +181,8 @@ class PoolPlanner:
         """Return the facts about a program's inputs and devices on which its plan depends."""
         names, locations, program = self.devices, self._locations, graph.program
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
-        held = {v: locations.copies(v) for v in graph.inputs}
-        copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in held.items() if holders}
+        copies_by_value = {v: locations.copies(v) for v in graph.inputs}
+        copies = {v: tuple(names[e] for e in sorted(holders)) for v, holders in copies_by_value.items() if holders}
         residencies = self._earlier.residency(program)
         return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
@@ -224,10 +224,10 @@ class PoolPlanner:
         """
         result, trials = plan(where), alike.tried
         if trials is None and _is_divided(result):
-            one = plan(attrs.evolve(where, margin=1.0))
-            if not _is_divided(one):
+            undivided = plan(attrs.evolve(where, margin=1.0))
+            if not _is_divided(undivided):
                 alike.tried = TriedPlacement(program, self.link_changes)
-                return one, True
+                return undivided, True
         elif trials is not None and _is_divided(result):
             trials.moving += _moving_seconds(result, where)
         elif trials is not None:  # after its inputs have a location, the policy no longer divides it
@@ -251,9 +251,9 @@ class PoolPlanner:
     def _has_room(self, plan: PooledPlan) -> bool:
         """Return True if a plan's results fit on each executor, together with values that have arrived meanwhile."""
         bytes_held = self._locations.held
-        for executor, more in plan.leaves:
+        for executor, nbytes in plan.leaves:
             room = self.memory[executor]
-            if room is not None and bytes_held[executor] + more > room:
+            if room is not None and bytes_held[executor] + nbytes > room:
                 return False
         return True
 
@@ -292,7 +292,7 @@ def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
         nbytes = result.graph.meta(value).nbytes if value in result.graph.inputs else 0
         new = set(placement.copies.get(value, ())) - set(where.copies.get(value, ()))
         seconds += sum(result.topology.link(home, device).transfer_seconds(nbytes) for device in new)
-        if (there := placement.values.get(value, home)) != home:
-            seconds += result.topology.link(home, there).transfer_seconds(nbytes)
-            seconds += result.topology.link(there, home).transfer_seconds(nbytes)
+        if (target := placement.values.get(value, home)) != home:
+            seconds += result.topology.link(home, target).transfer_seconds(nbytes)
+            seconds += result.topology.link(target, home).transfer_seconds(nbytes)
     return seconds

@@ -56,8 +56,8 @@ def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: 
         if reply.unfinished or reply.refused:
             return reply
         replies.append(reply)
-    for member, other in zip(members[1:], replies[1:], strict=True):
-        if (other.address, other.version, other.tensors) != (
+    for member, other_reply in zip(members[1:], replies[1:], strict=True):
+        if (other_reply.address, other_reply.version, other_reply.tensors) != (
             replies[0].address,
             replies[0].version,
             replies[0].tensors,
@@ -98,9 +98,9 @@ def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locatio
         for number, part in sorted(handles_of.items())
     ]
     return CacheReply(
-        sum(one.nbytes for one in replies),
-        sum(one.resident for one in replies),
-        sum(one.pinned for one in replies),
-        all(one.limited for one in replies),
-        "; ".join(one.refused for one in replies if one.refused),
+        sum(reply.nbytes for reply in replies),
+        sum(reply.resident for reply in replies),
+        sum(reply.pinned for reply in replies),
+        all(reply.limited for reply in replies),
+        "; ".join(reply.refused for reply in replies if reply.refused),
     )

@@ -81,9 +81,9 @@ def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
     every = [session.replies for session in sessions]
 
     def look(replies: Replies) -> None:
-        for other in every:
-            if other is not replies:
-                other.look()
+        for session in every:
+            if session is not replies:
+                session.look()
 
     for replies in every:
         replies.while_waiting = partial(look, replies)

@@ -49,22 +49,22 @@ class Routes:
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
         """Make one executor connect to another, once per pair. Return the measured link."""
         reply = self._connections.get((source, target))
-        if reply is None and any(self._members[one].link.channel.logged for one in (source, target)):
+        if reply is None and any(self._members[number].link.channel.logged for number in (source, target)):
             reply = self._connections[source, target] = ConnectPeerReply(
                 target + 1, error="what it takes is logged, for a standby"
             )
         if reply is None:
-            there = self._members[target]
-            ticket = there.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
+            receiver = self._members[target]
+            ticket = receiver.replies.ask(PeerTicketRequest(source + 1), PeerTicket)
             reply = self._members[source].replies.ask(
-                connect_request(source, target, ticket, there.server), ConnectPeerReply
+                connect_request(source, target, ticket, receiver.server), ConnectPeerReply
             )
             self._connections[source, target] = reply
             if reply.error:
                 log.warning(
                     "an executor cannot connect to another executor: values between them pass through this process",
                     source=self._members[source].server,
-                    target=there.server,
+                    target=receiver.server,
                     error=reply.error,
                 )
             else:
@@ -75,11 +75,11 @@ class Routes:
 
     def pairs_of(self, executor: int) -> list[tuple[int, int]]:
         """Return the pairs (sender, receiver) with a direct route to or from an executor."""
-        here = set(self._executors.present)
+        present = set(self._executors.present)
         return [
             pair
             for pair, reply in list(self._connections.items())
-            if executor in pair and here >= {*pair} and not reply.error
+            if executor in pair and present >= {*pair} and not reply.error
         ]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
@@ -88,10 +88,10 @@ class Routes:
         `devices`: devices by number of the executor. With more than `EVERY_LINK` executors, only links between neighbours
         are measured, and all other links get the median of these.
         """
-        here = self._executors.present
-        if len(here) <= EVERY_LINK:
-            return self._measured(devices, itertools.permutations(here, 2))
-        ring = [(a, b) for one, other in itertools.pairwise(here) for a, b in ((one, other), (other, one))]
+        present = self._executors.present
+        if len(present) <= EVERY_LINK:
+            return self._measured(devices, itertools.permutations(present, 2))
+        ring = [(a, b) for first, second in itertools.pairwise(present) for a, b in ((first, second), (second, first))]
         links = self._measured(devices, ring)
         middle = (statistics.median([link.bandwidth for link in links]), statistics.median([x.latency for x in links]))
         return (*links, Link(EVERYWHERE, EVERYWHERE, *middle))

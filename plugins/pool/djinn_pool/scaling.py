@@ -90,7 +90,7 @@ def _check(executors: int | None) -> None:
         raise ConfigurationError(
             "executor='inline' runs the executor in a thread of this program, which cannot be scaled"
         )
-    own = all(one.executor is not None for one in context.opened)
+    own = all(session.executor is not None for session in context.opened)
     if executors is not None and not own:
         raise ConfigurationError("the executors of this session run on servers: scale with djinn.scale(servers=[...])")
     if executors is None and own:
@@ -112,18 +112,18 @@ def _scale_to(count: int) -> None:
 def _scale_over(wanted: Servers) -> None:
     """Scale to exactly these servers."""
     before = context.opened
-    members = {urls: [one for one in before if _is_at(one, urls)] for urls in wanted.members}
-    more = tuple(urls for urls, numbers in members.items() if not numbers)
-    staying = [one for numbers in members.values() for one in numbers]
-    leaving = [one for one in before if one not in staying]
+    members = {urls: [session for session in before if _is_at(session, urls)] for urls in wanted.members}
+    new_servers = tuple(urls for urls, numbers in members.items() if not numbers)
+    staying = [session for numbers in members.values() for session in numbers]
+    leaving = [session for session in before if session not in staying]
     try:
-        if more:
-            join(_open(attrs.evolve(wanted, members=more)))
+        if new_servers:
+            join(_open(attrs.evolve(wanted, members=new_servers)))
         if leaving:
             leave(leaving)
     except BaseException:
-        new = [one for one in context.opened if one not in before]
-        if new and context.is_open and any(one in context.opened for one in leaving):
+        new = [session for session in context.opened if session not in before]
+        if new and context.is_open and any(session in context.opened for session in leaving):
             leave(new)
         raise
 
@@ -147,7 +147,9 @@ def numbers_for(count: int) -> Iterator[tuple[int, int]]:
     with context.lock:
         assert context.session is not None
         members = len(context.session.executors.members)
-        numbers_in_use = {one.executor.number for one in context.opened if one.executor is not None} | context.joining
+        numbers_in_use = {
+            session.executor.number for session in context.opened if session.executor is not None
+        } | context.joining
         first = max([members, *(number + 1 for number in numbers_in_use)])
         numbers = range(first, first + count)
         context.joining.update(numbers)
@@ -171,11 +173,11 @@ def join(more: tuple[OpenSession, ...]) -> None:
         current().asked(lambda: _join(more))
     except BaseException:
         members = context.opened
-        for one in more:
-            if one not in members:  # if the interrupt came after the join, the executor may hold values
-                one.close()
+        for session in more:
+            if session not in members:  # if the interrupt came after the join, the executor may hold values
+                session.close()
         raise
-    _log.info("executors have joined", executors=len(context.opened), joined=[one.server for one in more])
+    _log.info("executors have joined", executors=len(context.opened), joined=[session.server for session in more])
 
 
 def _join(more: tuple[OpenSession, ...]) -> None:

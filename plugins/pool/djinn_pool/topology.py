@@ -68,9 +68,9 @@ class SeenLink:
         if len(self.rates) >= ENOUGH and _differs(statistics.median(self.rates), rate):
             rate = statistics.median(self.rates)
         if len(self.latencies) >= ENOUGH:
-            found = statistics.median(self.latencies)
-            if abs(found - latency) > NOTICED and _differs(found, latency):
-                latency = found
+            median_latency = statistics.median(self.latencies)
+            if abs(median_latency - latency) > NOTICED and _differs(median_latency, latency):
+                latency = median_latency
         found_link = attrs.evolve(self.link, bandwidth=rate, latency=latency)
         if found_link == self.link:
             return False
@@ -189,11 +189,11 @@ class PoolTopology:
 
     def _take_measurements(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
         changed_pairs = []
-        for one in seen:
-            peer = one.peer - 1
-            link = self._links.get((peer, number) if one.incoming else (number, peer))
+        for measurement in seen:
+            peer = measurement.peer - 1
+            link = self._links.get((peer, number) if measurement.incoming else (number, peer))
             if link is not None:
-                link.see(one, now)
+                link.see(measurement, now)
                 changed_pairs.append(link)
         if sum(link.settle(now) for link in changed_pairs):  # each of them settles
             self._update_topology()

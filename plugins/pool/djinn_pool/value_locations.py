@@ -54,12 +54,12 @@ class ValueLocations:
 
         There is no call per value, because submissions wait for this method.
         """
-        homes, sizes, alike, held = self.homes, self._sizes, self._values, self.held
+        homes, sizes, alike, held_bytes = self.homes, self._sizes, self._values, self.held
         new = [values[position] for position, _, _ in made]
         for value, storage, (_, executor, nbytes) in zip(new, storages_of(new), made, strict=True):
             if storage not in alike:
                 homes[storage], sizes[storage], alike[storage] = executor, nbytes, {value}
-                held[executor] += nbytes
+                held_bytes[executor] += nbytes
                 continue
             alike[storage].add(value)
             if homes[storage] != executor:
@@ -74,11 +74,11 @@ class ValueLocations:
         self.homes[storage] = executor
 
     def _grow(self, storage: int, nbytes: int) -> None:
-        more = nbytes - self._sizes[storage]
+        growth = nbytes - self._sizes[storage]
         self._sizes[storage] = nbytes
         copies = [e for holders in self._copies.get(storage, {}).values() for e in holders]
         for executor in (self.homes[storage], *copies):
-            self.held[executor] += more
+            self.held[executor] += growth
 
     def move(self, value: int, executor: int) -> None:
         """Record that the memory of a value moved to an executor. A copy on that executor becomes the home."""
@@ -111,27 +111,27 @@ class ValueLocations:
         Return the values by the executors that hold them. Other values may share their memory. Values that were never
         added, such as values of a rewritten program, are ignored. There is no call per value.
         """
-        homes, sizes, looking, held, given = self.homes, self._sizes, self._values, self.held, self.given
+        homes, sizes, looking, held_bytes, uploaded = self.homes, self._sizes, self._values, self.held, self.given
         copies = self._copies
-        found: dict[int, list[int]] = {}
+        by_executor: dict[int, list[int]] = {}
         values = tuple(values)
         for value, storage in zip(values, storages_of(values), strict=True):
             if storage in copies:
-                self._forget_copies(value, found)
+                self._forget_copies(value, by_executor)
             if storage not in looking or value not in (alike := looking[storage]):
                 continue
             home = homes[storage]
             alike.remove(value)
             if not alike:
-                held[home] -= sizes[storage]
+                held_bytes[home] -= sizes[storage]
                 del looking[storage], homes[storage], sizes[storage]
-                if storage in given:
-                    given.remove(storage)
-            if home in found:
-                found[home].append(value)
+                if storage in uploaded:
+                    uploaded.remove(storage)
+            if home in by_executor:
+                by_executor[home].append(value)
             else:
-                found[home] = [value]
-        return found
+                by_executor[home] = [value]
+        return by_executor
 
     def _forget_copies(self, value: int, found: dict[int, list[int]]) -> None:
         for executor in self.copies(value) or ():

@@ -83,10 +83,10 @@ class RayHandle(ExecutorHandle):
                 state = reason or f"{resources.shown(free)} are free"
                 self._notify(f"waiting for the Ray cluster to place executor {self._number} ({seconds:.0f} s): {state}")
         self._has_place = True
-        theirs = self._get(self._placed, 0.0)
-        if theirs != djinn_version():
+        node_version = self._get(self._placed, 0.0)
+        if node_version != djinn_version():
             raise StartupError(
-                f"a node of the Ray cluster has Djinn {theirs}, and this program has Djinn {djinn_version()}: "
+                f"a node of the Ray cluster has Djinn {node_version}, and this program has Djinn {djinn_version()}: "
                 "install the same version there, or add it to the setting runtime_env"
             )
 

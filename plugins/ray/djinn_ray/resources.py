@@ -26,13 +26,15 @@ def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], cou
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     room = [min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items()) for node in alive]
     if apart:
-        room = [min(1, one) for one in room]
+        room = [min(1, count_on_node) for count_on_node in room]
     if sum(room) >= count:
         return ""
     requirement = f"{count} executors with {shown(bundle)} each" if count > 1 else f"an executor with {shown(bundle)}"
     where = " on nodes of their own" if apart and count > 1 else ""
-    each = "; ".join(shown(node) for node in alive) or "no node"
-    return f"the Ray cluster can never hold {requirement}{where}, only {sum(room)} of them. Its nodes have: {each}"
+    nodes_shown = "; ".join(shown(node) for node in alive) or "no node"
+    return (
+        f"the Ray cluster can never hold {requirement}{where}, only {sum(room)} of them. Its nodes have: {nodes_shown}"
+    )
 
 
 def shown(resources: Mapping[str, float]) -> str:

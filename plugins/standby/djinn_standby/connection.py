@@ -201,11 +201,11 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     def _ask_others(self, error: TransportError) -> None:
         errors: list[str] = []
         started = time.monotonic()
-        for other in list(self._others):
+        for candidate in list(self._others):
             try:
-                inner, attached = other.open()
+                inner, attached = candidate.open()
             except DjinnError as reason:
-                errors.append(f"{other.name}: {reason}")
+                errors.append(f"{candidate.name}: {reason}")
                 continue
             try:
                 self._check_like_first(attached)
@@ -214,14 +214,14 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 inner.close()
                 if self._closed:
                     raise
-                errors.append(f"{other.name}: {reason}")
+                errors.append(f"{candidate.name}: {reason}")
             except BaseException:
                 inner.close()
                 raise
             else:
                 seconds = round(time.monotonic() - started, 3)
-                _log.warning("another server goes on with the session", server=other.name, seconds=seconds)
-                self._adopt(inner, attached, other)
+                _log.warning("another server goes on with the session", server=candidate.name, seconds=seconds)
+                self._adopt(inner, attached, candidate)
                 return
         self._end(f"{error}; no standby server goes on: {'; '.join(errors)}")
 

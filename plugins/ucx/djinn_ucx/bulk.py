@@ -133,7 +133,7 @@ class BulkChannel:
             tag = self._api.UCXXTag(self._theirs | self._next_out)
             self._next_out = (self._next_out + 1) % _MESSAGES
             message = Message(self._endpoint.tag_send(Array(memory), tag), memory)
-            self._sent = [one for one in self._sent if not one.complete]
+            self._sent = [sent for sent in self._sent if not sent.complete]
             self._sent.append(message)
             self._all.add(message)
             return message
@@ -147,7 +147,7 @@ class BulkChannel:
             tag = self._api.UCXXTag(self._random | self._next_in)
             self._next_in = (self._next_in + 1) % _MESSAGES
             message = Message(self._worker.tag_recv(Array(memory), tag), memory)
-            self._awaited = [one for one in self._awaited if not one.complete]
+            self._awaited = [awaited for awaited in self._awaited if not awaited.complete]
             self._awaited.append(message)
             self._all.add(message)
             return message

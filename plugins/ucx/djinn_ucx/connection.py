@@ -141,18 +141,18 @@ class UcxConnection(Connection):
             raise TransportError(self._stop_sending("the other end closed the connection"))
         opening = Opening(tuple((n, len(views[n])) for n in large))
         inline = [view for n, view in enumerate(views) if n not in {*large}]
-        look = self._wait_check(interruptible=True)
+        check = self._wait_check(interruptible=True)
         try:
             # Sent before the frame, so that the other end finds them when it reads the frame.
             messages = [channel.send(views[n]) for n in large]
             self._socket.send(Frame(head, [encode_opening(opening), *inline]))
             for message in messages:
-                channel.wait(message, look)
+                channel.wait(message, check)
             # The other end may have discarded them when it closed.
             if self._socket.hung_up:
                 raise TransportError("the other end closed the connection")
             # The frame becomes valid only now: a buffer that was given up may have changed while it was sent.
-            channel.wait(channel.send(_COMMIT), look)
+            channel.wait(channel.send(_COMMIT), check)
         except BaseException as error:
             reason = self._stop_sending(f"cannot send: {error}")
             if isinstance(error, Exception):
@@ -177,9 +177,9 @@ class UcxConnection(Connection):
                 frame = self._socket.receive(seconds_left)
                 if not frame.body:
                     return frame
-                whole = self._begin(frame)
-                if whole is not None:
-                    return whole
+                complete = self._begin(frame)
+                if complete is not None:
+                    return complete
             return self._finish(self._arriving, deadline)
         except ProtocolError as error:
             raise ProtocolError(self._end(str(error))) from error
@@ -214,11 +214,11 @@ class UcxConnection(Connection):
         return None
 
     def _finish(self, arriving: _Arriving, deadline: float | None) -> Frame:
-        channel, look = self._channel, self._wait_check()
+        channel, check = self._channel, self._wait_check()
         assert channel is not None
         try:
             for message in arriving.messages:
-                if not channel.wait(message, look, deadline):
+                if not channel.wait(message, check, deadline):
                     raise TimeoutError(f"{self.peer}: nothing arrived in time")
         except TransportError as error:
             raise TransportError(self._end(str(error))) from error

@@ -37,12 +37,12 @@ def facts() -> str:
     try:
         api = library()
         context = api.UCXContext({}, feature_flags=(api.Feature.TAG,))
-        there = context.info
+        description = context.info
     except TransportError as error:
         return str(error)
     except Exception as error:
         return f"UCX cannot be used: {error}"
-    names = sorted(set(re.findall(r"flags -- (\S+)/", there)))
+    names = sorted(set(re.findall(r"flags -- (\S+)/", description)))
     version = ".".join(map(str, api.get_ucx_version()))
-    rdma = "" if _RDMA.search(there) else "; no RDMA, of which this build or this machine knows nothing"
+    rdma = "" if _RDMA.search(description) else "; no RDMA, of which this build or this machine knows nothing"
     return f"UCX {version} with {', '.join(names)}{rdma}"

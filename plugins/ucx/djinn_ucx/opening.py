@@ -91,8 +91,8 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
         raise ProtocolError("buffers sent over UCX have invalid positions in the frame")
     if any(length < LEAST_BULK_BYTES for length in places.values()):
         raise ProtocolError("a buffer sent over UCX is smaller than the minimum")
-    rest = iter(inline)
-    return Layout(tuple(places[n] if n in places else next(rest) for n in range(count)))
+    inline_buffers = iter(inline)
+    return Layout(tuple(places[n] if n in places else next(inline_buffers) for n in range(count)))
 
 
 def socket_limits(limits: Limits) -> Limits:

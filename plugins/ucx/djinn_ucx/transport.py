@@ -92,10 +92,10 @@ class _OverSockets(Transport):
 
     def _socket_url(self, url: str) -> str:
         """Return the socket's URL, with the same host and port."""
-        scheme, _, rest = url.partition("://")
+        scheme, _, location = url.partition("://")
         if scheme != self.name:
             raise TransportError(f"{url!r} is not a UCX address; write {self.name}://HOST:PORT")
-        return f"{self._socket_transport.schemes[0]}://{rest}"
+        return f"{self._socket_transport.schemes[0]}://{location}"
 
     def _wrap(self, connection: Connection, limits: Limits, url: str) -> UcxConnection:
         from djinn_ucx.connection import UcxConnection

@@ -97,72 +97,79 @@ class PublishedWeights(NamingSource):
                 f"weights may be published for {self._longest:,.0f} s at the most, not for {seconds:,.0f} s"
             )
         with self._lock:
-            there = {one.name for one in self._publications()}
-            if name not in there and len(there) >= MOST_NAMES:
-                raise WeightsUnavailable(f"cannot publish: {len(there):,} names are the limit; remove names first")
+            names = {publication.name for publication in self._publications()}
+            if name not in names and len(names) >= MOST_NAMES:
+                raise WeightsUnavailable(f"cannot publish: {len(names):,} names are the limit; remove names first")
             self._room.check(size)
             # A clock that was set back must not make this one older than those before.
-            made = max([_now(), *(one.made + 1 for one in self._publications() if one.name == name)])
-            file = f"{name}@{made:x}-{_now() + int(seconds * 1000):x}-{secrets.token_hex(8)}{_SUFFIX}"
+            created = max(
+                [_now(), *(publication.made + 1 for publication in self._publications() if publication.name == name)]
+            )
+            file = f"{name}@{created:x}-{_now() + int(seconds * 1000):x}-{secrets.token_hex(8)}{_SUFFIX}"
             try:
-                return LocalSink(self._folder / file, size, lambda: self._remove_older(name, made))
+                return LocalSink(self._folder / file, size, lambda: self._remove_older(name, created))
             except OSError as error:
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
     def find(self, address: str) -> tuple[str, LocalFile]:
         """Open a published name, or the address of one of its files. Return the file's address, and the file."""
-        asked = address.removeprefix(f"{SCHEME}:")
-        found = next((one for one in self._newest() if one.name == asked), None)
-        path = self._folder / f"{asked}{_SUFFIX}"
+        wanted_name = address.removeprefix(f"{SCHEME}:")
+        publication = next((newest for newest in self._newest() if newest.name == wanted_name), None)
+        path = self._folder / f"{wanted_name}{_SUFFIX}"
         try:
-            if found is not None:
-                return found.address, LocalFile(found.path, found.path.name, immutable=True)
-            if _FILE.fullmatch(asked) and path.exists():
+            if publication is not None:
+                return publication.address, LocalFile(publication.path, publication.path.name, immutable=True)
+            if _FILE.fullmatch(wanted_name) and path.exists():
                 return address, LocalFile(path, path.name, immutable=True)
         except OSError as error:
-            raise WeightsUnavailable(f"{asked!r} cannot be opened: {error.strerror or error}") from error
-        name = asked.partition("@")[0]
+            raise WeightsUnavailable(f"{wanted_name!r} cannot be opened: {error.strerror or error}") from error
+        name = wanted_name.partition("@")[0]
         raise WeightsUnavailable(
             f"nothing is published as {name!r}"
-            if name == asked
+            if name == wanted_name
             else f"what was published as {name!r} when it was attached has been replaced or removed, or has expired"
         )
 
     def listing(self) -> list[PublishedEntry]:
         """Return the current files by name, and remove expired ones."""
         now = _now()
-        found = [(one, max(0, now - one.made) / 1000, max(0, one.expires - now) / 1000) for one in self._newest()]
-        return [PublishedEntry(one.name, one.nbytes, age, left) for one, age, left in found]
+        ages = [
+            (publication, max(0, now - publication.made) / 1000, max(0, publication.expires - now) / 1000)
+            for publication in self._newest()
+        ]
+        return [
+            PublishedEntry(publication.name, publication.nbytes, age, remaining) for publication, age, remaining in ages
+        ]
 
     def _newest(self) -> list[PublishedFile]:
         with self._lock:
             newest: dict[str, PublishedFile] = {}
-            for one in self._publications():
-                if one.name not in newest or newest[one.name].made < one.made:
-                    newest[one.name] = one
+            for publication in self._publications():
+                if publication.name not in newest or newest[publication.name].made < publication.made:
+                    newest[publication.name] = publication
             return [newest[name] for name in sorted(newest)]
 
     def unpublish(self, address: str) -> None:
         """Remove a published name. Sessions that have opened it can still use the weights."""
         name = address.removeprefix(f"{SCHEME}:")
-        found = [one for one in self._newest() if one.name == name]
-        if not found:
+        publications = [publication for publication in self._newest() if publication.name == name]
+        if not publications:
             raise WeightsUnavailable(f"nothing is published as {name!r}") from FileNotFoundError()
         try:
-            self._remove_older(name, found[0].made + 1)
+            self._remove_older(name, publications[0].made + 1)
         except OSError as error:
             raise WeightsUnavailable(f"{name!r} cannot be removed: {error.strerror or error}") from error
 
     def _remove_older(self, name: str, made: int) -> None:
         """Remove the files of a name that were published before `made`."""
         with self._lock:
-            for one in self._publications():
-                if one.name == name and one.made < made:
-                    one.path.unlink(missing_ok=True)
+            for publication in self._publications():
+                if publication.name == name and publication.made < made:
+                    publication.path.unlink(missing_ok=True)
             self._room.count()
 
     def _publications(self) -> list[PublishedFile]:
-        return [one for path in self._folder.iterdir() if (one := _living(path)) is not None]
+        return [publication for path in self._folder.iterdir() if (publication := _living(path)) is not None]
 
 
 def _remove_expired(folders: Path) -> None:
@@ -173,22 +180,22 @@ def _remove_expired(folders: Path) -> None:
 
 def _living(path: Path) -> PublishedFile | None:
     """Return the published file at a path. Return None for other files; remove an expired file."""
-    one = _publication(path)
-    if one is None or one.expires > _now():
-        return one
+    publication = _publication(path)
+    if publication is None or publication.expires > _now():
+        return publication
     path.unlink(missing_ok=True)
     return None
 
 
 def _publication(path: Path) -> PublishedFile | None:
-    found = _FILE.fullmatch(path.name.removesuffix(_SUFFIX)) if path.name.endswith(_SUFFIX) else None
-    if found is None:
+    match = _FILE.fullmatch(path.name.removesuffix(_SUFFIX)) if path.name.endswith(_SUFFIX) else None
+    if match is None:
         return None
     try:
         nbytes = path.lstat().st_size
     except FileNotFoundError:  # another process has removed it
         return None
-    return PublishedFile(found[1], path, int(found[2], 16), int(found[3], 16), nbytes)
+    return PublishedFile(match[1], path, int(match[2], 16), int(match[3], 16), nbytes)
 
 
 def _now() -> int:
@@ -198,5 +205,5 @@ def _now() -> int:
 @hookimpl
 def djinn_register_weight_sources(settings: Any) -> Iterable[WeightSource]:
     """Return the weight source `published:`, unless clients cannot publish."""
-    given = settings if isinstance(settings, PublishSettings) else PublishSettings()
-    return [PublishedWeights(given.hours * 3600)] if given.hours else []
+    own_settings = settings if isinstance(settings, PublishSettings) else PublishSettings()
+    return [PublishedWeights(own_settings.hours * 3600)] if own_settings.hours else []

@@ -30,5 +30,5 @@ def _only_user(graph: Graph, node: Node) -> Node | None:
 
 
 def _adds_bias(graph: Graph, node: Node, maker: Node) -> bool:
-    others = [s for s in graph.flow.operands(node) if s != maker.id]
-    return len(others) == 1 and is_given(graph.flow, others[0])
+    other_operands = [s for s in graph.flow.operands(node) if s != maker.id]
+    return len(other_operands) == 1 and is_given(graph.flow, other_operands[0])

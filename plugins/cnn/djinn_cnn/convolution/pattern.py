@@ -24,11 +24,11 @@ class Convolution(Pattern):
 
 
 def _match(graph: Graph, block: Sequence[Node]) -> PatternMatch:
-    first, *rest = block
+    first, *following = block
     weight = graph.meta(first.inputs[1]).shape
     kernel = "x".join(map(str, weight[2:]))
-    followers = ", then ".join(f"{node.operation} (node {node.id})" for node in rest)
-    then = f"; its result goes to nothing but {followers}" if rest else ""
+    followers = ", then ".join(f"{node.operation} (node {node.id})" for node in following)
+    then = f"; its result goes to nothing but {followers}" if following else ""
     return PatternMatch(
         pattern=Convolution.name,
         nodes=tuple(node.id for node in block),

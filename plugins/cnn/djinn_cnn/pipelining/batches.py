@@ -40,14 +40,14 @@ class BatchRegion:
         node_ids = [node.id for node, _ in self.nodes] + [node.id for node in self.shared]
 
         def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            whole = dict(zip(self.inputs, tensors, strict=True))
+            full = dict(zip(self.inputs, tensors, strict=True))
             for node in self.shared:
-                results = call_again(node, [whole[v] for v in node.inputs], {})
-                whole.update(zip(node.outputs, results, strict=True))
+                results = call_again(node, [full[v] for v in node.inputs], {})
+                full.update(zip(node.outputs, results, strict=True))
             outputs: list[dict[int, torch.Tensor]] = []
             for number, (begin, end) in enumerate(pairwise(ends)):
                 with group(number):
-                    outputs.append(self._part(graph, whole, begin, end))
+                    outputs.append(self._part(graph, full, begin, end))
             return [torch.cat([part[value] for part in outputs]) for value in self.outputs]
 
         return Substitution(frozenset(node_ids), self.inputs, self.outputs, compute)
@@ -57,11 +57,11 @@ class BatchRegion:
         part: dict[int, torch.Tensor] = {}
         for node, rows in self.nodes:
             for value in rows - part.keys():
-                each = whole[value].shape[0] // self.size
-                part[value] = whole[value][begin * each : end * each]
+                factor = whole[value].shape[0] // self.size
+                part[value] = whole[value][begin * factor : end * factor]
             operands = [part[v] if v in rows else whole[v] for v in node.inputs]
-            each = graph.meta(node.outputs[0]).shape[0] // self.size if node.outputs else 0
-            results = call_again(node, operands, resized(node, graph, (end - begin) * each))
+            factor = graph.meta(node.outputs[0]).shape[0] // self.size if node.outputs else 0
+            results = call_again(node, operands, resized(node, graph, (end - begin) * factor))
             part.update(zip(node.outputs, results if node.outputs else (), strict=True))
         return part
 
@@ -96,10 +96,10 @@ class _Search:
             self._take(self.graph.nodes[node_id])
         self._leave_views()
         own = {**self.nodes, **self.shared}
-        made = [v for n in sorted(own) for v in self.graph.nodes[n].outputs]
-        outputs = tuple(v for v in made if self._is_wanted(v, own))
+        results = [v for n in sorted(own) for v in self.graph.nodes[n].outputs]
+        outputs = tuple(v for v in results if self._is_wanted(v, own))
         used = [v for n in sorted(own) for v in self.graph.nodes[n].inputs]
-        inputs = tuple(dict.fromkeys(v for v in used if v not in frozenset(made)))
+        inputs = tuple(dict.fromkeys(v for v in used if v not in frozenset(results)))
         if not outputs or not self._is_legal(inputs, outputs, own):
             return None
         shared = tuple(self.shared[n] for n in sorted(self.shared))
@@ -108,8 +108,8 @@ class _Search:
     def _take(self, node: Node) -> None:
         if self.batch.isdisjoint(node.inputs):
             return
-        found = rows_of(self.graph, node)
-        rows = frozenset(found or ())
+        operands = rows_of(self.graph, node)
+        rows = frozenset(operands or ())
         if any(storage_of(v) in self.before for v in node.outputs):  # views of inputs are not divided
             if self._divides(node, rows):
                 self.batch.update(node.outputs)
@@ -163,7 +163,7 @@ class _Search:
         while kept_views:
             own = {**self.nodes, **self.shared}
             views = {n: [v for v in node.outputs if maker[storage_of(v)] != n] for n, (node, _) in self.nodes.items()}
-            kept_views = {n for n, made in views.items() if any(self._is_wanted(v, own) for v in made)}
+            kept_views = {n for n, made_values in views.items() if any(self._is_wanted(v, own) for v in made_values)}
             values = {v for n in kept_views for v in self.graph.nodes[n].outputs}
             for node_id, (node, _) in list(self.nodes.items()):
                 if node_id in kept_views or not values.isdisjoint(node.inputs):
@@ -185,8 +185,8 @@ class _Search:
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
             return False
         storages = memory | {storage_of(v) for v in inputs}
-        others = [self.graph.nodes[n] for n in self.context.plan.nodes if n not in own and n > min(own)]
-        if any(storage_of(v) in storages for node in others for v in node.writes):
+        later_nodes = [self.graph.nodes[n] for n in self.context.plan.nodes if n not in own and n > min(own)]
+        if any(storage_of(v) in storages for node in later_nodes for v in node.writes):
             return False
         last = {v: node_id for node_id, (node, _) in sorted(self.nodes.items()) for v in node.writes}
         return not any(

@@ -44,9 +44,9 @@ class SplitBatches(Optimization):
         if region is None:
             return OptimizationResult(self.name, applied=False, reason="no ops work on each input of a batch by itself")
         parts = min(len(context.topology.devices), region.size)
-        whole, divided = _predicted(context, region, parts)
-        note = f"{len(region.nodes)} ops over a batch of {region.size} take {whole * 1e3:.3g} ms, in {parts} parts"
-        if divided > min(MAX_TIME_RATIO, 1 - context.margin) * whole:
+        undivided, divided = _predicted(context, region, parts)
+        note = f"{len(region.nodes)} ops over a batch of {region.size} take {undivided * 1e3:.3g} ms, in {parts} parts"
+        if divided > min(MAX_TIME_RATIO, 1 - context.margin) * undivided:
             reason = f"{note} and with what travels {divided * 1e3:.3g} ms"
             return OptimizationResult(self.name, applied=False, reason=reason)
         rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))
@@ -69,11 +69,11 @@ def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) ->
     The seconds in parts include the transfers.
     """
     ids = [node.id for node, _ in region.nodes]
-    whole = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
-    graph, (first, other) = context.graph, context.topology.devices[:2]
-    link = context.topology.link(first.id, other.id)
+    undivided = min(math.fsum(row[n].seconds for n in ids) for row in context.costs.by_device.values())
+    graph, (first, second) = context.graph, context.topology.devices[:2]
+    link = context.topology.link(first.id, second.id)
     weights = {v for v in region.inputs if context.profile.residency.get(v) is DataResidency.PERSISTENT_WEIGHT}
     copying = sum(link.transfer_seconds(graph.meta(v).nbytes) for v in weights) / RUNS
     travels = [v for v in (*region.inputs, *region.outputs) if v not in weights]
     size = sum(graph.meta(v).nbytes for v in travels) * (parts - 1) // parts
-    return whole, whole / parts + HOP + link.transfer_seconds(size) + copying
+    return undivided, undivided / parts + HOP + link.transfer_seconds(size) + copying

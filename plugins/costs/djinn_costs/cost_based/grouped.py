@@ -44,8 +44,8 @@ def _on_several_devices(options: Options, what: str, fresh: str | None) -> Optio
     main = options.main()
     seconds = [math.fsum(min(u.seconds) for u in units if u.group == n) for n in range(count)]
     order = range(count) if fresh is not None else sorted(range(count), key=seconds.__getitem__)
-    others = [d for d in options.holding_most(len(options.devices)) if d != main][: count - 1]
-    where = dict(zip(order, (*others, main), strict=True))
+    other_devices = [d for d in options.holding_most(len(options.devices)) if d != main][: count - 1]
+    where = dict(zip(order, (*other_devices, main), strict=True))
     listed = options.listed(
         lambda _, unit, listing: [where[unit.group] if unit.group >= 0 else followed(unit, listing) or main],
         fresh=fresh,  # with copies on other devices: later programs run there

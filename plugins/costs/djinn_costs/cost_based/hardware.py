@@ -57,7 +57,7 @@ class Hardware:
             return 0.0
         link = self._links.get((source, target))
         if link is None:
-            found = self._topology.link(source, target)
-            link = (max(HOP, found.latency), 1 / found.bandwidth if found.bandwidth else 0.0)
+            measured_link = self._topology.link(source, target)
+            link = (max(HOP, measured_link.latency), 1 / measured_link.bandwidth if measured_link.bandwidth else 0.0)
             self._links[source, target] = link
         return link[0] + size * link[1]

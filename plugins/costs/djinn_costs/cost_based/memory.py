@@ -18,18 +18,18 @@ def room(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
     """Return the free bytes of each device for inputs without a location. Devices of unknown memory are left out."""
-    there: Counter[str] = Counter()
+    occupied: Counter[str] = Counter()
     for storage, home in work.homes.items():
-        there[home] += work.sizes[storage]
+        occupied[home] += work.sizes[storage]
     for storage, holders in copies.items():
         for holder in holders:
-            there[holder] += work.sizes.get(storage, 0)
+            occupied[holder] += work.sizes.get(storage, 0)
     bytes_free: dict[str, float] = {}
     for device in devices:
-        whole = device.memory * (1 - SPARE) - there[device.id] if device.memory else math.inf
+        capacity = device.memory * (1 - SPARE) - occupied[device.id] if device.memory else math.inf
         free = math.inf if device.memory_free is None else device.memory_free
-        if min(whole, free) < math.inf:
-            bytes_free[device.id] = max(0.0, min(whole, free) - transient)
+        if min(capacity, free) < math.inf:
+            bytes_free[device.id] = max(0.0, min(capacity, free) - transient)
     return bytes_free
 
 
@@ -39,11 +39,11 @@ def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: flo
     If all results together are much smaller than `enough`, the result is an upper bound.
     """
     nodes = context.graph.nodes
-    whole = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
+    total = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs
     beside = max((e.workspace for row in rows.values() for e in row), default=0)
     # Kept values count in addition, by unit.
-    return beside + (whole if 2 * whole + beside <= enough else _most_at_once(context, kept))
+    return beside + (total if 2 * total + beside <= enough else _most_at_once(context, kept))
 
 
 def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
@@ -62,7 +62,7 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
     ending: dict[int, list[int]] = {}
     for storage in sizes:
         ending.setdefault(last[storage], []).append(storage)
-    most = now = 0
+    peak = now = 0
     produced: set[int] = set()
     for node_id in context.plan.nodes:
         for value in graph.nodes[node_id].outputs:
@@ -70,18 +70,18 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
             if storage in sizes and storage not in produced:
                 produced.add(storage)
                 now += sizes[storage]
-        most = max(most, now)
+        peak = max(peak, now)
         now -= sum(sizes[s] for s in ending.get(node_id, ()))
-    return most
+    return peak
 
 
 def missing(graph: Graph, device: DeviceCapabilities) -> str:
     """Return dtypes and ops of the program that a device does not support, or an empty string."""
-    found: set[str] = set()
+    lacking: set[str] = set()
     if device.dtypes:
         values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
         dtypes = {graph.meta(v).dtype for v in values}
-        found |= {str(d).removeprefix("torch.") for d in dtypes} - device.dtypes
+        lacking |= {str(d).removeprefix("torch.") for d in dtypes} - device.dtypes
     if device.unsupported:
-        found |= {node.op for node in graph.nodes if not device.runs(node.op)}
-    return ", ".join(sorted(found))
+        lacking |= {node.op for node in graph.nodes if not device.runs(node.op)}
+    return ", ".join(sorted(lacking))

@@ -44,12 +44,12 @@ class Option:
 
     def reason(self, index: int) -> str:
         """Return the reason for the device of unit `index`, with the time of the rejected placement."""
-        other = self.instead
-        if other is None:
+        rejected = self.instead
+        if rejected is None:
             return self.why(index)
-        devices = len(other.listed.devices)
+        devices = len(rejected.listed.devices)
         apart = f"over {devices} devices" if devices > 1 else "in one place"
-        return f"{self.why(index)}; {shown(self.listed.seconds)} in all, {apart} {shown(other.listed.seconds)}"
+        return f"{self.why(index)}; {shown(self.listed.seconds)} in all, {apart} {shown(rejected.listed.seconds)}"
 
 
 class Options:
@@ -126,9 +126,9 @@ class Options:
         ]
         if not options:
             return None
-        best, device = min(options, key=lambda o: o[0].seconds)
+        fastest, device = min(options, key=lambda o: o[0].seconds)
         reason = self._why_alone(device)
-        return Option(best, lambda _: reason)
+        return Option(fastest, lambda _: reason)
 
     def _single_devices(self) -> list[DeviceCapabilities]:
         """Return one device per model with room for all inputs, the fastest model first."""
@@ -194,9 +194,9 @@ class Options:
 
     def _why_soonest(self, listed: PlacedUnits, index: int) -> str:
         if index in listed.second:
-            other, when = listed.second[index]
+            other_device, when = listed.second[index]
             late = "not enough memory" if math.isinf(when) else shown(when)
-            return f"done there after {shown(listed.done[index])}, on {other} after {late}"
+            return f"done there after {shown(listed.done[index])}, on {other_device} after {late}"
         return "what it writes, or works with, is there"
 
     def _why_part(self, number: int, count: int) -> str:
@@ -214,13 +214,13 @@ def followed(unit: Unit, listing: ListScheduler) -> str | None:
 def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
     """Return the device with most of a unit's inputs, if these have more than `fresh` bytes."""
     work, homes = listing.work, listing.result.homes
-    there: dict[str, int] = {}
+    bytes_by_device: dict[str, int] = {}
     for storage in unit.reads:
         home = homes.get(work.blocks.leader(storage))
         if home is not None:
-            there[home] = there.get(home, 0) + work.sizes[storage]
-    best = max(there, key=there.__getitem__, default=None)
-    return best if best is not None and there[best] > fresh else None
+            bytes_by_device[home] = bytes_by_device.get(home, 0) + work.sizes[storage]
+    largest = max(bytes_by_device, key=bytes_by_device.__getitem__, default=None)
+    return largest if largest is not None and bytes_by_device[largest] > fresh else None
 
 
 def _made(unit: Unit, listing: ListScheduler) -> str | None:

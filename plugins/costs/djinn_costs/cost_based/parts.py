@@ -21,8 +21,8 @@ def cuts(
     roomy = sorted(range(len(devices)), key=lambda n: -room.get(devices[n].id, math.inf))
     rooms = [room.get(devices[n].id, float(total)) for n in roomy]
     cumulative = 0.0
-    for count, one in enumerate(rooms, 1):
-        cumulative += one
+    for count, device_room in enumerate(rooms, 1):
+        cumulative += device_room
         if cumulative < total:
             continue
         devices_used = [devices[n].id for n in sorted(roomy[:count])]
@@ -47,8 +47,8 @@ def _shared_out(
 ) -> dict[int, str]:
     total, capacity = sum(fresh), sum(rooms)
     ends, end = [], 0.0
-    for one in rooms:
-        end += total * one / capacity
+    for bytes_free in rooms:
+        end += total * bytes_free / capacity
         ends.append(end)
     where: dict[int, str] = {}
     at, turn = 0.0, 0

@@ -78,7 +78,7 @@ def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))
-        others: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
-        if others:
-            copies[value] = tuple(others)
+        other_devices: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
+        if other_devices:
+            copies[value] = tuple(other_devices)
     return copies

@@ -37,15 +37,15 @@ def for_successive(options: Options) -> Option | None:
     rates = [rate for rate in (_in_turns(options, stage_count), _in_stages(options, stage_count)) if rate is not None]
     if not rates:
         return None
-    best = rates[-1] if rates[-1].interval < MAX_TIME_RATIO * rates[0].interval else rates[0]
+    chosen = rates[-1] if rates[-1].interval < MAX_TIME_RATIO * rates[0].interval else rates[0]
     # Taking turns compares no prediction of one device with a prediction of another.
-    if best.interval > (MAX_TIME_RATIO if options.context.stream.turn else options.pays) * alone:
+    if chosen.interval > (MAX_TIME_RATIO if options.context.stream.turn else options.pays) * alone:
         return None
-    others = "".join(f", {_named(r)} every {shown(r.interval)}" for r in rates if r is not best)
-    note = f"; one every {shown(best.interval)}{others}, on one device every {shown(alone)}"
-    why = best.option.why
-    use = HintUse("pipeline", f"{_named(best)}: one input every {shown(best.interval)}", alone, best.interval)
-    return attrs.evolve(best.option, why=lambda index: why(index) + note, uses=(use, *best.option.uses))
+    rejected = "".join(f", {_named(r)} every {shown(r.interval)}" for r in rates if r is not chosen)
+    note = f"; one every {shown(chosen.interval)}{rejected}, on one device every {shown(alone)}"
+    why = chosen.option.why
+    use = HintUse("pipeline", f"{_named(chosen)}: one input every {shown(chosen.interval)}", alone, chosen.interval)
+    return attrs.evolve(chosen.option, why=lambda index: why(index) + note, uses=(use, *chosen.option.uses))
 
 
 def _named(rate: Rate) -> str:

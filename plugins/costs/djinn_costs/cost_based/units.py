@@ -236,12 +236,12 @@ class _Gathering:
             home = homes.get(storage_of(self.replace.get(value, value)))
             if home is not None:
                 return home, True
-        there = [s for v in used if (s := storage_of(v)) in homes]
-        if not there:
+        placed = [s for v in used if (s := storage_of(v)) in homes]
+        if not placed:
             return None, False
         views = {storage_of(v) for v in node.outputs}
-        bound = [s for s in there if s in views]
-        return homes[max(bound or there, key=lambda s: sizes[s])], bool(bound)
+        bound = [s for s in placed if s in views]
+        return homes[max(bound or placed, key=lambda s: sizes[s])], bool(bound)
 
     def _add(self, unit: Unit, index: int, node: Node, used: tuple[int, ...]) -> None:
         number = node.id

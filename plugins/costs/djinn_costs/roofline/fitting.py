@@ -40,17 +40,19 @@ def non_negative(matrix: Matrix, target: Vector) -> Vector:
     """Return the x >= 0 that minimises |matrix @ x - target|, by the active sets of Lawson and Hanson (1974)."""
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
-    columns, found, free = matrix / scale, np.zeros(len(scale)), np.zeros(len(scale), dtype=bool)
+    columns, coefficients, free = matrix / scale, np.zeros(len(scale)), np.zeros(len(scale), dtype=bool)
     for _ in range(_STEPS * len(scale)):
         trial = np.zeros(len(scale))
         trial[free] = np.linalg.lstsq(columns[:, free], target, rcond=None)[0]
         if (bad := free & (trial < 0)).any():  # move towards it until a coefficient is zero
-            found = found + (found[bad] / (found[bad] - trial[bad])).min() * (trial - found)
-            free &= found > _ZERO
+            coefficients = coefficients + (coefficients[bad] / (coefficients[bad] - trial[bad])).min() * (
+                trial - coefficients
+            )
+            free &= coefficients > _ZERO
             continue
-        found, gradient = trial, np.where(free, 0.0, columns.T @ (target - columns @ trial))
+        coefficients, gradient = trial, np.where(free, 0.0, columns.T @ (target - columns @ trial))
         if gradient.max() <= _ZERO_GRADIENT * np.linalg.norm(target):
             break
         free[gradient.argmax()] = True
-    solution: Vector = np.where(free, found, 0.0) / scale
+    solution: Vector = np.where(free, coefficients, 0.0) / scale
     return solution

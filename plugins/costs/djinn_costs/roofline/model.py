@@ -82,7 +82,7 @@ class MeasuredRoofline(CostModel):
     def probes(self) -> Iterable[Probe]:
         """Return probes of every family of ops at several sizes, and memory sweeps up to the size of usual programs."""
         for probes in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
-            yield from (attrs.evolve(one.probe, quick=one.probe.name in QUICK) for one in probes)
+            yield from (attrs.evolve(probe.probe, quick=probe.probe.name in QUICK) for probe in probes)
 
     def background_command(self) -> tuple[str, ...]:
         """Return the command of a process with low priority that times a fifth of the probes."""
@@ -101,8 +101,10 @@ class MeasuredRoofline(CostModel):
             "view": _view_seconds({p.operation: seconds[p.probe.name] for p in sized if p.kind == "view"}),
             "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
         }
-        more = [seconds[m.probe.name] - _unmixed_seconds(fitted, m) for m in mixed_probes() if m.probe.name in seconds]
-        return {**fitted, "between": max(0.0, *more)} if more else fitted
+        excess = [
+            seconds[m.probe.name] - _unmixed_seconds(fitted, m) for m in mixed_probes() if m.probe.name in seconds
+        ]
+        return {**fitted, "between": max(0.0, *excess)} if excess else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
         """Return the time to read the inputs of the program into caches.
@@ -156,8 +158,8 @@ def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> 
     if work.kind == "view":
         return between + float(parameters["view"][0]) + (work.tensors - 1) * float(parameters["view"][1])
     wide = max(1.0, work.dtype.itemsize / 4)
-    each = math.prod(work.dims) * wide / work.tensors
-    return between + work.tensors * seconds(_coefficients(parameters, work, name), size_terms(each))
+    bytes_each = math.prod(work.dims) * wide / work.tensors
+    return between + work.tensors * seconds(_coefficients(parameters, work, name), size_terms(bytes_each))
 
 
 def _shaped_terms(family: str, dims: Sequence[int], families: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
@@ -182,8 +184,8 @@ def _family(work: Work) -> str:
 def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
     """Return the coefficients of the variant, else of the op, an equivalent op, or the median of its kind."""
     operations = parameters["operations"]
-    plain = work.operation.removeprefix("_foreach_")
-    for candidate in (name, plain, _SAME_AS.get(plain, ""), plain.rstrip("_")):
+    base_name = work.operation.removeprefix("_foreach_")
+    for candidate in (name, base_name, _SAME_AS.get(base_name, ""), base_name.rstrip("_")):
         if candidate in operations:
             return operations[candidate]  # type: ignore[no-any-return]
     kinds = parameters["kinds"]
@@ -236,25 +238,25 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
     The base is an extrapolation from the next smaller size.
     """
-    more = [
+    excess = [
         times[LARGE] - times[SIZES[-1]] * LARGE / SIZES[-1]
         for times in map(dict, by_operation.values())
         if {LARGE, SIZES[-1]} <= set(times)
     ]
-    return max(0.0, float(np.median(more))) if more else 0.0
+    return max(0.0, float(np.median(excess))) if excess else 0.0
 
 
 def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
     """Add a point at size `LARGE`, by the last rate. Ops that allocate memory also pay for paging."""
     largest, took = max(points)
-    more = 0.0 if operation.endswith("_") else paging
-    return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + more)]
+    allocation = 0.0 if operation.endswith("_") else paging
+    return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + allocation)]
 
 
 def _view_seconds(took: Mapping[str, float]) -> list[float]:
     """Return the seconds of the first view in a program, and of each further view of the same op."""
-    one = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
-    return [one, max(0.0, took.get("split", one) - one) / (SPLIT - 1)]
+    first_view = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
+    return [first_view, max(0.0, took.get("split", first_view) - first_view) / (SPLIT - 1)]
 
 
 def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
@@ -281,6 +283,6 @@ def _bandwidth(
     points: list[list[float]] = []
     for probe in probes:
         started = families["product"][0] * probe.count
-        best = probe.footprint / max(took[probe.probe.name] - started, took[probe.probe.name] / 4)
-        points.append([float(probe.footprint), min(best, points[-1][1] if points else best)])
+        rate = probe.footprint / max(took[probe.probe.name] - started, took[probe.probe.name] / 4)
+        points.append([float(probe.footprint), min(rate, points[-1][1] if points else rate)])
     return points

@@ -30,8 +30,14 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
     """
     steps, rows, columns, contracted = dims
     at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))
-    each = seconds(product, product_terms((1, rows, columns, contracted // 2)))
-    return (1.0, float(steps), at_once + steps * each, float(steps * rows * columns), float(columns * contracted))
+    step_seconds = seconds(product, product_terms((1, rows, columns, contracted // 2)))
+    return (
+        1.0,
+        float(steps),
+        at_once + steps * step_seconds,
+        float(steps * rows * columns),
+        float(columns * contracted),
+    )
 
 
 def size_terms(elements: float) -> tuple[float, ...]:

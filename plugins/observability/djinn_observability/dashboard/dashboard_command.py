@@ -34,7 +34,9 @@ def dashboard(servers: tuple[str, ...], connection_file: Path | None, port: int)
 
     def end(session: str, _: object) -> str:
         replies = kill_session(command_settings(servers, connection_file), session).values()
-        return "" if any(isinstance(one, Killed) for one in replies) else "; ".join(dict.fromkeys(map(str, replies)))
+        return (
+            "" if any(isinstance(reply, Killed) for reply in replies) else "; ".join(dict.fromkeys(map(str, replies)))
+        )
 
     status(None)  # report configuration errors now
     code = secrets.token_urlsafe(9)

@@ -70,7 +70,11 @@ class History:
         with self._lock:
             self._number += 1
             for tenant in (ALL, *sorted(tenants)):
-                executors = [one for one in view["executors"] if tenant is ALL or one["tenant"] == tenant]
+                executors = [
+                    executor_view
+                    for executor_view in view["executors"]
+                    if tenant is ALL or executor_view["tenant"] == tenant
+                ]
                 _kept(self._points, tenant, Past).add(_point(self._number, at, executors))
             for alarm in alarms(before.facts, now.facts):
                 for key in {ALL, alarm.tenant} - {""}:
@@ -115,18 +119,18 @@ def _newer(points: deque[Point], after: int) -> list[Point]:
 
 
 def _point(number: int, at: float, executors: list[dict[str, Any]]) -> Point:
-    sessions = [session for one in executors for session in one["sessions"]]
+    sessions = [session for executor in executors for session in executor["sessions"]]
     return array(
         "d",
         (
             number,
             round(at, 1),
-            *(sum(one["kinds"].get(kind, 0) for one in executors) for kind in KINDS),
-            *(round(sum(one["stages"][stage] for one in executors), 4) for stage in STAGES),
+            *(sum(executor["kinds"].get(kind, 0) for executor in executors) for kind in KINDS),
+            *(round(sum(executor["stages"][stage] for executor in executors), 4) for stage in STAGES),
             len(sessions),
-            sum(one["waiting"] for one in executors),
-            round(sum(one["requests"] for one in executors), 2),
-            round(sum(one["tokens"] for one in executors), 2),
+            sum(executor["waiting"] for executor in executors),
+            round(sum(executor["requests"] for executor in executors), 2),
+            round(sum(executor["tokens"] for executor in executors), 2),
             round(sum(session["steps"] for session in sessions), 2),
         ),
     )

@@ -241,10 +241,12 @@ class MetricsPage(Collector):
         yield from _families("djinn_gateway_", GaugeMetricFamily, GATEWAY_GAUGES, (), gateway)
         yield from _families("djinn_executor_", CounterMetricFamily, COUNTERS, _LABELS, now.executors)
         yield from _families("djinn_executor_", GaugeMetricFamily, GAUGES, _LABELS, now.executors)
-        for one in DISTRIBUTIONS:
-            family = HistogramMetricFamily(f"djinn_executor_{one.name}", one.text, labels=(*_LABELS, *one.labels))
+        for metric in DISTRIBUTIONS:
+            family = HistogramMetricFamily(
+                f"djinn_executor_{metric.name}", metric.text, labels=(*_LABELS, *metric.labels)
+            )
             for own, metered in now.executors.items():
-                for row in self._limited(own[-1], metered.distributions.get(one.name, ())):
+                for row in self._limited(own[-1], metered.distributions.get(metric.name, ())):
                     family.add_metric((*own, *row.labels), _buckets(row), row.total)
             yield family
 
@@ -252,11 +254,11 @@ class MetricsPage(Collector):
         """Return histograms of a limited number of models. The model is their only label."""
         models = self._models.setdefault(tenant, set())
         merged: dict[Labels, Distribution] = {}
-        for one in found:
+        for distribution in found:
             if len(models) < _MODELS_LIMIT:
-                models.update({*one.labels} - {_OTHER_MODELS})
-            labels = one.labels if models.issuperset(one.labels) else (_OTHER_MODELS,)
-            merged[labels] = _sum(labels, [one, *filter(None, [merged.get(labels)])])
+                models.update({*distribution.labels} - {_OTHER_MODELS})
+            labels = distribution.labels if models.issuperset(distribution.labels) else (_OTHER_MODELS,)
+            merged[labels] = _sum(labels, [distribution, *filter(None, [merged.get(labels)])])
         return [*merged.values()]
 
 
@@ -265,22 +267,22 @@ def _families(
 ) -> Iterator[Any]:
     """Yield the metric families of one kind. If a process does not report a counter, it is 0."""
     counts = kind is CounterMetricFamily
-    for one in declared:
-        family = kind(prefix + one.name, one.text, labels=(*own_labels, *one.labels))
+    for metric in declared:
+        family = kind(prefix + metric.name, metric.text, labels=(*own_labels, *metric.labels))
         for own, report in metered.items():
-            if one.labels:
-                for labelled in report.labelled.get(one.name, ()):
+            if metric.labels:
+                for labelled in report.labelled.get(metric.name, ()):
                     family.add_metric((*own, *labelled.labels), labelled.value)
                 continue
-            value = report.values.get(one.name, 0.0 if counts and report.values.get("up", 1.0) else None)
+            value = report.values.get(metric.name, 0.0 if counts and report.values.get("up", 1.0) else None)
             if value is not None:
                 family.add_metric(own, value)
         yield family
 
 
 def _sum(labels: Labels, parts: Sequence[Distribution]) -> Distribution:
-    counts = tuple(map(sum, zip(*[one.counts for one in parts], strict=True)))
-    return Distribution(parts[0].bounds, counts, sum(one.total for one in parts), labels)
+    counts = tuple(map(sum, zip(*[distribution.counts for distribution in parts], strict=True)))
+    return Distribution(parts[0].bounds, counts, sum(distribution.total for distribution in parts), labels)
 
 
 def _buckets(seen: Distribution) -> list[tuple[str, float]]:

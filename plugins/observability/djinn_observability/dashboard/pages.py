@@ -74,7 +74,7 @@ class _Feed:
         """Return the next event, as JSON."""
         first = not self._seen
         self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
-        hour, day = [[_numbers(point) for point in some] for some in points]
+        hour, day = [[_numbers(point) for point in series] for series in points]
         message: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
         message |= {"points": hour, "day": day}
         if first:

@@ -62,8 +62,8 @@ class Operations:
         if page is not None:
             return self.dashboard.answer(page, who)
         if self.export is None or path not in {*PROBES, METRICS}:
-            there = (DASHBOARD,) if self.export is None else (*PROBES, METRICS, DASHBOARD)
-            return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(there)}")
+            paths = (DASHBOARD,) if self.export is None else (*PROBES, METRICS, DASHBOARD)
+            return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}")
         return self._metrics(who, self.export, accept) if path == METRICS else self._probe(path)
 
     def act(self, path: str, shown: Credentials) -> HttpResponse:
@@ -80,8 +80,8 @@ class Operations:
 
     def _of_dashboard(self, path: str) -> str | None:
         """Return the part of a path after `/dashboard`; None for another path."""
-        rest = path.partition("?")[0].removeprefix(DASHBOARD)
-        return rest if path.startswith(DASHBOARD) and rest[:1] in {"", "/"} else None
+        page_path = path.partition("?")[0].removeprefix(DASHBOARD)
+        return page_path if path.startswith(DASHBOARD) and page_path[:1] in {"", "/"} else None
 
     def _probe(self, path: str) -> HttpResponse:
         reason = self.server.why_not_ready() if path == READY else ""

@@ -26,10 +26,12 @@ def make_screen(
     """Return the screen with executors, sessions and events. `points`: history. `width`: columns of the terminal."""
     executors = view["executors"]
     parts: list[RenderableType] = [_heading(view, points, fields), Text(""), _executors(executors, width), Text("")]
-    parts.append(_sessions(executors, width) if any(one["sessions"] for one in executors) else Text("no sessions"))
+    parts.append(
+        _sessions(executors, width) if any(executor["sessions"] for executor in executors) else Text("no sessions")
+    )
     if view.get("left_out"):
         parts.append(Text(f"and {view['left_out']} sessions that do less"))
-    if any(one["sessions"] for one in executors):
+    if any(executor["sessions"] for executor in executors):
         parts.append(Text("first token, token, answer: median/99th percentile", style="dim"))
     if view["events"]:
         parts += [Text(""), _events(view["events"][-_EVENTS:], width)]
@@ -48,15 +50,22 @@ def _heading(view: Mapping[str, Any], points: Sequence[Sequence[float]], fields:
 
 def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
     rows = []
-    for one in executors:
-        name = " ".join(filter(None, (one["server"], one["device"])))
-        limit = one["limit"] or one["device_memory"]
-        waiting = f"{one['waiting']:g}, at most {duration(one['longest_wait'])}" if one["waiting"] else "0"
-        memory = f"{size(one['memory'])} of {size(limit)}" if limit else size(one["memory"])
-        state = Text(one["state"], style="" if one["state"] == "ready" else "bold red")
-        numbers = (f"{one['stages']['execute']:.0%}", waiting, f"{one['requests']:.1f}", f"{one['tokens']:.1f}")
-        facts = (memory, *numbers, _by_kind(one["kinds"]))
-        rows.append([Text(name), Text(one["tenant"] or "in reserve"), state, *map(Text, facts)])
+    for executor in executors:
+        name = " ".join(filter(None, (executor["server"], executor["device"])))
+        limit = executor["limit"] or executor["device_memory"]
+        waiting = (
+            f"{executor['waiting']:g}, at most {duration(executor['longest_wait'])}" if executor["waiting"] else "0"
+        )
+        memory = f"{size(executor['memory'])} of {size(limit)}" if limit else size(executor["memory"])
+        state = Text(executor["state"], style="" if executor["state"] == "ready" else "bold red")
+        numbers = (
+            f"{executor['stages']['execute']:.0%}",
+            waiting,
+            f"{executor['requests']:.1f}",
+            f"{executor['tokens']:.1f}",
+        )
+        facts = (memory, *numbers, _by_kind(executor["kinds"]))
+        rows.append([Text(name), Text(executor["tenant"] or "in reserve"), state, *map(Text, facts)])
     headings = ("executor", "tenant", "state", "memory", "busy", "waiting", "requests/s", "tokens/s", "by kind")
     return _table(headings, rows, width, ("by kind", "tenant", "waiting", "tokens/s", "requests/s", "state"))
 
@@ -64,23 +73,23 @@ def _executors(executors: Iterable[Mapping[str, Any]], width: int) -> Renderable
 def _sessions(executors: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
     rows = []
     for executor in executors:
-        for one in executor["sessions"]:
-            work = ", ".join(filter(None, (one["model"], one["phase"].replace("_", " "))))
-            rates = (_rate(one["requests"]), _rate(one["tokens"]), _rate(one["steps"]))
-            latencies = (_latency(one[name]) for name in ("first_token", "token", "answer"))
-            usage = (f"{one['busy']:.0%}", size(one["memory"]))
-            link = duration(one["latency"]) if one["latency"] else ""
-            client = one["client"].replace(" process ", ":")
-            facts = (client, one["session"][:8], work, *rates, *latencies, *usage, link, _by_kind(one["kinds"]))
+        for session in executor["sessions"]:
+            work = ", ".join(filter(None, (session["model"], session["phase"].replace("_", " "))))
+            rates = (_rate(session["requests"]), _rate(session["tokens"]), _rate(session["steps"]))
+            latencies = (_latency(session[name]) for name in ("first_token", "token", "answer"))
+            usage = (f"{session['busy']:.0%}", size(session["memory"]))
+            link = duration(session["latency"]) if session["latency"] else ""
+            client = session["client"].replace(" process ", ":")
+            facts = (client, session["session"][:8], work, *rates, *latencies, *usage, link, _by_kind(session["kinds"]))
             rows.append([*map(Text, facts)])
     return _table(SESSIONS, rows, width, ("by kind", "link", "session", "work", "steps/s", "answer", "req/s", "token"))
 
 
 def _events(events: Iterable[Mapping[str, Any]], width: int) -> RenderableType:
     rows = []
-    for one in events:
-        clock = time.strftime("%H:%M:%S", time.localtime(one["seconds"])) if one["seconds"] else ""
-        rows.append([*map(Text, (clock, one["tenant"], one["text"]))])
+    for event in events:
+        clock = time.strftime("%H:%M:%S", time.localtime(event["seconds"])) if event["seconds"] else ""
+        rows.append([*map(Text, (clock, event["tenant"], event["text"]))])
     return _table(("time", "tenant", "warning or refusal"), rows, width, ())
 
 
@@ -92,8 +101,8 @@ def _table(
     headings, rows = [headings[n] for n in full], [[row[n] for n in full] for row in rows]
     wide = {h: max([len(h), *[row[n].cell_len for row in rows]]) + 1 for n, h in enumerate(headings)}
     text = headings[0] if dispensable else headings[-1]  # a name or a sentence, which may be cut
-    whole = wide[text]
-    wide[text] = least = min(whole, _NARROWEST + 1)
+    column_width = wide[text]
+    wide[text] = least = min(column_width, _NARROWEST + 1)
     left_out: list[str] = []
     for heading in dispensable:
         if sum(wide.values()) <= width:
@@ -103,7 +112,7 @@ def _table(
         del wide[heading]
         left_out.append(heading)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    wide[text] = max(min(whole, width - sum(wide.values()) + least), least)
+    wide[text] = max(min(column_width, width - sum(wide.values()) + least), least)
     for heading, columns in wide.items():
         table.add_column(heading, header_style="dim", overflow="ellipsis", no_wrap=True, width=columns - 1)
     for row in rows:
@@ -133,8 +142,8 @@ def _latency(percentiles: Sequence[float]) -> str:
 
 
 def _sparkline(numbers: Sequence[float]) -> str:
-    most = max(*numbers, 0.01)
-    return "".join(_TICKS[min(8, round(8 * number / most))] for number in numbers)
+    largest = max(*numbers, 0.01)
+    return "".join(_TICKS[min(8, round(8 * number / largest))] for number in numbers)
 
 
 def size(count: float) -> str:

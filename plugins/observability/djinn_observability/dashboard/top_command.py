@@ -40,8 +40,10 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
     history.add(before := look())  # rates are differences of two statuses
     time.sleep(min(seconds, _FIRST_SECONDS))
     looks = 0
-    shown = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
-    with shown as live, contextlib.suppress(KeyboardInterrupt):
+    display = (
+        Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
+    )
+    with display as live, contextlib.suppress(KeyboardInterrupt):
         while True:
             history.add(now := look())
             view = shorten(make_view(before, now), console.height if console.is_terminal else 200)

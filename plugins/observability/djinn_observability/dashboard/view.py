@@ -48,8 +48,8 @@ def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
 
 def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
     by_kind = {kind: nbytes for kind, nbytes in session.get("kinds", {}).items() if kind in KINDS}
-    rest = session["memory"] - sum(by_kind.values())
-    return by_kind | {OTHER: rest} if rest > 0 else by_kind
+    unknown = session["memory"] - sum(by_kind.values())
+    return by_kind | {OTHER: unknown} if unknown > 0 else by_kind
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
     """
     seconds = now.at - before.at
     earlier = dict(executors_of(before.facts))
-    executors = [_executor(key, one, earlier.get(key), seconds) for key, one in executors_of(now.facts)]
+    executors = [_executor(key, executor, earlier.get(key), seconds) for key, executor in executors_of(now.facts)]
     return {
         "version": now.facts.get("version", ""),
         "uptime": now.facts.get("uptime", 0.0),
         "executors": executors,
-        "events": [_event(one) for one in now.facts.get("events", ())],
+        "events": [_event(executor) for executor in now.facts.get("events", ())],
     }
 
 
@@ -81,8 +81,8 @@ def _executor(
 ) -> dict[str, Any]:
     figures = executor.get("figures", {})
     rates = _rates(figures, before.get("figures", {}) if before else None, seconds)
-    earlier = {one["session"]: one for one in before["sessions"]} if before else {}
-    sessions = [_session(one, earlier.get(one["session"]), seconds) for one in executor["sessions"]]
+    earlier = {session["session"]: session for session in before["sessions"]} if before else {}
+    sessions = [_session(session, earlier.get(session["session"]), seconds) for session in executor["sessions"]]
     device = executor["device"]
     return {
         "key": key,
@@ -93,7 +93,7 @@ def _executor(
         "state": executor["state"],
         "process": executor["process"],
         "restarts": executor.get("restarts", 0),
-        "memory": figures.get("memory_bytes", sum(one["memory"] for one in executor["sessions"])),
+        "memory": figures.get("memory_bytes", sum(session["memory"] for session in executor["sessions"])),
         "limit": figures.get("memory_limit_bytes", 0),
         "device_memory": device.get("memory", 0),
         "device_free": device.get("memory_free"),
@@ -154,13 +154,13 @@ def _one_model(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float
 def _models(
     now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float
 ) -> list[dict[str, Any]]:
-    earlier = {one["model"]: one for one in before}
-    return [_one_model(one, earlier.get(one["model"], {}), seconds) for one in now]
+    earlier = {model["model"]: model for model in before}
+    return [_one_model(model, earlier.get(model["model"], {}), seconds) for model in now]
 
 
 def _serving(now: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, float]:
     models = _models(now, before, seconds)
-    return {name: sum(one[name] for one in models) for name in ("requests", "tokens")}
+    return {name: sum(model[name] for model in models) for name in ("requests", "tokens")}
 
 
 def _rates(

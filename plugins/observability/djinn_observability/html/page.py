@@ -21,13 +21,13 @@ h1 { font-size: 16px; margin: 0 0 8px } .buttons { margin: 8px 0 } .buttons butt
 
 def page(result: PipelineResult) -> str:
     """Return the picture of a program as an HTML document."""
-    whole = scene(result)
-    open_parts, title = shown_open(whole), heading(result)
+    root = scene(result)
+    open_parts, title = shown_open(root), heading(result)
     data = json.dumps(
-        {"whole": _plain(whole, open_parts, _Numbers()), "colours": {b.phase: colours(b.phase) for b in whole}}
+        {"whole": _plain(root, open_parts, _Numbers()), "colours": {b.phase: colours(b.phase) for b in root}}
     )
     script = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
-    key, width = legend(whole, bars(result))
+    key, width = legend(root, bars(result))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>{text(title)}</title><style>{_STYLE}</style></head>
@@ -37,7 +37,7 @@ def page(result: PipelineResult) -> str:
 <div class="buttons"><button class="first">as at first</button><button class="open">open all</button>\
 <button class="close">close all</button> click a box to open or close it; point at it for more</div>
 <div class="picture"></div>
-<noscript>{drawn(whole, open_parts, title, bars(result))}</noscript>
+<noscript>{drawn(root, open_parts, title, bars(result))}</noscript>
 <script>
 {script}
 show({_in_script(data)}, document.body);

@@ -64,8 +64,8 @@ class Box:
 
 def scene(result: PipelineResult) -> Box:
     """Return the box of the whole program."""
-    whole = outline(result.graph, result.profile, by_call)
-    return _Maker(result, Survey(result, whole)).box(whole)
+    root = outline(result.graph, result.profile, by_call)
+    return _Maker(result, Survey(result, root)).box(root)
 
 
 def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:

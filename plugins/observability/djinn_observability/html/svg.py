@@ -18,8 +18,8 @@ _WIRE = "#8a8f98"
 
 def svg(result: PipelineResult) -> str:
     """Return the picture of a program, with the slowest parts open."""
-    whole = scene(result)
-    return drawn(whole, shown_open(whole), heading(result), bars(result))
+    root = scene(result)
+    return drawn(root, shown_open(root), heading(result), bars(result))
 
 
 def heading(result: PipelineResult) -> str:

@@ -67,7 +67,7 @@ class _Says:
         """Record an answered submission."""
         fields = event.fields
         queue = fields.get("queue", 0.0)
-        whole = queue + sum(fields.get(name, 0.0) for name in ("decode", "duration", "encode"))
+        total = queue + sum(fields.get(name, 0.0) for name in ("decode", "duration", "encode"))
         error = "RemoteError" if fields.get("failures") else ""
         parent = _parent(fields)
         if parent is not None:
@@ -77,7 +77,7 @@ class _Says:
             about["djinn.execute.duration"] = fields.get("duration", 0.0)
             self.telemetry.span(
                 "djinn.execute",
-                whole,
+                total,
                 about,
                 parent=parent,
                 kind=SpanKind.SERVER,
@@ -86,7 +86,7 @@ class _Says:
             )
         measurements = _about(fields, _MEASURED)
         self._queue.record(queue, measurements)
-        self._calls.record(whole, {**SUBMIT, **measurements, **({"error.type": error} if error else {})})
+        self._calls.record(total, {**SUBMIT, **measurements, **({"error.type": error} if error else {})})
 
     def transferred(self, event: Event) -> None:
         """Record that values from another executor have arrived, or that their transfer failed."""

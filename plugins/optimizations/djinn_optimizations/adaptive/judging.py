@@ -46,12 +46,12 @@ class Adaptive(Judge):
         rounds = min(len(trial.with_it), len(trial.without))
         if rounds < LOOKS[0]:
             return True if rounds >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
-        looks = [look for look in LOOKS if look <= rounds]
-        ours, other = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
-        if chance_of_being_less(ours, other) < CHANCE:
+        looks = [runs_at_test for runs_at_test in LOOKS if runs_at_test <= rounds]
+        with_it, without_it = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
+        if chance_of_being_less(with_it, without_it) < CHANCE:
             return True
-        worth = statistics.median(other) < (1 - self._least) * statistics.median(ours)
-        if worth and chance_of_being_less(other, ours) < CHANCE:
+        worth = statistics.median(without_it) < (1 - self._least) * statistics.median(with_it)
+        if worth and chance_of_being_less(without_it, with_it) < CHANCE:
             return False
         return True if looks[-1] == LOOKS[-1] else None
 
@@ -63,9 +63,9 @@ class Adaptive(Judge):
         """
         if not trial.alone or not trial.apart:
             return None
-        one, several = statistics.median(trial.alone), statistics.median(trial.apart)
+        one_executor, several = statistics.median(trial.alone), statistics.median(trial.apart)
         least = max(self._least, FEW / min(len(trial.alone), len(trial.apart)))
-        return several < (1 - least) * one and RUNS * (one - several) > trial.moving
+        return several < (1 - least) * one_executor and RUNS * (one_executor - several) > trial.moving
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:

@@ -79,10 +79,10 @@ class _Search:
         """
         if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
             return False
-        own, other = storage_of(second), storage_of(first)
-        if own == other:
+        own, replaced_by = storage_of(second), storage_of(first)
+        if own == replaced_by:
             return second not in self.changed and first not in self.changed
-        return own not in self.kept_storages and own not in self.written and other not in self.written
+        return own not in self.kept_storages and own not in self.written and replaced_by not in self.written
 
     def _merge(self, first: Node, second: Node) -> None:
         replacements = dict(zip(second.outputs, first.outputs, strict=True))

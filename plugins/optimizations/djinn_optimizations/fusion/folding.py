@@ -82,8 +82,8 @@ def _computing(how: dict[str, Any], norm: dict[str, Any], present: Sequence[bool
     geometry = [how[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        rest = iter(tensors[1:])
-        weight, bias, mean, variance, scale, shift = (next(rest) if there else None for there in present)
+        remaining = iter(tensors[1:])
+        weight, bias, mean, variance, scale, shift = (next(remaining) if is_present else None for is_present in present)
         assert weight is not None
         assert mean is not None
         assert variance is not None

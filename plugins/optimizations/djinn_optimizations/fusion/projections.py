@@ -72,8 +72,8 @@ def _fusible(context: OptimizationContext, node: Node) -> bool:
         context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
         for w in weights
     )
-    one = len(rows.shape) > 0 and rows.numel <= rows.shape[-1]
-    return constant and one and len(context.graph.meta(options["weight"]).shape) == 2
+    is_one_row = len(rows.shape) > 0 and rows.numel <= rows.shape[-1]
+    return constant and is_one_row and len(context.graph.meta(options["weight"]).shape) == 2
 
 
 def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substitution:

@@ -54,11 +54,11 @@ def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
     removed = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
     memory = {storage_of(v) for v in (*removed, *pair.inputs)}
-    others = [n for n in graph.nodes[nodes[0].id : nodes[-1].id] if n.id not in pair.nodes]
+    nodes_between = [n for n in graph.nodes[nodes[0].id : nodes[-1].id] if n.id not in pair.nodes]
     return (
         context.kept.isdisjoint(removed)
         and all(user.id in pair.nodes for value in removed for user in graph.consumers(value))
-        and not any(storage_of(v) in memory for node in others for v in node.writes)
+        and not any(storage_of(v) in memory for node in nodes_between for v in node.writes)
     )
 
 

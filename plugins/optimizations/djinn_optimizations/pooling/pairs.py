@@ -77,8 +77,8 @@ def _after_convolution(graph: Graph, pooling: Pooling) -> Pair | None:
     if before is None or before.operation != "convolution" or pooling.kind != "average" or not pooling.inside:
         return None
     options = arguments(before)
-    plain = set(options["stride"]) == {1} and not any(options["padding"]) and not options["transposed"]
-    if not plain or set(graph.meta(options["weight"]).shape[2:]) != {1}:
+    is_plain = set(options["stride"]) == {1} and not any(options["padding"]) and not options["transposed"]
+    if not is_plain or set(graph.meta(options["weight"]).shape[2:]) != {1}:
         return None
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

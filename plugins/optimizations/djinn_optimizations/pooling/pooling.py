@@ -44,13 +44,13 @@ def pooling_of(graph: Graph, node: Node) -> Pooling | None:
         return None
     if node.operation in {_ADAPTIVE, "mean"}:
         dims = sorted(d % 4 for d in options.get("dim") or ()) if node.operation == "mean" else [2, 3]
-        whole = dims == [2, 3] and options.get("dtype") is None and options.get("keepdim", True)
-        return Pooling(node, source, "average", (), (), inside=True) if whole else None
+        is_spatial = dims == [2, 3] and options.get("dtype") is None and options.get("keepdim", True)
+        return Pooling(node, source, "average", (), (), inside=True) if is_spatial else None
     window = _pair(options["kernel_size"])
-    plain = not any(_pair(options.get("padding", 0))) and not options.get("ceil_mode")
-    plain = plain and set(_pair(options.get("dilation", 1))) == {1} and options.get("divisor_override") is None
+    is_plain = not any(_pair(options.get("padding", 0))) and not options.get("ceil_mode")
+    is_plain = is_plain and set(_pair(options.get("dilation", 1))) == {1} and options.get("divisor_override") is None
     kind: Literal["largest", "average"] = "largest" if node.operation.startswith("max") else "average"
-    return Pooling(node, source, kind, window, _pair(options.get("stride") or window), inside=plain)
+    return Pooling(node, source, kind, window, _pair(options.get("stride") or window), inside=is_plain)
 
 
 def _pair(given: object) -> tuple[int, ...]:

@@ -84,11 +84,11 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
     def taken(nodes: object, row: object) -> float:
         return math.fsum(row[n].seconds for n in nodes)  # type: ignore[index, attr-defined]
 
-    found = [
+    options = [
         _Times(taken(rows.splits, row), taken(rows.attention, row), taken(rows.whole, row))
         for row in context.costs.by_device.values()
     ]
-    return min(found, key=lambda times: times.alone)
+    return min(options, key=lambda times: times.alone)
 
 
 def _divided(

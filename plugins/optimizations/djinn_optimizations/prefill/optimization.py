@@ -64,8 +64,8 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
         raise NotDivisible("another optimization has changed the program")
     outputs = tuple(v for n in sorted(removed) for v in graph.nodes[n].outputs if _is_needed(context, v, removed))
     _check_memory(context, outputs)
-    made = frozenset(v for node in run for v in node.outputs)
-    inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in made))
+    results = frozenset(v for node in run for v in node.outputs)
+    inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in results))
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         computing = ChunkedRun(rows, chunks, slice_nodes, dict(zip(inputs, tensors, strict=True)))

@@ -73,8 +73,8 @@ def split_of(case: Case) -> Split | None:
 
 
 def _is_elementwise(op: str) -> bool:
-    namespace, _, rest = op.partition("::")
-    name, _, overload = rest.partition(".")
+    namespace, _, op_name = op.partition("::")
+    name, _, overload = op_name.partition(".")
     packet = getattr(getattr(torch.ops, namespace, None), name, None)
     overload_op = getattr(packet, overload or "default", None)
     return overload_op is not None and torch.Tag.pointwise in overload_op.tags
@@ -112,8 +112,8 @@ def _product(left: str, right: str, *added: str) -> Rule:
 
     def rule(case: Case) -> Split | None:
         dim = case.dim(case.given[left])
-        whole = case.others_are_whole(right, *added)
-        if dim is None or not whole or dim == len(case.shape(case.given[left])) - 1:
+        no_other_rows = case.others_are_whole(right, *added)
+        if dim is None or not no_other_rows or dim == len(case.shape(case.given[left])) - 1:
             return None
         if right != "weight" and len(case.shape(case.given[right])) > 2 and dim != len(case.made) - 2:
             return None  # the right operand has one matrix per row
@@ -200,8 +200,8 @@ def _squeezed(case: Case) -> Split | None:
 def _sliced(case: Case) -> Split | None:
     value = case.node.inputs[0]
     dim = case.dims[value]
-    whole = case.made[dim] == case.rows and len(case.made) == len(case.shape(value))
-    return Split((dim,)) if case.given["dim"] % len(case.made) != dim and whole else None
+    has_rows = case.made[dim] == case.rows and len(case.made) == len(case.shape(value))
+    return Split((dim,)) if case.given["dim"] % len(case.made) != dim and has_rows else None
 
 
 def _selected(case: Case) -> Split | None:
@@ -226,14 +226,16 @@ def _joined(case: Case) -> Split | None:
     """
     along = case.given["dim"] % len(case.made)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
-    whole = [v for v in case.node.inputs if v not in case.dims]
+    without_rows = [v for v in case.node.inputs if v not in case.dims]
     if len(dims) != 1:
         return None
     dim = next(iter(dims))
     if dim == along:
         alone = sum(v in case.dims for v in case.node.inputs) == 1
-        return Split((dim,), passes=True) if alone and all(case.graph.meta(v).numel == 0 for v in whole) else None
-    return Split((dim,), broadcast=True) if all(len(case.shape(v)) == len(case.made) for v in whole) else None
+        return (
+            Split((dim,), passes=True) if alone and all(case.graph.meta(v).numel == 0 for v in without_rows) else None
+        )
+    return Split((dim,), broadcast=True) if all(len(case.shape(v)) == len(case.made) for v in without_rows) else None
 
 
 def _looked_up(case: Case) -> Split | None:

@@ -43,13 +43,13 @@ class ReplicaChoice:
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
     """Return the choices of replicas. The first one has no replicas."""
-    simulated, seen = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
+    simulated, tried = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
         key = frozenset((n, cone.device) for cone, nodes in runs for n in nodes)
-        if not key or key in seen:
+        if not key or key in tried:
             continue
-        seen.add(key)
+        tried.add(key)
         replicas = tuple(r for cone, nodes in runs for r in _replicas(context, cone, nodes))
         if not _fits(context, placement, replicas):
             continue
@@ -98,7 +98,7 @@ def _simulated(
     replicated = with_replicas(graph, placement, plan, context.profile)
     stay = replicated.copies
     copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
-    there = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
+    locations = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
         v: placement.values[v] for v in stay
     }
     brought = [(v, d) for v, devices in stay.items() for d in devices if d not in context.copies.get(v, ())]
@@ -106,7 +106,7 @@ def _simulated(
         context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in brought
     )
     arguments = (program, graph, plan, replicated, context.costs, context.topology)
-    scheduling = SchedulingContext(*arguments, there, (), copies)
+    scheduling = SchedulingContext(*arguments, locations, (), copies)
     steps = write_steps(scheduling, plan.nodes)
     line = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
     return ReplicaChoice(replicas, line.seconds + takes / RUNS, line.interval)
@@ -117,10 +117,10 @@ def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     replicated = with_replicas(graph, placement, plan, context.profile)
-    held, more = Counter[str](), Counter[str]()
+    resident_bytes, new_bytes = Counter[str](), Counter[str]()
     for value in graph.inputs:
-        held[placement.values[value]] += graph.meta(value).nbytes
+        resident_bytes[placement.values[value]] += graph.meta(value).nbytes
         for device in replicated.copies.get(value, ()):
-            more[device] += graph.meta(value).nbytes
+            new_bytes[device] += graph.meta(value).nbytes
     room = {d.id: d.memory * (1 - SPARE) for d in context.topology.devices if d.memory}
-    return all(held[d] + nbytes <= room.get(d, float("inf")) for d, nbytes in more.items())
+    return all(resident_bytes[d] + nbytes <= room.get(d, float("inf")) for d, nbytes in new_bytes.items())

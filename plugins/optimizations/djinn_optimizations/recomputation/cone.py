@@ -116,15 +116,15 @@ class _Search:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())
         pending = list(self.wanted)
-        seen = set(pending)
+        visited = set(pending)
         while pending and len(self.needs) < SIZE:
             node = self.fixed.maker(pending.pop())
             if node is None or node.id in self.needs or not self._may_run(node, budget):
                 continue
             self.needs[node.id] = needed = tuple(v for v in map(self.fixed.used, node.inputs) if not self._is_there(v))
             for value in needed:
-                if value not in seen:
-                    seen.add(value)
+                if value not in visited:
+                    visited.add(value)
                     self.sending[value] = self._sent(value)
                     pending.append(value)
         if not self.needs:

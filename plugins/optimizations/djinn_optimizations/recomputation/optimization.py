@@ -21,10 +21,10 @@ Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
     """Return the choice with the shortest time, or the choice without replicas if no other saves enough."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
-    best = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
-    seconds_saved = takes[0] - takes[best]
-    least = max((1 - MAX_TIME_RATIO) * takes[0], MIN_GAIN_RATIO * found[best].computing)
-    return found[best] if seconds_saved > least else found[0]
+    fastest = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
+    seconds_saved = takes[0] - takes[fastest]
+    least = max((1 - MAX_TIME_RATIO) * takes[0], MIN_GAIN_RATIO * found[fastest].computing)
+    return found[fastest] if seconds_saved > least else found[0]
 
 
 class Recomputation(Optimization):
@@ -92,8 +92,8 @@ def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
     """Return the reason why all values are sent."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
-    other = min(thought[1:], key=lambda choice: choice.seconds)
+    cheapest_other = min(thought[1:], key=lambda choice: choice.seconds)
     return (
-        f"sent: {size(other.nbytes)} in {duration(other.sending)} against {duration(other.computing)} of computing again; "
-        f"{duration(thought[0].seconds)} in all, {duration(other.seconds)} with that"
+        f"sent: {size(cheapest_other.nbytes)} in {duration(cheapest_other.sending)} against {duration(cheapest_other.computing)} of computing again; "
+        f"{duration(thought[0].seconds)} in all, {duration(cheapest_other.seconds)} with that"
     )

@@ -14,4 +14,4 @@ def branches(graph: Graph, kinds: DataKinds) -> tuple[tuple[int, ...], ...]:
     for node, kind in zip(graph.nodes, kinds.modalities, strict=True):
         if kind in nodes:
             nodes[kind].append(node.id)
-    return tuple(tuple(mine) for mine in nodes.values() if mine)
+    return tuple(tuple(branch) for branch in nodes.values() if branch)

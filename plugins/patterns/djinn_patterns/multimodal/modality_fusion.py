@@ -65,8 +65,8 @@ def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Itera
 
 def _computes(graph: Graph, node: Node) -> bool:
     """Return True if a node's results are floating-point data, not masks or positions."""
-    made = (*node.outputs, *node.writes)
-    return bool(made) and graph.meta(made[0]).dtype.is_floating_point
+    results = (*node.outputs, *node.writes)
+    return bool(results) and graph.meta(results[0]).dtype.is_floating_point
 
 
 def _fusion_kind(graph: Graph, node: Node) -> How:

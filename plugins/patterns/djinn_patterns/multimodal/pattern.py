@@ -36,11 +36,11 @@ class FusionPoint(Pattern):
         if len(entering) < 2:
             return
         kinds = data_kinds(graph)
-        found = list(fusions(graph, kinds, candidates))
-        seen = Modality.VISION in entering
-        apart = branches(graph, kinds) if found else ()
-        for number, fusion in enumerate(found):
-            yield _match(fusion, seen, apart if number == 0 and len(apart) > 1 else ())
+        fusion_points = list(fusions(graph, kinds, candidates))
+        has_vision = Modality.VISION in entering
+        apart = branches(graph, kinds) if fusion_points else ()
+        for number, fusion in enumerate(fusion_points):
+            yield _match(fusion, has_vision, apart if number == 0 and len(apart) > 1 else ())
 
 
 def _match(fusion: ModalityFusion, seen: bool, apart: tuple[tuple[int, ...], ...]) -> PatternMatch:
@@ -58,9 +58,9 @@ def _match(fusion: ModalityFusion, seen: bool, apart: tuple[tuple[int, ...], ...
 
 
 def _description(fusion: ModalityFusion) -> Iterator[str]:
-    first, *others = fusion.names
-    if fusion.how == "scatter" and others:
-        first, others = others[-1], [first, *others[:-1]]
+    first, *other_names = fusion.names
+    if fusion.how == "scatter" and other_names:
+        first, other_names = other_names[-1], [first, *other_names[:-1]]
     yield first
     yield _TOLD[fusion.how]
-    yield " and ".join(others) or first
+    yield " and ".join(other_names) or first

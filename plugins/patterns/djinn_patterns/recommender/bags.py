@@ -72,6 +72,6 @@ def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
 def _over_ids(graph: Graph, reduction: Node, rank: int) -> bool:
     """Return True if a reduction is over the last dimension of the ids only."""
     shape = graph.meta(reduction.inputs[0]).shape
-    given = arguments(reduction).get("dim")
-    dims = given if isinstance(given, list | tuple) else (given,)
+    reduced_dims = arguments(reduction).get("dim")
+    dims = reduced_dims if isinstance(reduced_dims, list | tuple) else (reduced_dims,)
     return len(shape) == rank + 1 and [d % len(shape) for d in dims if isinstance(d, int)] == [rank - 1]

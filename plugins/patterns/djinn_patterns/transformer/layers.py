@@ -13,13 +13,13 @@ _SUMS = frozenset({"add", "add_"})
 
 def layers_of(graph: Graph) -> dict[int, Layer]:
     """Return the linear layers of a graph, by the op that gives the result: the product or the bias addition."""
-    found: dict[int, Layer] = {}
+    layers: dict[int, Layer] = {}
     for index in sorted(i for operation in PRODUCTS for i in graph.by_op.get(operation, ())):
         layer = layer_at(graph, graph.nodes[index])
         if layer is not None:
             biased = _with_bias(graph, layer) if graph.nodes[index].operation in _BARE else None
-            found[index if biased is None else biased.node.id] = biased or layer
-    return found
+            layers[index if biased is None else biased.node.id] = biased or layer
+    return layers
 
 
 def _with_bias(graph: Graph, layer: Layer) -> Layer | None:

@@ -78,13 +78,13 @@ class _Search:
 
     def networks(self) -> list[Network]:
         """Return all networks of the graph."""
-        whole, ways, by_op = self._layers, self._ways, self._graph.by_op
-        found: list[Network] = []
-        if len(whole) < 2:
-            return found
+        all_layers, ways, by_op = self._layers, self._ways, self._graph.by_op
+        networks: list[Network] = []
+        if len(all_layers) < 2:
+            return networks
         between = {i for operation in _BETWEEN for i in by_op.get(operation, ())}
-        for index in sorted(between.union(whole)):
-            layer = whole.get(index)
+        for index in sorted(between.union(all_layers)):
+            layer = all_layers.get(index)
             if layer is None:
                 way = self._through(self._graph.nodes[index])
                 if way is not None:
@@ -92,9 +92,9 @@ class _Search:
                 continue
             network = self._ending_in(layer)
             if network is not None:
-                found.append(network)
+                networks.append(network)
             ways[index] = _Way(frozenset((index,)))
-        return [n for n in _joined(found) if not scores_places(self._graph, n.data, n.last.node.id)]
+        return [n for n in _joined(networks) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
         """Return the path extended by one op. Return None if the op has inputs other than layers and weights."""
@@ -120,14 +120,14 @@ class _Search:
 
     def _longer(self, node: Node, before: list[_Way]) -> _Way | None:
         way = before[0]
-        if len(before) == 1 or all(other.layers == way.layers for other in before):
+        if len(before) == 1 or all(path.layers == way.layers for path in before):
             layers = way.layers
         else:
-            layers = frozenset().union(*(other.layers for other in before))
-        length = 1 + max(other.length for other in before)
+            layers = frozenset().union(*(path.layers for path in before))
+        length = 1 + max(path.length for path in before)
         if length > _LIMIT or len(layers) > _MOST:
             return None
-        bends = self._bends(node) or any(other.bends for other in before)
+        bends = self._bends(node) or any(path.bends for path in before)
         return _Way(layers, length, bends)
 
     def _bends(self, node: Node) -> bool:
@@ -142,8 +142,8 @@ class _Search:
 
     def _is_of_last_dimension(self, node: Node) -> bool:
         """Return True if a node reduces the last dimension of its operand to one element."""
-        given, made = (self._graph.meta(values[0]).shape for values in (node.inputs, node.outputs))
-        return len(made) == len(given) and made == (*given[:-1], 1)
+        input_shape, output_shape = (self._graph.meta(values[0]).shape for values in (node.inputs, node.outputs))
+        return len(output_shape) == len(input_shape) and output_shape == (*input_shape[:-1], 1)
 
     def _is_attention(self, source: int) -> bool:
         return source >= 0 and gives_attention(self._graph, self._graph.nodes[source])
@@ -161,11 +161,11 @@ class _Search:
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
         """Yield the ops between the first layers and the last layer."""
         flow, ways = self._graph.flow, self._ways
-        todo, seen = [flow.beyond(last.data)], set(first)
+        todo, visited = [flow.beyond(last.data)], set(first)
         while todo:
             source = todo.pop()
-            if source not in seen and source in ways:
-                seen.add(source)
+            if source not in visited and source in ways:
+                visited.add(source)
                 yield self._graph.nodes[source]
                 todo += flow.operands(self._graph.nodes[source])
 

@@ -19,14 +19,14 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
     """Return True if the network from `data` to the node `end` is used only as a bias of attention scores."""
     if not is_given(graph.flow, data):
         return False
-    todo, seen, added = [end], {end}, False
-    while todo and len(seen) < _REACH:
+    todo, visited, added = [end], {end}, False
+    while todo and len(visited) < _REACH:
         source = todo.pop()
         for index in graph.flow.users(source):
             node = graph.nodes[index]
-            if index in seen or is_backward(node):
+            if index in visited or is_backward(node):
                 continue
-            seen.add(index)
+            visited.add(index)
             if _adds_to_scores(graph, node, source):
                 added = True
             elif node.operation in _SHAPING:
@@ -44,9 +44,9 @@ def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
         return source not in operands[:_OPERANDS]
     if node.operation not in _SUMS:
         return False
-    others = [s for s in operands if s != source]
+    other_operands = [s for s in operands if s != source]
     products = any(
-        s >= 0 and graph.nodes[s].operation in MIXING for o in others for s in flow.ancestors(o, limit=_NEAR)
+        s >= 0 and graph.nodes[s].operation in MIXING for o in other_operands for s in flow.ancestors(o, limit=_NEAR)
     )
     return products and any(
         graph.nodes[i].operation in SOFTMAX for i in flow.descendants(node.id, SOFTMAX | MIXING, limit=_NEAR)

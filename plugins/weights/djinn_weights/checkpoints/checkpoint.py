@@ -43,7 +43,8 @@ def read_pytorch(file: WeightFile) -> FileHeader:
     keys = dict.fromkeys(tensor.storage.key for tensor in tensors.values())
     places = _places(file, {key: archive.record(f"data/{key}") for key in keys})
     return FileHeader(
-        {name: _entry(name, one, *places[one.storage.key]) for name, one in tensors.items()}, {"format": "pt"}
+        {name: _entry(name, pickled, *places[pickled.storage.key]) for name, pickled in tensors.items()},
+        {"format": "pt"},
     )
 
 
@@ -207,8 +208,8 @@ class _Seekable(io.RawIOBase):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        here = max(0, self._file.size - self._at)
-        count = here if size is None or size < 0 else min(size, here)
+        remaining = max(0, self._file.size - self._at)
+        count = remaining if size is None or size < 0 else min(size, remaining)
         self._left -= count
         if self._left < 0:
             raise ValueError(f"the directory of its archive has more than {DIRECTORY_LIMIT:,} bytes")

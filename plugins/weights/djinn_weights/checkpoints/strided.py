@@ -33,9 +33,9 @@ class StridedElements(Decoding):
         for size in self.shape[1:]:
             row *= size
         begin, end = first // row, min(rows, -(-(first + len(buffer)) // row))
-        whole = torch.empty((end - begin, *self.shape[1:]), dtype=self.dtype)
-        self._fill(whole, file, begin * self.strides[0])
-        flat = whole.view(torch.uint8).flatten() if whole.dim() else whole
+        decoded = torch.empty((end - begin, *self.shape[1:]), dtype=self.dtype)
+        self._fill(decoded, file, begin * self.strides[0])
+        flat = decoded.view(torch.uint8).flatten() if decoded.dim() else decoded
         torch.frombuffer(buffer, dtype=torch.uint8).copy_(flat[first - begin * row :][: len(buffer)])
 
     def _fill(self, to: torch.Tensor, file: WeightFile, first: int) -> None:
@@ -47,8 +47,8 @@ class StridedElements(Decoding):
             half = to.shape[split_dim] // 2
             if half:
                 self._fill(to.narrow(split_dim, 0, half), file, first)
-                rest = to.narrow(split_dim, half, to.shape[split_dim] - half)
-                self._fill(rest, file, first + half * self.strides[split_dim])
+                second_half = to.narrow(split_dim, half, to.shape[split_dim] - half)
+                self._fill(second_half, file, first + half * self.strides[split_dim])
                 return
         data = torch.empty(reach * to.itemsize, dtype=torch.uint8)
         file.read_into(self.start + first * to.itemsize, data.numpy().data)

@@ -40,7 +40,7 @@ class HubSource(WeightSource):
         """Return the address, then the folders. `download` uses a cache only if it has the complete model."""
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
-        return [address, *(LocalPlace(_snapshot(one, revision, path), immutable=True) for one in caches)]
+        return [address, *(LocalPlace(_snapshot(folder, revision, path), immutable=True) for folder in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
         """Open a network address, and report the progress of the download."""
@@ -85,15 +85,15 @@ def parse(address: str) -> tuple[str, str, str]:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-    rest = address.removeprefix("hf://")
-    name, at, tail = rest.partition("@")
+    path_parts = address.removeprefix("hf://")
+    name, at, tail = path_parts.partition("@")
     revision, _, path = tail.partition("/")
     if not at:
-        name, revision, path = "/".join(rest.split("/")[:2]), "main", "/".join(rest.split("/")[2:])
+        name, revision, path = "/".join(path_parts.split("/")[:2]), "main", "/".join(path_parts.split("/")[2:])
     segments = [revision, *(path.removesuffix("/").split("/") if path else ())]
     try:
         validate_repo_id(name)
-        valid = address.startswith("hf://") and all(_SEGMENT.fullmatch(one) for one in segments)
+        valid = address.startswith("hf://") and all(_SEGMENT.fullmatch(segment) for segment in segments)
     except HFValidationError:
         valid = False
     if not valid:

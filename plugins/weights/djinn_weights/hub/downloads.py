@@ -104,7 +104,7 @@ class Downloads:
             info = HfApi(endpoint=self.endpoint).model_info(
                 name, revision=revision, files_metadata=True, timeout=_PATIENCE
             )
-            sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+            sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
             commit = str(info.sha)
             self._fetch(name, commit, sizes, path, suffixes, report)
             _write_reference(repository / "refs" / revision, commit)
@@ -130,7 +130,11 @@ class Downloads:
         if index and sizes[index] > _INDEX_LIMIT:
             raise WeightsUnavailable(f"the index of {name!r} is too long")
         if index:
-            beside = {shard for one in _shards(self._get(name, commit, index)) if (shard := folder + one) in sizes}
+            beside = {
+                shard
+                for name_in_index in _shards(self._get(name, commit, index))
+                if (shard := folder + name_in_index) in sizes
+            }
             files = [index, *sorted(beside)]
         missing = [file for file in files if not isinstance(self._cached(name, commit, file), str)]
         nbytes = sum(sizes[file] for file in missing)
@@ -171,10 +175,10 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
             raise WeightsUnavailable(f"{path!r} is not a file with weights")
         return path[: path.rfind("/") + 1], path if path.endswith(_INDEX) else "", [path]
     folder = f"{path.rstrip('/')}/" if path else ""
-    here = [file.removeprefix(folder) for file in files if file.startswith(folder)]
-    for kind in (one for one in _KINDS if one in suffixes):
-        weight_files = sorted(file for file in here if file.endswith(kind) and "/" not in file)
-        index_files = [file for file in here if file.endswith(kind + _INDEX) and "/" not in file]
+    in_folder = [file.removeprefix(folder) for file in files if file.startswith(folder)]
+    for kind in (suffix for suffix in _KINDS if suffix in suffixes):
+        weight_files = sorted(file for file in in_folder if file.endswith(kind) and "/" not in file)
+        index_files = [file for file in in_folder if file.endswith(kind + _INDEX) and "/" not in file]
         if len(index_files) == 1 and index_files[0].removesuffix(_INDEX) not in weight_files:
             return folder, folder + index_files[0], []
         if kind == ".bin" and len(weight_files) > 1:

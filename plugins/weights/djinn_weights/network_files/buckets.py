@@ -96,7 +96,7 @@ class BucketSource(WeightSource):
             raise WeightsUnavailable(f"there is no {address!r}") from None
         if not entry or len(entry) > _MOST_FILES:
             raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} files with weights")
-        return [BucketFile(self._system(), one, self._pieces) for one in entry]
+        return [BucketFile(self._system(), info, self._pieces) for info in entry]
 
     def _system(self) -> Any:
         with self._lock:
@@ -118,11 +118,11 @@ class BucketSource(WeightSource):
         # The shards are files with the same suffix beside the index.
         folder, kind = path.rpartition("/")[0], path.removesuffix(_INDEX).rpartition(".")[2]
         shards = self._weights(folder, (f".{kind}",))
-        return [info, *(one for one in shards if allows(permissions, f"{self.name}://{self._key(one)}"))]
+        return [info, *(shard for shard in shards if allows(permissions, f"{self.name}://{self._key(shard)}"))]
 
     def _weights(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
         entries = self._system().ls(folder, detail=True)
-        weight_files = (one for one in entries if one["type"] == "file" and self._key(one).endswith(suffixes))
+        weight_files = (entry for entry in entries if entry["type"] == "file" and self._key(entry).endswith(suffixes))
         return sorted(weight_files, key=self._key)
 
     @staticmethod

@@ -67,12 +67,12 @@ class Connections:
             self._idle.append((host, connection))
             surplus = self._idle[:-_IDLE]
             del self._idle[:-_IDLE]
-        for _, one in surplus:
-            one.close()
+        for _, idle in surplus:
+            idle.close()
 
     def __del__(self) -> None:
-        for _, one in self._idle:
-            one.close()
+        for _, idle in self._idle:
+            idle.close()
 
 
 class HttpsFile(WeightFile):
@@ -145,11 +145,11 @@ class HttpsFile(WeightFile):
             connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
             with connection.getresponse() as response:
                 location = self._read_response(response, start, buffer)
-                whole = not location and response.length == 0
+                is_empty = not location and response.length == 0
         except BaseException:
             connection.close()
             raise
-        if whole and not response.will_close:
+        if is_empty and not response.will_close:
             self._connections.give(parts.netloc, connection)
         else:
             connection.close()
@@ -226,12 +226,12 @@ def _is_safe(address: str) -> bool:
     """Return True if an address is a normalized https address without user, fragment or `..`."""
     try:
         parts = urlsplit(address)
-        plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
+        is_plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
         is_named = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
     path = unquote(parts.path).split("/")
-    return plain and is_named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
+    return is_plain and is_named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
 
 
 def _shards(index: HttpsFile) -> list[str]:

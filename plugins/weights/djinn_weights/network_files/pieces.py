@@ -29,9 +29,9 @@ class Pieces:
         places = range(0, len(buffer), PIECE)
         reading = [self._threads.submit(read, start + at, buffer[at : at + PIECE]) for at in places]
         wait(reading, return_when=FIRST_EXCEPTION)
-        for one in reading:
-            one.cancel()
+        for future in reading:
+            future.cancel()
         wait(reading)
-        for one in reading:
-            if not one.cancelled():
-                one.result()
+        for future in reading:
+            if not future.cancelled():
+                future.result()

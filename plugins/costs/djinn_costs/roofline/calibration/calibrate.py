@@ -123,10 +123,10 @@ class Bench:
         for model in self.models:
             repeats = {p.name: p.repeats for p in model.probes()}
             times = {name: times for (owner, name), times in self.seconds.items() if owner == model.name}
-            rest = statistics.median(self.idle) if self.idle else 0.0
+            idle_seconds = statistics.median(self.idle) if self.idle else 0.0
             fitted[model.name] = model.fit(
                 {
-                    name: _median_seconds(op_times, rest / repeats[name])
+                    name: _median_seconds(op_times, idle_seconds / repeats[name])
                     for name, op_times in times.items()
                     if name in repeats
                 }

@@ -71,8 +71,8 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
     clock: Clock = (observer := ExecutorClock())
     if processor_time:
         process = client.executor_process()
-        known = processor_clock(process)
-        if known is None:
+        own_clock = processor_clock(process)
+        if own_clock is None:
             raise ConfigurationError(
                 f"processor time can be measured only for an executor process on this machine under Linux; {process} is not one"
             )
@@ -80,7 +80,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
             raise ConfigurationError(
                 "processor time tells how long an op takes only on one thread: set `threads` to 1, such as by DJINN_THREADS=1"
             )
-        clock = known
+        clock = own_clock
     session = context.session
     assert session is not None
     _request_timings(session, on=True)

@@ -120,11 +120,11 @@ def validate_session(
         for _ in range(rounds):
             bench.round()
             with without_collection():
-                for one in running:
-                    told(one.workload.name)
-                    one.measure(clock)
+                for program in running:
+                    told(program.workload.name)
+                    program.measure(clock)
         calibration, idle = Calibration("validation", models=bench.fit()), statistics.median(bench.idle)
-        return Validation(tuple(_compared(one, calibration, idle) for one in running))
+        return Validation(tuple(_compared(program, calibration, idle) for program in running))
 
 
 def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
@@ -132,10 +132,10 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     step = workload.build(device)
     seconds_of(step, clock)
     with djinn.capture() as program:
-        kept = step()
+        results = step()
     result = djinn.plan(program, until="place")
     djinn.synchronize()
-    del kept
+    del results
     repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
     running = _Running(workload, step, result, repeats)
     warm_up(running.loop, clock)  # the loop is another program than the step
