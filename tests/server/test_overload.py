@@ -264,7 +264,7 @@ def test_messages_over_rate_wait(monkeypatch):
         meter.count_message("Query", 0)
     assert 0.5 < max(slept) <= 1.0
     waits = len(slept)
-    meter.refused()  # it has waited before it was refused
+    meter.count_refused()  # it has waited before it was refused
     assert len(slept) == waits
 
 
