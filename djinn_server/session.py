@@ -331,8 +331,8 @@ class ExecutorSession:
             if self.device.ledger is not None:
                 self.device.ledger.restart_peak()
             reset_device_peak(self.device.runtime.device)
-        known = self._templates.everything() if request.decisions else ()
-        decisions = tuple([decision for _, template in known for decision in template.decisions()])
+        templates = self._templates.everything() if request.decisions else ()
+        decisions = tuple([decision for _, template in templates for decision in template.decisions()])
         connection.send(Frame(encode(StatsReply(figures, decisions))))
 
     def _set_timings(self, request: TimingsRequest) -> None:
