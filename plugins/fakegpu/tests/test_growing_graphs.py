@@ -333,6 +333,16 @@ def test_generate_takes_three_launches_for_a_token():
     assert [more - less for more, less in zip(longer, shorter, strict=True)] == [20, 10]
 
 
+@pytest.mark.usefixtures("session")
+def test_memory_of_a_graph_is_free_after_its_session():
+    before = executor_figures()["device_allocated"]
+    Decoder(REMOTE, fused, 22).steps(RUNS)
+    assert executor_figures()["recorded_graph_bytes"] > 1 << 12
+    djinn.shut_down()
+    djinn.init()
+    assert executor_figures()["device_allocated"] - before < 1 << 12
+
+
 def test_exact_session_records_no_graph_of_a_capacity(server):
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()

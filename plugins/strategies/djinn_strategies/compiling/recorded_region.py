@@ -127,7 +127,7 @@ class RecordedRegion(CompiledRegion):
         self._numbers: torch.Tensor | None = None  # the varying floats
         self.recordings: list[Recording] = []
         self._next: Recording | None = None  # for the present run
-        self._replayed: Recording | None = None
+        self._overwrote = False  # the last run has launched its graph
         self._copied: set[int] = set()
         self._past: deque[list[StorageWeakRef]] = deque(maxlen=_PAST)
         self._weights: frozenset[int] = frozenset()
@@ -141,7 +141,7 @@ class RecordedRegion(CompiledRegion):
     @property
     def overwrites(self) -> bool:
         """As `CompiledRegion.overwrites`. The results of a run are where those of the run before were, which may be inputs."""
-        return bool(self._consumed) and self._replayed is not None and self._replayed.launched
+        return bool(self._consumed) and self._overwrote
 
     def keep_inputs(self, env: Environment) -> None:
         """As `CompiledRegion.keep_inputs`."""
@@ -177,8 +177,11 @@ class RecordedRegion(CompiledRegion):
         """Replay the recording that `follows` has found. Another thread may have dropped it since."""
         recording, self._next = self._next, None
         assert recording is not None
-        self._replayed, recording.launched = recording, False
-        results = self._launch(recording, inputs)
+        recording.launched = False
+        try:
+            results = self._launch(recording, inputs)
+        finally:
+            self._overwrote = recording.launched
         self._recorder.names.forget(results)  # their memory had other bytes in the last replay
         return results
 
