@@ -53,7 +53,7 @@ class CompiledTemplates(HotTemplates):
         self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def begin(self, context: StrategyContext) -> bool:
         """Prepare the compilers; return False if the operator chose none. As `RunStrategy.begin`."""
@@ -83,12 +83,12 @@ class CompiledTemplates(HotTemplates):
             ),
         }
 
-    def ask(self, job: CompilationJob) -> None:
-        """Queue a job for the background thread, as `HotTemplates.ask` does."""
+    def submit(self, job: CompilationJob) -> None:
+        """Queue a job for the background thread, as `HotTemplates.submit` does."""
         if job.compiler >= len(self._compilers):
-            job.hot.leave("no compiler has something better")
+            job.hot.give_up("no compiler has something better")
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
-            job.hot.leave(f"{COMPILED_LIMIT} templates are compiled already")
+            job.hot.give_up(f"{COMPILED_LIMIT} templates are compiled already")
         else:
             self._jobs.put((-job.share, next(self._numbers), job))
 
@@ -123,23 +123,25 @@ class CompiledTemplates(HotTemplates):
             compiled = replay and self._region(compiler.name, replay, job)
         except Exception as error:
             self.counts.failures += 1
-            self._tell(compiler.name, job.hot.name, repr(error))
-            job.hot.refuse(job, compiler.name, f"it raised {type(error).__name__}")
+            self._warn_once(compiler.name, job.hot.name, repr(error))
+            job.hot.try_next_compiler(job, compiler.name, f"it raised {type(error).__name__}")
             return
         finally:
             self.counts.seconds += time.perf_counter() - began
         if compiled is None:
-            job.hot.refuse(job, compiler.name, "it has nothing better")
+            job.hot.try_next_compiler(job, compiler.name, "it has nothing better")
         else:
             job.hot.check(job, compiled)
 
     def _region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
-        return CompiledRegion(compiler, replay, job.template, job.region, job.law, self._runtime.receive, job.aliases)
+        return CompiledRegion(
+            compiler, replay, job.template, job.region, job.relation, self._runtime.receive, job.aliases
+        )
 
-    def _tell(self, compiler: str, template: str, error: str) -> None:
+    def _warn_once(self, compiler: str, template: str, error: str) -> None:
         """Warn once for each reason, not for every template."""
-        log = _log.debug if (compiler, error) in self._told else _log.warning
-        self._told.add((compiler, error))
+        log = _log.debug if (compiler, error) in self._reported else _log.warning
+        self._reported.add((compiler, error))
         log(
             "a compiler failed: what it was asked for runs uncompiled",
             compiler=compiler,
@@ -149,10 +151,10 @@ class CompiledTemplates(HotTemplates):
 
     def _context(self, job: CompilationJob) -> CompilerContext:
         device = self._runtime.device
-        grows = {index: tuple(sizes) for index, sizes in job.law.sizes.items()}
+        grows = {index: tuple(sizes) for index, sizes in job.relation.sizes.items()}
         return CompilerContext(
             region_graph(job, device),
-            (*job.law.example.metas, *_float_metas(job.law)),
+            (*job.relation.example.metas, *_float_metas(job.relation)),
             device,
             tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),
             grows,
@@ -160,9 +162,9 @@ class CompiledTemplates(HotTemplates):
         )
 
 
-def _float_metas(law: SizeRelation) -> tuple[TensorMeta, ...]:
+def _float_metas(relation: SizeRelation) -> tuple[TensorMeta, ...]:
     """Return the extra input with the varying fractional numbers, if any."""
-    return (tensor_meta((len(law.floats),), (1,), 0, torch.float64),) if law.floats else ()
+    return (tensor_meta((len(relation.floats),), (1,), 0, torch.float64),) if relation.floats else ()
 
 
 @hookimpl

@@ -18,10 +18,12 @@ from djinn_strategies.compiling.growing_region import GrowingRegion
 from djinn_strategies.compiling.hot_template import AdoptedPhase, CompilationJob
 from djinn_strategies.compiling.hot_templates import HotTemplates
 from djinn_strategies.compiling.padded_steps import UnpaddableError
-from djinn_strategies.compiling.recorded_region import ASIDE, RecordedRegion
+from djinn_strategies.compiling.recorded_region import SKIPPED_OPS, RecordedRegion
 
 djinn_api_version = "2.0"
-RISKY: Final = frozenset({"aten::index.Tensor"})  # the sizes of its results depend on data if an index is a mask
+MAYBE_DYNAMIC_OPS: Final = frozenset(
+    {"aten::index.Tensor"}
+)  # the sizes of its results depend on data if an index is a mask
 _log = get_logger("djinn.server")
 
 
@@ -37,8 +39,8 @@ class GraphRecorder(HotTemplates):
 
     name = "graphs"
     on_request = True
-    aside = ASIDE
-    risky = RISKY
+    skipped = SKIPPED_OPS
+    maybe_dynamic = MAYBE_DYNAMIC_OPS
     runtime: DeviceRuntime
     settings: ProcessNumericSettings
     names: StorageNames
@@ -61,12 +63,12 @@ class GraphRecorder(HotTemplates):
             device.arbiter.register(self._growing)
         return True
 
-    def ask(self, job: CompilationJob) -> None:
-        """Record a region at its next run, as `HotTemplates.ask` does."""
+    def submit(self, job: CompilationJob) -> None:
+        """Record a region at its next run, as `HotTemplates.submit` does."""
         if job.compiler:
-            job.hot.leave(job.hot.refusal)
-        elif job.law.base is not None:
-            job.hot.leave("its sizes vary from run to run, which a graph cannot")
+            job.hot.give_up(job.hot.refusal)
+        elif job.relation.base is not None:
+            job.hot.give_up("its sizes vary from run to run, and a graph has fixed sizes")
         else:
             self.check(job, RecordedRegion(job, self))
 
@@ -123,24 +125,24 @@ class GrowingGraphs(HotTemplates):
 
     name = "growing-graphs"
     exact = False
-    aside = ASIDE
-    risky = RISKY
+    skipped = SKIPPED_OPS
+    maybe_dynamic = MAYBE_DYNAMIC_OPS
 
     def __init__(self, recorder: GraphRecorder) -> None:
         super().__init__()
         self._recorder = recorder
 
-    def ask(self, job: CompilationJob) -> None:
-        """Record a region at its next run, as `HotTemplates.ask` does."""
+    def submit(self, job: CompilationJob) -> None:
+        """Record a region at its next run, as `HotTemplates.submit` does."""
         if job.compiler:
-            job.hot.leave(job.hot.refusal)
-        elif job.law.base is None:
-            job.hot.leave("its sizes are fixed")
+            job.hot.give_up(job.hot.refusal)
+        elif job.relation.base is None:
+            job.hot.give_up("its sizes are fixed")
         else:
             try:
                 self._recorder.check(job, GrowingRegion(job, self._recorder))
             except UnpaddableError as error:
-                job.hot.leave(str(error))
+                job.hot.give_up(str(error))
 
 
 def _new_graph() -> tuple[Any, Any]:

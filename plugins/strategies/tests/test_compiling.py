@@ -485,4 +485,4 @@ def test_a_training_step_is_compiled_whole(compiling_with, foreach):
     targets = [str(node.target) for node in context.graph_module.graph.nodes if node.op == "call_function"]
     assert {"aten.addmm.default", "aten.native_layer_norm_backward.default"} <= {*targets}, "forward and backward"
     assert context.metas[-1].dtype is torch.float64, "bias corrections and learning rates"
-    assert any(isinstance(phase, AdoptedPhase) and phase.job.law.floats for phase in phases())
+    assert any(isinstance(phase, AdoptedPhase) and phase.job.relation.floats for phase in phases())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from djinn_server.running.compiled_step import CompiledStep, ListSource
-from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, UnpaddableError, VaryingNumber
+from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, SymbolicNumber, UnpaddableError
 from djinn_strategies.compiling.sizes import LinearSize
 
 N, CAPACITY = 5, 12
@@ -34,14 +34,14 @@ class Grows:
 
 def n(plus=0, times=1):
     """A number that varies with `n`."""
-    return VaryingNumber(LinearSize(times, plus))
+    return SymbolicNumber(LinearSize(times, plus))
 
 
 def real(argument):
     if isinstance(argument, list):
         return [real(one) for one in argument]
-    if isinstance(argument, VaryingNumber):
-        return argument.line.at(N)
+    if isinstance(argument, SymbolicNumber):
+        return argument.expression.at(N)
     return argument.tensor if isinstance(argument, Grows) else argument
 
 

@@ -2,7 +2,7 @@
 
 Numbers may differ by rounding. Ill-conditioned computations amplify rounding: a sum of cancelling terms, or a step of
 Adam with a gradient near zero. If a difference exceeds the defaults of `torch.testing.assert_close`, the instructions
-run again with each intermediate value moved by some units in the last place. The compiled results may differ by a small
+run again with each intermediate value perturbed by some units in the last place. The compiled results may differ by a small
 multiple of that change.
 """
 
@@ -19,14 +19,14 @@ from djinn_core.ir.values import meta_of
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.result_layout import layout_difference
 from djinn_strategies.compiling.compiled_region import CompiledRegion
-from djinn_strategies.compiling.recorded_region import RecordedRegion, difference_in_place, unlike_bits
+from djinn_strategies.compiling.recorded_region import RecordedRegion, bitwise_mismatch, difference_in_place
 from djinn_strategies.compiling.written_views import address_of
 
 # Larger read-only inputs are not copied: the copy would delay the session.
 COPIED_BYTES: Final = 4 << 20
-_MOVED_RUNS: Final = 2
-_UNITS_MOVED: Final = 4.0  # units in the last place: the error of library functions
-_TIMES_MOVED: Final = 4.0
+_PERTURBED_RUNS: Final = 2
+_PERTURBATION_ULPS: Final = 4.0  # units in the last place: the error of library functions
+_TOLERATED_PERTURBATIONS: Final = 4.0
 
 
 def difference(compiled: CompiledRegion, env: Environment) -> str:
@@ -39,14 +39,14 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
     """
 
     @cache
-    def moved() -> Sequence[Environment]:
-        return [_moved(compiled, env, seed) for seed in range(_MOVED_RUNS)]
+    def perturbed() -> Sequence[Environment]:
+        return [_perturbed(compiled, env, seed) for seed in range(_PERTURBED_RUNS)]
 
-    def unlike(place: int, expected: object, found: object) -> str:
-        return _unlike(expected, found, partial(_at, place, moved))
+    def mismatch(place: int, expected: object, found: object) -> str:
+        return _mismatch(expected, found, partial(_at, place, perturbed))
 
     if isinstance(compiled, RecordedRegion):
-        return difference_in_place(compiled, env, unlike if compiled.rounds else unlike_bits)
+        return difference_in_place(compiled, env, mismatch if compiled.rounds else bitwise_mismatch)
     theirs, ours = _copy(compiled, env), _copy(compiled, env)
     for step in compiled.steps:
         step.run(theirs)
@@ -59,7 +59,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
         return "a result shares memory that it should have for itself"
     places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
     for place in (*dict.fromkeys(places), *region.written):
-        if found := unlike(place, theirs[place], ours[place]):
+        if found := mismatch(place, theirs[place], ours[place]):
             return found
     return ""
 
@@ -96,7 +96,7 @@ def _at(place: int, environments: Callable[[], Sequence[Environment]]) -> Sequen
     return [env[place] for env in environments()]
 
 
-def _unlike(expected: object, found: object, moved: Callable[[], Sequence[object]]) -> str:
+def _mismatch(expected: object, found: object, perturbed: Callable[[], Sequence[object]]) -> str:
     if expected is None:  # not needed after the region
         return ""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
@@ -106,7 +106,7 @@ def _unlike(expected: object, found: object, moved: Callable[[], Sequence[object
     try:
         torch.testing.assert_close(found, expected, equal_nan=True)
     except AssertionError as error:
-        return "" if _is_rounding(expected, found, moved) else str(error)
+        return "" if _is_rounding(expected, found, perturbed) else str(error)
     return ""
 
 
@@ -121,8 +121,8 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _is_rounding(expected: torch.Tensor, found: torch.Tensor, moved: Callable[[], Sequence[object]]) -> bool:
-    """Return True if `found` is about as far from `expected` as `moved`."""
+def _is_rounding(expected: torch.Tensor, found: torch.Tensor, perturbed: Callable[[], Sequence[object]]) -> bool:
+    """Return True if `found` is about as far from `expected` as `perturbed`."""
     finite = expected.isfinite()
     if not expected.is_floating_point() or not torch.equal(_special(expected, finite), _special(found, finite)):
         return False
@@ -131,7 +131,7 @@ def _is_rounding(expected: torch.Tensor, found: torch.Tensor, moved: Callable[[]
         assert isinstance(other, torch.Tensor)
         return float((other.double() - expected.double())[finite].abs().nan_to_num(0.0, 0.0).max())
 
-    return distance(found) <= _TIMES_MOVED * max(map(distance, moved()))
+    return distance(found) <= _TOLERATED_PERTURBATIONS * max(map(distance, perturbed()))
 
 
 def _special(tensor: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ def _special(tensor: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
     return tensor.nan_to_num(1.0, 2.0, 3.0).masked_fill(finite, 0.0)
 
 
-def _moved(compiled: CompiledRegion, env: Environment, seed: int) -> Environment:
+def _perturbed(compiled: CompiledRegion, env: Environment, seed: int) -> Environment:
     """Run the instructions, and move each value that they make or write up or down as a whole. Return the environment."""
     values, signs = _copy(compiled, env), random.Random(seed)  # noqa: S311 - no secret
     for step in compiled.steps:
@@ -149,7 +149,7 @@ def _moved(compiled: CompiledRegion, env: Environment, seed: int) -> Environment
         sign = signs.choice((-1, 1))
         for tensor in (*written, *_made(step, values, before)):
             if tensor.is_floating_point() and 0 not in tensor.stride():
-                tensor.add_(tensor.abs(), alpha=sign * _UNITS_MOVED * torch.finfo(tensor.dtype).eps)
+                tensor.add_(tensor.abs(), alpha=sign * _PERTURBATION_ULPS * torch.finfo(tensor.dtype).eps)
     return values
 
 

@@ -25,7 +25,7 @@ from typing import IO, Final
 from djinn_core.errors import UnsupportedOperation
 from djinn_core.system.limits import lower_priority
 
-_TOLD: Final = 2000  # characters of a failed process's output to show
+_OUTPUT_LIMIT: Final = 2000  # characters of a failed process's output to show
 NICE: Final = 10  # below all sessions, but not starved on a busy machine
 IDLE_SECONDS: Final = 60.0  # an idle process holds hundreds of megabytes
 _SUCCEEDED: Final = b"1"
@@ -64,7 +64,7 @@ class CompileProcess:
             try:
                 return self._ask(process, function, data, seconds)
             except EOFError:
-                said = self._said() or f"exit status {process.wait()}"
+                said = self._output_tail() or f"exit status {process.wait()}"
                 raise UnsupportedOperation(f"{function} failed: {said}") from None
 
     def close(self) -> None:
@@ -119,10 +119,10 @@ class CompileProcess:
             raise UnsupportedOperation(f"{function} failed: {reply.decode(errors='replace')}")
         return reply
 
-    def _said(self) -> str:
+    def _output_tail(self) -> str:
         assert self._output is not None
         self._output.seek(0)
-        return self._output.read().decode(errors="replace").strip()[-_TOLD:]
+        return self._output.read().decode(errors="replace").strip()[-_OUTPUT_LIMIT:]
 
 
 def _end(process: subprocess.Popen[bytes], calls: Connection, output: IO[bytes]) -> None:
@@ -144,7 +144,7 @@ def _answer(calls: Connection) -> None:
     try:
         reply, succeeded = getattr(importlib.import_module(module), name)(data), _SUCCEEDED
     except Exception:
-        reply, succeeded = traceback.format_exc().strip()[-_TOLD:].encode(), b""
+        reply, succeeded = traceback.format_exc().strip()[-_OUTPUT_LIMIT:].encode(), b""
     calls.send_bytes(succeeded)
     calls.send_bytes(reply)
 

@@ -1,6 +1,6 @@
 """A compiled region: replaces the region's instructions if a guard allows it, and is verified against them.
 
-`CompiledRegion.follows` is the guard, before each run. `comparison.difference` is the verification: instructions and
+`CompiledRegion.check_guard` is the guard, before each run. `comparison.difference` is the verification: instructions and
 compiled code run on copies, and all results are compared.
 """
 
@@ -43,13 +43,13 @@ class CompiledRegion:
         replay: Replay,
         template: CompiledTemplate,
         region: Region,
-        law: SizeRelation,
+        relation: SizeRelation,
         receive: Callable[[torch.Tensor], torch.Tensor],
         aliases: Sequence[WrittenView] = (),
     ) -> None:
         """`receive`: as `DeviceRuntime.receive`."""
         self.compiler, self._receive, self._aliases = compiler, receive, aliases
-        self.region, self.law = region, law
+        self.region, self.relation = region, relation
         self.steps = template.steps[region.start : region.stop]
         if any(step.op not in OWN_OPERATORS and needs_zero_fill(step.op) for step in self.steps):
             replay = partial(call_with_zero_fill, replay)
@@ -57,18 +57,18 @@ class CompiledRegion:
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)
         self._views = [template.steps[index].store for index in region.views]
-        self._floats = [self._slots.start + slot for slot in law.floats]
-        self._guard = law.guard()
+        self._floats = [self._slots.start + slot for slot in relation.floats]
+        self._guard = relation.guard()
 
     @property
     def overwrites(self) -> bool:
         """True if a run may have overwritten an input that it consumes."""
         return False
 
-    def keep_inputs(self, env: Environment) -> None:
+    def copy_overwritten_inputs(self, env: Environment) -> None:
         """Copy the inputs in `env` that a run would overwrite: the instructions run after it."""
 
-    def follows(self, env: Environment) -> int | None:
+    def check_guard(self, env: Environment) -> int | None:
         """Return the run's size `n` (0 if sizes are fixed); None if the region was not compiled for this run."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])

@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from djinn_core import torch_private
 from djinn_core.ir.values import meta_of
 from djinn_server.running.compiled_step import Environment
-from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, UnpaddableError, VaryingNumber
+from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, SymbolicNumber, UnpaddableError
 from djinn_strategies.compiling.recorded_region import RecordedRegion, Recorder, Recording, memory_span
 from djinn_strategies.compiling.written_views import address_of
 
@@ -106,7 +106,7 @@ class GrowingRecording(Recording):
     Attributes:
         grown: buffers by input. least, most: the `n` that it is valid for.
         appended: for a result that is a buffer, its input and the entries that it has more than `n`.
-        cut: for a result that is longer than valid, its dimension and the entries that it has more than `n`.
+        trimmed: for a result that is longer than valid, its dimension and the entries that it has more than `n`.
         rewritten: inputs whose valid entries the graph overwrites, as beam search does.
     """
 
@@ -114,19 +114,19 @@ class GrowingRecording(Recording):
     least: int
     most: int
     appended: Mapping[int, tuple[int, int]]
-    cut: Mapping[int, tuple[int, int]]
+    trimmed: Mapping[int, tuple[int, int]]
     rewritten: frozenset[int]
 
-    def takes(self, inputs: Sequence[torch.Tensor], n: int, used_up: Container[int]) -> bool:
+    def accepts(self, inputs: Sequence[torch.Tensor], n: int, used_up: Container[int]) -> bool:
         """Return True if each input of a run is in its buffer, or can be copied into it.
 
         `used_up`: inputs that nothing else needs.
         """
         return self.least <= n <= self.most and all(
-            self._takes(index, buffer, inputs[index], index in used_up) for index, buffer in self.grown.items()
+            self._accepts(index, buffer, inputs[index], index in used_up) for index, buffer in self.grown.items()
         )
 
-    def _takes(self, index: int, buffer: GrowingBuffer, tensor: torch.Tensor, used_up: bool) -> bool:
+    def _accepts(self, index: int, buffer: GrowingBuffer, tensor: torch.Tensor, used_up: bool) -> bool:
         if not buffer.has(tensor):
             return not buffer.is_held()
         return index not in self.rewritten or (used_up and not buffer.is_held(besides=1))
@@ -151,7 +151,7 @@ class GrowingRecording(Recording):
             buffer = self.grown[index]
             buffer.append(n + plus)
             results.insert(at, buffer.part(buffer.used))
-        for at, (dim, plus) in self.cut.items():
+        for at, (dim, plus) in self.trimmed.items():
             results[at] = results[at].narrow(dim, 0, n + plus).clone(memory_format=torch.contiguous_format)
         return results
 
@@ -167,14 +167,14 @@ class GrowingRegion(RecordedRegion):
     rounds = True
 
     def __init__(self, job: Any, recorder: Recorder) -> None:
-        """`job`: a `CompilationJob` whose law has a base.
+        """`job`: a `CompilationJob` whose relation has a base.
 
         Raises:
             UnpaddableError: the region cannot be padded.
         """
         super().__init__(job, recorder)
         self._grows: dict[int, tuple[int, int]] = {}
-        for index, sizes in self.law.sizes.items():
+        for index, sizes in self.relation.sizes.items():
             [(dim, line), *others] = sizes.items()
             if others or line.times != 1:
                 raise UnpaddableError("an input grows in several dimensions, or faster than others")
@@ -185,18 +185,18 @@ class GrowingRegion(RecordedRegion):
         self.made = self.copied = 0
         self._n, self._varying = 0, list[float]()
 
-    def follows(self, env: Environment) -> int | None:
-        """Check a run, as `RecordedRegion.follows` does. Growing inputs may have spare memory."""
+    def check_guard(self, env: Environment) -> int | None:
+        """Check a run, as `RecordedRegion.check_guard` does. Growing inputs may have spare memory."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots], self.growing)
-        if n is None or not self.pays:
+        if n is None or not self.is_worthwhile:
             return None
         self._n, self._varying = n, [env[place] for place in self._floats]
         self._next = self._recording(tensors)
         return None if self._next is None else n
 
     @property
-    def pays(self) -> bool:
+    def is_worthwhile(self) -> bool:
         """True unless many results are read by others than the next run, which copies them twice."""
         return self.copied <= _COPIES * len(self.growing) + self.made // 4
 
@@ -217,7 +217,7 @@ class GrowingRegion(RecordedRegion):
 
     def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         assert isinstance(recording, GrowingRecording)
-        return super()._fits(recording, tensors, addresses) and recording.takes(
+        return super()._fits(recording, tensors, addresses) and recording.accepts(
             tensors, self._n, self._used_up(tensors)
         )
 
@@ -255,7 +255,7 @@ class GrowingRegion(RecordedRegion):
         found = self._results(run := runs.pop())
         layouts = [(tensor.untyped_storage(), meta_of(tensor)) for tensor in made]
         appended = {at: (one.buffer, one.plus) for at, one in enumerate(found) if _is_buffer(one)}
-        cut = {
+        trimmed = {
             at: (one.dim, one.plus) for at, one in enumerate(found) if isinstance(one, Padded) and at not in appended
         }
         del made, found
@@ -264,11 +264,11 @@ class GrowingRegion(RecordedRegion):
         in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
         recording = GrowingRecording(
             launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes,
-            grown=grown, least=run.least, most=run.most, appended=appended, cut=cut, rewritten=frozenset(rewritten),
+            grown=grown, least=run.least, most=run.most, appended=appended, trimmed=trimmed, rewritten=frozenset(rewritten),
         )  # fmt: skip
         for one in grown.values():
             one.set_baseline()
-        return recording if recording.takes(tensors, self._n, self._used_up(tensors)) else None
+        return recording if recording.accepts(tensors, self._n, self._used_up(tensors)) else None
 
     @staticmethod
     def _check_memory(made: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
@@ -286,15 +286,15 @@ class GrowingRegion(RecordedRegion):
         *floats, n = self._numbers.view(torch.float64).unbind()
         for place, number in zip(self._floats, floats, strict=True):
             env[place] = number
-        for slot, line in self.law.slots.items():
-            env[self._slots.start + slot] = VaryingNumber(line)
+        for slot, line in self.relation.slots.items():
+            env[self._slots.start + slot] = SymbolicNumber(line)
         run, fresh = (
             PaddedRun(env, capacity, n.to(torch.int64), self._n, writes=any(step.writes for step in self.steps)),
             frozenset(self.region.fresh),
         )
-        for step, moves in self._steps:
+        for step, takes_float in self._steps:
             if not run.step(step):
-                self._run_step(step, moves, env)
+                self._run_step(step, takes_float, env)
             run.wrote(step)
             for place in step.release:
                 if place not in fresh:

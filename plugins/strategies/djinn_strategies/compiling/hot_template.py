@@ -22,8 +22,8 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_strategies.compiling.comparison import difference
 from djinn_strategies.compiling.compiled_region import CompiledRegion, inputs_getter, slots_of
 from djinn_strategies.compiling.region import Region, find_region
-from djinn_strategies.compiling.scalars import movable_slots
-from djinn_strategies.compiling.sizes import ObservedRun, SizeRelation, UnrulySlots, find_law, observe
+from djinn_strategies.compiling.scalars import liftable_slots
+from djinn_strategies.compiling.sizes import NonlinearSlots, ObservedRun, SizeRelation, infer_size_relation, observe
 from djinn_strategies.compiling.written_views import WrittenView, written_views
 
 _log = get_logger("djinn.server")
@@ -36,7 +36,7 @@ class Thresholds:
     Attributes:
         runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
         long_runs, long_seconds: the same for slow templates; one of the two pairs must be reached.
-        observed: runs to observe before the size law is inferred.
+        observed: runs to observe before the size relation is inferred.
         checks: runs with equal results that a check needs.
         misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same
             number of consecutive comparisons that raise, the template runs uncompiled.
@@ -84,14 +84,14 @@ class Phase(Protocol):
     def region(self) -> Region | None:
         """The instructions that the phase observes or replaces."""
 
-    def take(self, env: Environment) -> bool:
+    def try_run(self, env: Environment) -> bool:
         """Put the region's results into `env`. Return False if the instructions have to run; nothing was written then.
 
         Raises:
             WrittenError: the compiled code failed, and may have written.
         """
 
-    def ran(self, seconds: float, /) -> None:
+    def after_run(self, seconds: float, /) -> None:
         """Note that a run was issued, and possibly change the phase. `seconds`: as for `RunOffer.ran`."""
 
 
@@ -108,7 +108,7 @@ class CompilationJob:
     hot: HotTemplate
     template: CompiledTemplate
     region: Region
-    law: SizeRelation
+    relation: SizeRelation
     share: float = 0.0
     aliases: tuple[WrittenView, ...] = ()
     compiler: int = 0
@@ -124,13 +124,13 @@ class HotTemplate(RunOffer):
 
     template: CompiledTemplate
     thresholds: Thresholds
-    ask: Callable[[CompilationJob], None]
+    submit: Callable[[CompilationJob], None]
     name: str = ""
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
     slots: Sequence[Any] = ()  # of the run before
-    aside: frozenset[str] = frozenset()  # as for `find_region`, and `risky`
-    risky: frozenset[str] = frozenset()
+    skipped: frozenset[str] = frozenset()  # as for `find_region`, and `maybe_dynamic`
+    maybe_dynamic: frozenset[str] = frozenset()
     checked: bool = attrs.field(init=False, default=True)
     refusal: str = attrs.field(init=False, default="")
     phase: Phase = attrs.field(init=False)
@@ -158,7 +158,7 @@ class HotTemplate(RunOffer):
         run.run.densify([place for index, place in enumerate(region.inputs) if index not in growing])
         if run.step == region.start and run.is_replaceable():
             try:
-                if phase.take(run.run.env):
+                if phase.try_run(run.run.env):
                     run.passed(region.stop)
                     if compiled is not None:
                         run.run.outcome.rounded |= compiled.rounds
@@ -171,11 +171,11 @@ class HotTemplate(RunOffer):
         phase = self.phase
         if not isinstance(phase, AdoptedPhase):
             return None
-        return Replacement(phase.region.start, phase.region.stop, phase.take)
+        return Replacement(phase.region.start, phase.region.stop, phase.try_run)
 
     def ran(self, seconds: float) -> None:
         """Note that a run was issued, as `RunOffer.ran` does."""
-        self.phase.ran(seconds)
+        self.phase.after_run(seconds)
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:
         """Take the result of a trial, as `RunOffer.decided` does."""
@@ -185,7 +185,7 @@ class HotTemplate(RunOffer):
         if used:
             self.adopt(phase.job, phase.compiled, ratio)
         else:
-            self.refuse(phase.job, phase.compiled.compiler, reason)
+            self.try_next_compiler(phase.job, phase.compiled.compiler, reason)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
         """Check the result of a compiler. Called from the background thread."""
@@ -194,49 +194,49 @@ class HotTemplate(RunOffer):
     def begin(self, job: CompilationJob) -> None:
         """Start a compilation. The phase changes first, because the result comes on another thread."""
         self.phase = CompilingPhase()
-        self.ask(job)
+        self.submit(job)
 
-    def leave(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
         """Stop compiling the template for good."""
         self._count_unused()
-        self._tell("a template stays as it is", reason=reason)
+        self._report("a template stays as it is", reason=reason)
         self.phase, self.refusal = NotCompiledPhase(), reason
 
-    def refuse(self, job: CompilationJob, compiler: str, reason: str) -> None:
+    def try_next_compiler(self, job: CompilationJob, compiler: str, reason: str) -> None:
         """Reject the result of a compiler, and start the next one."""
         self._count_unused()
-        self._tell("a compiled template is not used", compiler=compiler, reason=reason)
+        self._report("a compiled template is not used", compiler=compiler, reason=reason)
         self.refusal = reason
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
-    def again(self, reason: str) -> None:
+    def restart(self, reason: str) -> None:
         """Drop the compiled code and start again, unless `tries` is reached."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
-            self.leave(reason)
+            self.give_up(reason)
             return
         self._count_unused()
-        self._tell("a template is watched again", reason=reason)
+        self._report("a template is watched again", reason=reason)
         self.phase = ColdPhase(self)
 
-    def cannot_record(self, job: CompilationJob, reason: str) -> None:
-        """Stop compiling the template, or observe a region without risky ops."""
-        if self.risky.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
-            self.leave(reason)
+    def give_up_recording(self, job: CompilationJob, reason: str) -> None:
+        """Stop compiling the template, or observe a region without ops that may be dynamic."""
+        if self.maybe_dynamic.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
+            self.give_up(reason)
         else:
-            self.risky = frozenset()
+            self.maybe_dynamic = frozenset()
             self.phase = HotPhase(self, job.share)
 
     def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
         """Adopt the compiled code."""
-        grows = "yes" if job.law.base else "no"
-        self._tell("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
+        grows = "yes" if job.relation.base else "no"
+        self._report("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
         self.phase, self.refusal = AdoptedPhase(self, job, compiled), ""
 
     def _count_unused(self) -> None:
         self.counts.unused += isinstance(self.phase, _RegionPhase)
 
-    def _tell(self, event: str, **fields: object) -> None:
+    def _report(self, event: str, **fields: object) -> None:
         _log.info(event, template=self.name, instructions=len(self.template.steps), **fields)
 
 
@@ -246,11 +246,11 @@ class NotCompiledPhase:
     stage: ClassVar[Stage] = "idle"
     region: Region | None = None
 
-    def take(self, _: Environment, /) -> bool:
+    def try_run(self, _: Environment, /) -> bool:
         """Let the instructions run."""
         return False
 
-    def ran(self, _: float, /) -> None:
+    def after_run(self, _: float, /) -> None:
         """Nothing changes."""
 
 
@@ -267,7 +267,7 @@ class ColdPhase(NotCompiledPhase):
     seconds: float = 0.0
     since: float = attrs.field(factory=time.perf_counter)
 
-    def ran(self, seconds: float, /) -> None:
+    def after_run(self, seconds: float, /) -> None:
         """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
         self.runs += 1
         self.seconds += seconds
@@ -293,9 +293,11 @@ class HotPhase(NotCompiledPhase):
 
     def find_region(self) -> None:
         """Observe the region that can be compiled, if there is one."""
-        region = find_region(self.hot.template, self.hot.slots, aside=self.hot.aside, risky=self.hot.risky)
+        region = find_region(
+            self.hot.template, self.hot.slots, skipped=self.hot.skipped, maybe_dynamic=self.hot.maybe_dynamic
+        )
         if region is None:
-            self.hot.leave("it has no ops in a row that can be compiled")
+            self.hot.give_up("it has no ops in a row that can be compiled")
         else:
             self.hot.phase = ObservingPhase(self.hot, region, self.share)
 
@@ -305,51 +307,55 @@ class ObservingPhase:
 
     stage: ClassVar[Stage] = "watching"
 
-    def __init__(self, hot: HotTemplate, region: Region, share: float, unruly: frozenset[int] = frozenset()) -> None:
-        """`unruly`: slots that kept a larger region from being compiled."""
-        self.hot, self.region, self._share, self._unruly = hot, region, share, unruly
+    def __init__(self, hot: HotTemplate, region: Region, share: float, nonlinear: frozenset[int] = frozenset()) -> None:
+        """`nonlinear`: slots that kept a larger region from being compiled."""
+        self.hot, self.region, self._share, self._nonlinear = hot, region, share, nonlinear
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
         self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
-        self._odd = 0
+        self._unsupported = 0
 
-    def take(self, env: Environment) -> bool:
+    def try_run(self, env: Environment) -> bool:
         """Observe a run without replacing anything."""
         tensors = self._inputs(env)
         seen = observe(tensors, env[self._slots])
         if seen is None:
-            self._odd += 1
+            self._unsupported += 1
         else:
             self._observed.append(seen)
             self._aliases = written_views(self.region, tensors)
         return False
 
-    def ran(self, _: float, /) -> None:
-        """Start the compilation once the size law is known."""
-        if self._odd >= self.hot.thresholds.misses:
-            self.hot.leave("its inputs are not plain tensors of real numbers")
+    def after_run(self, _: float, /) -> None:
+        """Start the compilation once the size relation is known."""
+        if self._unsupported >= self.hot.thresholds.misses:
+            self.hot.give_up("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
             # An earlier library was dropped, perhaps because of a rarely changing number: float slots may vary now if
             # the template allows it.
             template, region = self.hot.template, self.region
-            law = find_law(self._observed, movable_slots(template, region), not self.hot.tries, region.slots)
-            if isinstance(law, SizeRelation):
-                self.hot.begin(CompilationJob(self.hot, template, region, law, self._share, self._still(law)))
-            elif not (isinstance(law, UnrulySlots) and self._go_around(law.slots)):
-                self.hot.again("what differs from run to run follows no law")
+            relation = infer_size_relation(
+                self._observed, liftable_slots(template, region), not self.hot.tries, region.slots
+            )
+            if isinstance(relation, SizeRelation):
+                self.hot.begin(
+                    CompilationJob(self.hot, template, region, relation, self._share, self._fixed_aliases(relation))
+                )
+            elif not (isinstance(relation, NonlinearSlots) and self._go_around(relation.slots)):
+                self.hot.restart("its sizes or numbers change from run to run, and not linearly with one size")
 
     def _go_around(self, slots: frozenset[int]) -> bool:
         """Observe a region without the instructions of these slots. Return False if there is none."""
-        unruly = self._unruly | slots
-        region = find_region(self.hot.template, self.hot.slots, unruly, self.hot.aside, self.hot.risky)
+        nonlinear = self._nonlinear | slots
+        region = find_region(self.hot.template, self.hot.slots, nonlinear, self.hot.skipped, self.hot.maybe_dynamic)
         if region is not None:
-            self.hot.phase = ObservingPhase(self.hot, region, self._share, unruly)
+            self.hot.phase = ObservingPhase(self.hot, region, self._share, nonlinear)
         return region is not None
 
-    def _still(self, law: SizeRelation) -> tuple[WrittenView, ...]:
+    def _fixed_aliases(self, relation: SizeRelation) -> tuple[WrittenView, ...]:
         """Return the aliases with constant sizes."""
-        moving = {*law.sizes, *law.strides}
-        return tuple([alias for alias in self._aliases if moving.isdisjoint((alias.view, alias.base))])
+        varying = {*relation.sizes, *relation.strides}
+        return tuple([alias for alias in self._aliases if varying.isdisjoint((alias.view, alias.base))])
 
 
 class _RegionPhase:
@@ -364,25 +370,26 @@ class _RegionPhase:
         self._failed_comparisons = 0  # consecutive comparisons that raised
         self._comparison_error = ""
 
-    def follows(self, env: Environment) -> int | None:
-        """Return `CompiledRegion.follows`, and count misses."""
+    def check_guard(self, env: Environment) -> int | None:
+        """Return `CompiledRegion.check_guard`, and count misses."""
         try:
-            n = self.compiled.follows(env)
+            n = self.compiled.check_guard(env)
         except Exception as error:
             if not is_out_of_memory(error):
-                self.hot.cannot_record(self.job, f"it cannot be recorded: {type(error).__name__}: {error}")
+                name = "" if isinstance(error, DjinnError) else f"{type(error).__name__}: "
+                self.hot.give_up_recording(self.job, f"it cannot be recorded: {name}{error}")
             n = None
         self._missed = self._missed + 1 if n is None else 0
         return n
 
-    def lost(self) -> bool:
+    def missed_too_often(self) -> bool:
         """Return True if too many consecutive runs did not fit the compiled region."""
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
         """Return `difference`; None if an op of the comparison fails or memory for copies is missing."""
         try:
-            self.compiled.keep_inputs(env)
+            self.compiled.copy_overwritten_inputs(env)
             found = difference(self.compiled, env)
         except Exception as error:
             _log.debug("results cannot be compared", template=self.hot.name, error=repr(error))
@@ -394,11 +401,11 @@ class _RegionPhase:
         self._failed_comparisons = 0
         return found
 
-    def gives_up_comparing(self) -> bool:
+    def stops_comparing(self) -> bool:
         """Return True after `misses` consecutive comparisons that raised. The template then stays uncompiled."""
         if self._failed_comparisons < self.hot.thresholds.misses:
             return False
-        self.hot.leave(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
+        self.hot.give_up(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
         return True
 
     def use(self, env: Environment) -> bool:
@@ -410,7 +417,7 @@ class _RegionPhase:
         try:
             self.compiled.run(env)
         except Exception as error:
-            self.hot.leave(f"compiled, it raised {type(error).__name__}: {error}")
+            self.hot.give_up(f"compiled, it raised {type(error).__name__}: {error}")
             if self.region.written or self.compiled.overwrites:
                 raise WrittenError(
                     f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
@@ -428,22 +435,22 @@ class CheckingPhase(_RegionPhase):
         self._seen: list[int] = []
         self._difference = ""
 
-    def take(self, env: Environment) -> bool:
+    def try_run(self, env: Environment) -> bool:
         """Compare, and let the instructions run."""
-        n = self.follows(env)
+        n = self.check_guard(env)
         found = None if n is None else self.compare(env)
         if n is not None and found is not None:
             self._difference = found
             self._seen.append(n)
         return False
 
-    def ran(self, _: float, /) -> None:
+    def after_run(self, _: float, /) -> None:
         """Start timing once enough runs had equal results."""
         if self._difference:
-            self.hot.refuse(self.job, self.compiled.compiler, self._difference)
-        elif self.lost():
-            self.hot.again("runs were others than before when it had been compiled")
-        elif not self.gives_up_comparing() and len(self._seen) >= self.hot.thresholds.checks:
+            self.hot.try_next_compiler(self.job, self.compiled.compiler, self._difference)
+        elif self.missed_too_often():
+            self.hot.restart("later runs had other sizes or numbers than the observed ones")
+        elif not self.stops_comparing() and len(self._seen) >= self.hot.thresholds.checks:
             self.hot.phase = TimingPhase(self.hot, self.job, self.compiled)
 
 
@@ -452,14 +459,14 @@ class TimingPhase(_RegionPhase):
 
     stage: ClassVar[Stage] = "ready"
 
-    def take(self, env: Environment) -> bool:
+    def try_run(self, env: Environment) -> bool:
         """Run the compiled region if the run fits it."""
-        return self.follows(env) is not None and self.use(env)
+        return self.check_guard(env) is not None and self.use(env)
 
-    def ran(self, _: float, /) -> None:
+    def after_run(self, _: float, /) -> None:
         """Start again after too many consecutive runs that do not fit."""
-        if self.lost():
-            self.hot.again("runs were others than before while it was timed")
+        if self.missed_too_often():
+            self.hot.restart("later runs had other sizes or numbers than the timed ones")
 
 
 class AdoptedPhase(_RegionPhase):
@@ -472,12 +479,12 @@ class AdoptedPhase(_RegionPhase):
         self._compared: set[int] = set()  # powers of two
         self._difference = ""
 
-    def take(self, env: Environment) -> bool:
+    def try_run(self, env: Environment) -> bool:
         """Run the compiled region if the run fits it.
 
         Sizes of another magnitude than the checked ones are checked first.
         """
-        n = self.follows(env)
+        n = self.check_guard(env)
         if n is None:
             return False
         if n.bit_length() not in self._compared:
@@ -488,9 +495,9 @@ class AdoptedPhase(_RegionPhase):
             return False
         return self.use(env)
 
-    def ran(self, _: float, /) -> None:
+    def after_run(self, _: float, /) -> None:
         """Drop the region after too many consecutive runs that do not fit."""
         if self._difference:
-            self.hot.leave(f"compiled, it did otherwise with other sizes: {self._difference}")
-        elif not self.gives_up_comparing() and self.lost():
-            self.hot.again("runs are others than what was compiled")
+            self.hot.give_up(f"compiled code gave other results for other sizes: {self._difference}")
+        elif not self.stops_comparing() and self.missed_too_often():
+            self.hot.restart("recent runs do not have the sizes or numbers that it was compiled for")

@@ -18,11 +18,11 @@ class HotTemplates(RunStrategy):
 
     Attributes:
         counts: counters since the executor began.
-        aside, risky: ops that it may run among others, as for `find_region`.
+        skipped, maybe_dynamic: ops that it may run among others, as for `find_region`.
     """
 
-    aside: ClassVar[frozenset[str]] = frozenset()
-    risky: ClassVar[frozenset[str]] = frozenset()
+    skipped: ClassVar[frozenset[str]] = frozenset()
+    maybe_dynamic: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or Thresholds()
@@ -37,11 +37,11 @@ class HotTemplates(RunStrategy):
         hot = HotTemplate(
             template.template,
             self._thresholds,
-            self.ask,
+            self.submit,
             template.digest.hex()[:8],
             self.counts,
-            aside=self.aside,
-            risky=self.risky,
+            skipped=self.skipped,
+            maybe_dynamic=self.maybe_dynamic,
         )
         with self._lock:
             self.templates.add(hot)
@@ -53,5 +53,5 @@ class HotTemplates(RunStrategy):
             return [hot.phase for hot in self.templates]
 
     @abstractmethod
-    def ask(self, job: CompilationJob) -> None:
-        """Have a region replaced: call `check` of its template with the result, or `refuse` or `leave`."""
+    def submit(self, job: CompilationJob) -> None:
+        """Have a region replaced: call `check` of its template with the result, or `try_next_compiler` or `give_up`."""

@@ -58,17 +58,17 @@ class Padded:
 
 
 @attrs.frozen
-class VaryingNumber:
+class SymbolicNumber:
     """A number `times * n + plus`."""
 
-    line: LinearSize
+    expression: LinearSize
 
 
 class PaddedRun:
     """One run of steps at a capacity.
 
     Attributes:
-        env: environment with `Padded` and `VaryingNumber` in it. n: 0-dim tensor of int64.
+        env: environment with `Padded` and `SymbolicNumber` in it. n: 0-dim tensor of int64.
         least, most: the `n` for which the run is valid, as far as the ops have shown.
         appended: inputs whose buffer has got new entries.
     """
@@ -93,7 +93,7 @@ class PaddedRun:
             self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a slice at a varying position has other strides
             self._note_copies(step, args[0])
             return True
-        if not any(isinstance(value, Padded | VaryingNumber) for value in _flat((*args, *kwargs.values()))):
+        if not any(isinstance(value, Padded | SymbolicNumber) for value in _flat((*args, *kwargs.values()))):
             return False
         if step.writes:
             raise UnpaddableError(f"{step.op} writes into an operand")
@@ -109,14 +109,14 @@ class PaddedRun:
             raise UnpaddableError(f"{step.op} does not fit its rule for a size that grows: {error}") from error
         for result, place in step.makes:
             self.env[place] = made[result] if step.sequence else made
-        self._note_copies(step, _plain(args[0]))
+        self._note_copies(step, _unpadded(args[0]))
         return True
 
     def _note_copies(self, step: CompiledStep, viewed: object) -> None:
         """Note the results of a view that are copies."""
         if self._views is not None and isinstance(viewed, torch.Tensor) and is_view(step.op):
             for _, place in step.makes:
-                self._views.note(viewed, _plain(self.env[place]))
+                self._views.note(viewed, _unpadded(self.env[place]))
 
     def wrote(self, step: CompiledStep) -> None:
         """Store what a step has written into copies that stand for views.
@@ -137,31 +137,31 @@ class PaddedRun:
             return tensor.index_select(dim, positions)
         return self._views.select(tensor, dim, positions)
 
-    def bound(self, *, least: int = 0, most: int | None = None) -> None:
+    def limit_n(self, *, least: int = 0, most: int | None = None) -> None:
         """Note for which `n` the run is valid."""
         self.least = max(self.least, least)
         self.most = self.most if most is None else min(self.most, most)
 
     def size(self, number: Any) -> int:
         """Return a size of a result: the capacity for a size that grows."""
-        if not isinstance(number, VaryingNumber):
+        if not isinstance(number, SymbolicNumber):
             return int(number)
-        if number.line.times != 1:
-            raise UnpaddableError(f"a size is a multiple of the length: {number.line.times} n")
-        self.bound(most=self.capacity - number.line.plus)
+        if number.expression.times != 1:
+            raise UnpaddableError(f"a size is a multiple of the length: {number.expression.times} n")
+        self.limit_n(most=self.capacity - number.expression.plus)
         return self.capacity
 
     def number(self, number: Any) -> Any:
         """Return a number of a call; a 0-dim tensor for a number that varies."""
-        if not isinstance(number, VaryingNumber):
+        if not isinstance(number, SymbolicNumber):
             return number
-        times, plus = number.line.times, number.line.plus
+        times, plus = number.expression.times, number.expression.plus
         scaled = self.n if times == 1 else self._once(("times", times), lambda: self.n * times)
-        return scaled if not plus else self._once(number.line, lambda: scaled + plus)
+        return scaled if not plus else self._once(number.expression, lambda: scaled + plus)
 
     def positions(self, first: LinearSize, count: int) -> torch.Tensor:
         """Return `count` positions from `first` on."""
-        number = self.number(VaryingNumber(first))
+        number = self.number(SymbolicNumber(first))
         return self._once(
             (first, count), lambda: number if count == 1 else torch.arange(count, device=self.n.device) + number
         ).view(count)
@@ -189,7 +189,7 @@ class PaddedRun:
 
     def invalid(self, plus: int) -> torch.Tensor:
         """Return for each of `capacity` entries whether it is behind the first `n + plus`."""
-        end = self.number(VaryingNumber(LinearSize(1, plus)))
+        end = self.number(SymbolicNumber(LinearSize(1, plus)))
         return self._once(plus, lambda: torch.arange(self.capacity, device=self.n.device) >= end)
 
     def attention_mask(self, plus: int, dtype: torch.dtype) -> torch.Tensor:
@@ -199,49 +199,49 @@ class PaddedRun:
             (plus, dtype), lambda: torch.zeros_like(invalid, dtype=dtype).masked_fill_(invalid, -math.inf)
         )
 
-    def cut(self, size: LinearSize | int, start: Any, end: Any) -> tuple[LinearSize, LinearSize]:
+    def slice_bounds(self, size: LinearSize | int, start: Any, end: Any) -> tuple[LinearSize, LinearSize]:
         """Return the bounds of a slice of a dimension of this size, as functions of `n`."""
         whole = size if isinstance(size, LinearSize) else LinearSize(0, size)
-        return self._cut_at(whole, start, LinearSize(0, 0)), self._cut_at(whole, end, whole)
+        return self._slice_bound(whole, start, LinearSize(0, 0)), self._slice_bound(whole, end, whole)
 
-    def _cut_at(self, size: LinearSize, bound: Any, default: LinearSize) -> LinearSize:
+    def _slice_bound(self, size: LinearSize, bound: Any, default: LinearSize) -> LinearSize:
         if bound is None or (isinstance(bound, int) and bound > _TO_THE_END):
             return default if bound is None else size
-        line = bound.line if isinstance(bound, VaryingNumber) else LinearSize(0, bound)
+        line = bound.expression if isinstance(bound, SymbolicNumber) else LinearSize(0, bound)
         if line.at(self._example) < 0:
-            self._holds_while(line, below=0)
+            self._require_sign(line, below=0)
             line = LinearSize(line.times + size.times, line.plus + size.plus)
         now = line.at(self._example)
         if now < 0:
-            self._holds_while(line, below=0)
+            self._require_sign(line, below=0)
             return LinearSize(0, 0)
         if now > size.at(self._example):
-            self._holds_while(LinearSize(line.times - size.times, line.plus - size.plus), below=None)
+            self._require_sign(LinearSize(line.times - size.times, line.plus - size.plus), below=None)
             return size
-        self._holds_while(line, below=None)
-        self._holds_while(LinearSize(size.times - line.times, size.plus - line.plus), below=None)
+        self._require_sign(line, below=None)
+        self._require_sign(LinearSize(size.times - line.times, size.plus - line.plus), below=None)
         return line
 
-    def _holds_while(self, line: LinearSize, below: int | None) -> None:
+    def _require_sign(self, line: LinearSize, below: int | None) -> None:
         """Note that the run is valid while the line is negative (`below` is 0) or not negative (None)."""
         if line.times not in {-1, 0, 1}:
             raise UnpaddableError("a bound of a slice is a multiple of the length")
         if below is None:
             if line.times == 1:
-                self.bound(least=-line.plus)
+                self.limit_n(least=-line.plus)
             elif line.times == -1:
-                self.bound(most=line.plus)
+                self.limit_n(most=line.plus)
         elif line.times == 1:
-            self.bound(most=-line.plus - 1)
+            self.limit_n(most=-line.plus - 1)
         elif line.times == -1:
-            self.bound(least=line.plus + 1)
+            self.limit_n(least=line.plus + 1)
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
     return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
 
 
-def _plain(value: Any) -> Any:
+def _unpadded(value: Any) -> Any:
     return value.tensor if isinstance(value, Padded) else value
 
 
@@ -252,7 +252,7 @@ def _padded(value: Any) -> Padded:
 
 
 def _axis(value: Any, dim: int, more: int = 0) -> int:
-    return dim % (int(_plain(value).dim()) + more)
+    return dim % (int(_unpadded(value).dim()) + more)
 
 
 def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -262,8 +262,8 @@ def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     others = [value for value in args if isinstance(value, torch.Tensor)] if pads else []
     if any(one.dim() >= pads[0].from_right and one.size(-pads[0].from_right) != 1 for one in others):
         raise UnpaddableError(f"{op} combines a tensor that grows with one that does not")
-    given = [run.number(_plain(value)) for value in args]
-    made = op(*given, **{name: run.number(_plain(value)) for name, value in kwargs.items()})
+    given = [run.number(_unpadded(value)) for value in args]
+    made = op(*given, **{name: run.number(_unpadded(value)) for name, value in kwargs.items()})
     return Padded(made, made.dim() - pads[0].from_right, pads[0].plus) if pads else made
 
 
@@ -276,8 +276,8 @@ def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     """`ones([n, 3])` and `x.new_ones([n, 3])`: each entry is the same."""
     at = next(index for index, value in enumerate(args) if isinstance(value, list | tuple))
     sizes = args[at]
-    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, VaryingNumber)]
-    given = [run.number(_plain(value)) for value in args]
+    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, SymbolicNumber)]
+    given = [run.number(_unpadded(value)) for value in args]
     given[at] = [run.size(size) for size in sizes]
     if not grows and not isinstance(given[-1], torch.Tensor):
         return op(*given, **kwargs)
@@ -285,7 +285,7 @@ def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
         return torch.ops.aten.zeros(given[at], **{"dtype": torch.int64, **kwargs}) + given[at + 1]
     if len(grows) != 1:
         raise UnpaddableError("a new tensor grows in more than one dimension")
-    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].line.plus)
+    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].expression.plus)
 
 
 def _fill_like(run: PaddedRun, op: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,14 +295,14 @@ def _fill_like(run: PaddedRun, op: Any, like: Any, *args: Any, **kwargs: Any) ->
 
 def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     start, end, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    first, last = (one.line if isinstance(one, VaryingNumber) else LinearSize(0, one) for one in (start, end))
+    first, last = (one.expression if isinstance(one, SymbolicNumber) else LinearSize(0, one) for one in (start, end))
     if step != 1 or not isinstance(first.plus, int):
         raise UnpaddableError("a range that grows has steps")
     if first.times == last.times:
         return run.positions(first, last.plus - first.plus).to(kwargs.get("dtype") or torch.int64, copy=True)
     if (first.times, last.times) != (0, 1):
         raise UnpaddableError("a range grows at its beginning")
-    run.bound(most=run.capacity - (last.plus - first.plus))
+    run.limit_n(most=run.capacity - (last.plus - first.plus))
     made = op(first.plus, first.plus + run.capacity, **kwargs)
     return Padded(made, 0, last.plus - first.plus)
 
@@ -329,7 +329,7 @@ def _transpose(run: PaddedRun, op: Any, source: Any, first: int, second: int) ->
 
 
 def _matrix_transpose(run: PaddedRun, op: Any, source: Any) -> Any:
-    return _transpose(run, aten.transpose, source, -1, -2) if _plain(source).dim() > 1 else source
+    return _transpose(run, aten.transpose, source, -1, -2) if _unpadded(source).dim() > 1 else source
 
 
 def _permute(run: PaddedRun, op: Any, source: Any, dims: Sequence[int]) -> Any:
@@ -339,30 +339,34 @@ def _permute(run: PaddedRun, op: Any, source: Any, dims: Sequence[int]) -> Any:
 
 
 def _expand(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], **kwargs: Any) -> Any:
-    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, VaryingNumber)]
-    tensor = _plain(source)
+    grows = [dim for dim, size in enumerate(sizes) if isinstance(size, SymbolicNumber)]
+    tensor = _unpadded(source)
     if isinstance(source, Padded):
         at = len(sizes) - source.from_right
         wanted = sizes[at]
-        if grows not in ([], [at]) or (isinstance(wanted, VaryingNumber) and wanted.line != LinearSize(1, source.plus)):
+        if grows not in ([], [at]) or (
+            isinstance(wanted, SymbolicNumber) and wanted.expression != LinearSize(1, source.plus)
+        ):
             raise UnpaddableError("a tensor that grows is expanded to another length")
-        if not isinstance(wanted, VaryingNumber) and wanted != -1:
+        if not isinstance(wanted, SymbolicNumber) and wanted != -1:
             raise UnpaddableError("a tensor that grows is expanded to a fixed length")
         return source.like(op(tensor, [run.capacity if dim == at else size for dim, size in enumerate(sizes)]), at)
     if len(grows) != 1 or (tensor.dim() > (right := len(sizes) - grows[0] - 1) and tensor.size(-right - 1) != 1):
         raise UnpaddableError("a tensor is expanded in more than one dimension that grows")
     made = op(tensor, [run.size(size) for size in sizes])
-    return Padded(made, grows[0], sizes[grows[0]].line.plus)
+    return Padded(made, grows[0], sizes[grows[0]].expression.plus)
 
 
 def _view(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], *_: Any) -> Any:
     one = _padded(source)
-    target = [run.capacity if isinstance(size, VaryingNumber) else size for size in sizes]
+    target = [run.capacity if isinstance(size, SymbolicNumber) else size for size in sizes]
     made = one.tensor.view(target) if op is aten.view else one.tensor.reshape(target)
     before = math.prod(one.tensor.shape[: one.dim])
     for dim, size in enumerate(sizes):
         fits = made.size(dim) == run.capacity and math.prod(made.shape[:dim]) == before
-        if fits and (size == -1 if not isinstance(size, VaryingNumber) else size.line == LinearSize(1, one.plus)):
+        if fits and (
+            size == -1 if not isinstance(size, SymbolicNumber) else size.expression == LinearSize(1, one.plus)
+        ):
             return one.like(made, dim)
     raise UnpaddableError("a view mixes the dimension that grows with others")
 
@@ -372,7 +376,9 @@ def _select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
     if isinstance(source, Padded) and at != source.dim and isinstance(index, int):
         return source.like(op(source.tensor, at, index), source.dim - (at < source.dim))
     follows = (
-        VaryingNumber(attrs.evolve(index.line, plus=index.line.plus + 1)) if not isinstance(index, int) else index + 1
+        SymbolicNumber(attrs.evolve(index.expression, plus=index.expression.plus + 1))
+        if not isinstance(index, int)
+        else index + 1
     )
     end = None if follows == 0 else follows
     return _slice(run, aten.slice, source, at, index, end).squeeze(at)
@@ -381,13 +387,13 @@ def _select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
 def _slice(
     run: PaddedRun, op: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    tensor, at = _plain(source), _axis(source, dim)
+    tensor, at = _unpadded(source), _axis(source, dim)
     grows = isinstance(source, Padded) and at == source.dim
     if isinstance(source, Padded) and not grows:
-        if any(isinstance(one, VaryingNumber) for one in (start, end)):
+        if any(isinstance(one, SymbolicNumber) for one in (start, end)):
             raise UnpaddableError("a tensor grows in two dimensions")
         return source.like(op(tensor, at, start, end, step))
-    first, last = run.cut(LinearSize(1, source.plus) if grows else tensor.size(at), start, end)
+    first, last = run.slice_bounds(LinearSize(1, source.plus) if grows else tensor.size(at), start, end)
     if step != 1:
         raise UnpaddableError("a slice that grows has steps")
     if first.times == last.times:
@@ -402,7 +408,7 @@ def _slice(
     if grows:
         whole = last.plus == source.plus  # else valid entries, which may be infinite, are padding now
         return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole, origin=source.origin)
-    run.bound(most=run.capacity - last.plus)
+    run.limit_n(most=run.capacity - last.plus)
     missing = run.capacity - tensor.size(at)
     if missing > 0:
         tensor = torch.nn.functional.pad(tensor, [0] * (2 * (tensor.dim() - at) - 1) + [missing])
@@ -421,13 +427,13 @@ def _index(run: PaddedRun, op: Any, source: Any, indices: Sequence[Any]) -> Any:
     if any(index is None for index in indices):
         raise UnpaddableError("some dimensions of a tensor that grows are indexed")
     given = [run.filled(index, 0) if isinstance(index, Padded) else index for index in indices]
-    rest = _plain(source).dim() - len(indices)
+    rest = _unpadded(source).dim() - len(indices)
     if isinstance(source, Padded):
         if source.dim >= len(indices):
             raise UnpaddableError("some dimensions of a tensor that grows are indexed")
-        index, end = given[source.dim], run.number(VaryingNumber(LinearSize(1, source.plus)))
+        index, end = given[source.dim], run.number(SymbolicNumber(LinearSize(1, source.plus)))
         given[source.dim] = torch.where(index < 0, index + end, index)
-    made = op(_plain(source), given)
+    made = op(_unpadded(source), given)
     pads = [index for index in indices if isinstance(index, Padded)]
     if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
         raise UnpaddableError("indices grow in different dimensions")
@@ -471,7 +477,7 @@ def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     if first.tensor.dtype != second.dtype:
         raise UnpaddableError("new entries have another dtype")
     count = second.size(at)
-    run.bound(most=run.capacity - first.plus - count)
+    run.limit_n(most=run.capacity - first.plus - count)
     in_place = first.buffer is not None and first.buffer not in run.appended
     target = first.tensor if in_place else first.tensor.clone()
     target.index_copy_(at, run.positions(LinearSize(1, first.plus), count), second)
@@ -518,7 +524,7 @@ def _embedding(run: PaddedRun, op: Any, weight: Any, indices: Any, *more: Any, *
 def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int] | None]:
     """Return the operands of a matrix product, and the dimension from the right and `plus` of a result that grows."""
     left, right = (one.from_right if isinstance(one, Padded) else 0 for one in (first, second))
-    if min(_plain(first).dim(), _plain(second).dim()) < 2:
+    if min(_unpadded(first).dim(), _unpadded(second).dim()) < 2:
         raise UnpaddableError("a product with a vector")
     if (left == 1) != (right == 2):
         raise UnpaddableError("a product sums over a dimension that grows in one operand only")
@@ -531,7 +537,7 @@ def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, tor
     if max(left, right) > 2:
         raise UnpaddableError("a batch of products grows")
     one = first if left else second
-    return _plain(first), _plain(second), (one.from_right, one.plus)
+    return _unpadded(first), _unpadded(second), (one.from_right, one.plus)
 
 
 def _matmul(run: PaddedRun, op: Any, first: Any, second: Any, **kwargs: Any) -> Any:
@@ -542,7 +548,7 @@ def _matmul(run: PaddedRun, op: Any, first: Any, second: Any, **kwargs: Any) -> 
 
 def _baddbmm(run: PaddedRun, op: Any, source: Any, first: Any, second: Any, **kwargs: Any) -> Any:
     a, b, grows = _product(run, first, second)
-    made = op(_plain(source), a, b, **kwargs)
+    made = op(_unpadded(source), a, b, **kwargs)
     if isinstance(source, Padded) and grows != (source.from_right, source.plus):
         raise UnpaddableError("a sum of a product has another length")
     if (

@@ -29,9 +29,9 @@ from djinn_strategies.compiling.scalars import call_with_tensors
 from djinn_strategies.compiling.written_views import address_of
 
 RECORDINGS: Final = 8  # of one region, by the addresses of its weights
-ASIDE: Final = frozenset({GET_RANDOM_STATE})  # a graph launches no such op, and draws nothing itself
+SKIPPED_OPS: Final = frozenset({GET_RANDOM_STATE})  # a graph launches no such op, and draws nothing itself
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
-_PAST: Final = (
+_RECENT_RUNS: Final = (
     8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
 )
 
@@ -117,10 +117,10 @@ class RecordedRegion(CompiledRegion):
     def __init__(self, job: Any, recorder: Recorder) -> None:
         """`job`: a `CompilationJob`."""
         super().__init__(
-            "graphs", self._replay_next, job.template, job.region, job.law, self._overwrite_numbers, job.aliases
+            "graphs", self._replay_next, job.template, job.region, job.relation, self._overwrite_numbers, job.aliases
         )
         self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
-        self._steps = [(step, self._moves(step)) for step in self.steps if step.op not in ASIDE]
+        self._steps = [(step, self._takes_float(step)) for step in self.steps if step.op not in SKIPPED_OPS]
         consumed = {*job.template.consumed} - {*self.region.written}
         self._consumed = [i for i, place in enumerate(self.region.inputs) if place in consumed]
         self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
@@ -129,7 +129,7 @@ class RecordedRegion(CompiledRegion):
         self._next: Recording | None = None  # for the present run
         self._overwrote = False  # the last run has launched its graph
         self._copied: set[int] = set()
-        self._past: deque[list[StorageWeakRef]] = deque(maxlen=_PAST)
+        self._recent_storages: deque[list[StorageWeakRef]] = deque(maxlen=_RECENT_RUNS)
         self._weights: frozenset[int] = frozenset()
         self._without_weights = 0
         self._runs = self._made = 0
@@ -143,8 +143,8 @@ class RecordedRegion(CompiledRegion):
         """As `CompiledRegion.overwrites`. The results of a run are where those of the run before were, which may be inputs."""
         return bool(self._consumed) and self._overwrote
 
-    def keep_inputs(self, env: Environment) -> None:
-        """As `CompiledRegion.keep_inputs`."""
+    def copy_overwritten_inputs(self, env: Environment) -> None:
+        """As `CompiledRegion.copy_overwritten_inputs`."""
         addresses = {address for recording in self.recordings for address in recording.overwritten()}
         for index, tensor in self._used_up(self._inputs(env)).items():
             if address_of(tensor) in addresses:
@@ -157,13 +157,13 @@ class RecordedRegion(CompiledRegion):
         found = {index: tensors[index] for index in self._consumed}
         return {index: tensor for index, tensor in found.items() if addresses[address_of(tensor)] == 1}
 
-    def follows(self, env: Environment) -> int | None:
-        """As `CompiledRegion.follows`; None also for a run that fits no recording.
+    def check_guard(self, env: Environment) -> int | None:
+        """As `CompiledRegion.check_guard`; None also for a run that fits no recording.
 
         Raises:
             RuntimeError: the region cannot be recorded.
         """
-        n = super().follows(env)
+        n = super().check_guard(env)
         self._next = None if n is None else self._recording(self._inputs(env))
         return None if self._next is None else n
 
@@ -174,7 +174,7 @@ class RecordedRegion(CompiledRegion):
         return self._numbers
 
     def _replay_next(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Replay the recording that `follows` has found. Another thread may have dropped it since."""
+        """Replay the recording that `check_guard` has found. Another thread may have dropped it since."""
         recording, self._next = self._next, None
         assert recording is not None
         recording.launched = False
@@ -220,14 +220,14 @@ class RecordedRegion(CompiledRegion):
         """Return the inputs whose storages earlier runs had; None if some that had them before are new in this run."""
         ignored = self.growing.union(self._consumed)
         storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-        known = [{past[i].cdata for past in self._past} for i in range(len(storages))]
+        known = [{past[i].cdata for past in self._recent_storages} for i in range(len(storages))]
         same = frozenset([i for i, ref in enumerate(storages) if ref.cdata in known[i] and i not in ignored])
-        self._past.append(storages)
-        if len(self._past) == 1:
+        self._recent_storages.append(storages)
+        if len(self._recent_storages) == 1:
             return None
         if not same or not same >= self._weights:  # of another session, or of new weights
             self._without_weights += 1
-            if self._without_weights < _PAST:
+            if self._without_weights < _RECENT_RUNS:
                 return None
         self._weights, self._without_weights = same, 0
         return same
@@ -257,8 +257,8 @@ class RecordedRegion(CompiledRegion):
         if self._numbers is not None:
             for place, number in zip(self._floats, self._numbers.view(torch.float64).unbind(), strict=True):
                 env[place] = number
-        for step, moves in self._steps:
-            self._run_step(step, moves, env)
+        for step, takes_float in self._steps:
+            self._run_step(step, takes_float, env)
             for place in step.release:
                 if place not in fresh:
                     env[place] = None
@@ -266,13 +266,13 @@ class RecordedRegion(CompiledRegion):
 
     def _environment(self, inputs: Sequence[Any]) -> Environment:
         template = self._template
-        env = [*template.constants, *self.law.example.slots, *[None] * (template.inputs + template.made)]
+        env = [*template.constants, *self.relation.example.slots, *[None] * (template.inputs + template.made)]
         for place, tensor in zip(self.region.inputs, inputs, strict=True):
             env[place] = tensor
         return env
 
-    def _run_step(self, step: CompiledStep, moves: bool, env: Environment) -> None:
-        if not moves:
+    def _run_step(self, step: CompiledStep, takes_float: bool, env: Environment) -> None:
+        if not takes_float:
             step.store(env)
             return
         args, kwargs = step.given(env)
@@ -280,7 +280,7 @@ class RecordedRegion(CompiledRegion):
         for result, place in step.makes:
             env[place] = made[result] if step.sequence else made
 
-    def _moves(self, step: CompiledStep) -> bool:
+    def _takes_float(self, step: CompiledStep) -> bool:
         """Return True if a step takes a varying float."""
         sources = [*step.arguments, *[source for _, source in step.keywords]]
         items = [item for source in sources if isinstance(source, ListSource) for item in source.items]
@@ -307,11 +307,11 @@ def memory_span(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
 
 
-def difference_in_place(compiled: RecordedRegion, env: Environment, unlike: Callable[[int, Any, Any], str]) -> str:
+def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Callable[[int, Any, Any], str]) -> str:
     """Describe how the results of a recording differ from those of the instructions; empty if they agree.
 
     Both run on the session's values, whose addresses the recording has. Written inputs get their contents back.
-    `unlike`: describes how two results at a place differ.
+    `mismatch`: describes how two results at a place differ.
     """
     region = compiled.region
     written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
@@ -331,12 +331,12 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, unlike: Call
             ours[place] = ours[place].clone(memory_format=torch.contiguous_format)
         places = [place for step in compiled.steps for _, place in step.makes]
         for place in [p for p in dict.fromkeys(places) if isinstance(ours[p], torch.Tensor) and theirs[p] is not None]:
-            if found := unlike(place, theirs[place], ours[place]):
+            if found := mismatch(place, theirs[place], ours[place]):
                 return found
         written_otherwise = [
             place
             for place in region.written
-            if unlike(place, _like(env[place], after[address_of(env[place])]), env[place])
+            if mismatch(place, _like(env[place], after[address_of(env[place])]), env[place])
         ]
         if written_otherwise:
             return "an input that it writes has other contents"
@@ -350,7 +350,7 @@ def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     return _over(memory.untyped_storage(), meta_of(tensor))
 
 
-def unlike_bits(_: int, expected: torch.Tensor, found: torch.Tensor) -> str:
+def bitwise_mismatch(_: int, expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how two results differ, if any bit of them does."""
     if other := layout_difference(expected, found):
         return other

@@ -51,26 +51,27 @@ class Region:
 def find_region(
     template: CompiledTemplate,
     slots: Sequence[int | float],
-    unruly: Collection[int] = (),
-    aside: Collection[str] = (),
-    risky: Collection[str] = (),
+    nonlinear: Collection[int] = (),
+    skipped: Collection[str] = (),
+    maybe_dynamic: Collection[str] = (),
 ) -> Region | None:
     """Return the longest compilable run of instructions; None if it is too short.
 
-    `unruly`: slots whose instructions are excluded. `aside`: ops without operands that may be among them, and run by themselves.
-    `risky`: ops that may be among them although sizes of their results may depend on data.
+    `nonlinear`: slots whose instructions are excluded. `skipped`: ops without operands that may be among them, and run by themselves.
+    `maybe_dynamic`: ops that may be among them although sizes of their results may depend on data.
     """
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
     taken = [range(first, end) for first, end in pairwise(firsts)]
     wanted = [
-        form.op in aside or (not any(slot in own for slot in unruly) and _compilable(form, slots[own.start :], risky))
+        form.op in skipped
+        or (not any(slot in own for slot in nonlinear) and _compilable(form, slots[own.start :], maybe_dynamic))
         for form, own in zip(forms, taken, strict=True)
     ]
     start, stop = _longest(wanted)
     if stop - start < SHORTEST:
         return None
-    return _AliasAnalysis(template, start, stop, aside).region(range(firsts[start], firsts[stop]))
+    return _AliasAnalysis(template, start, stop, skipped).region(range(firsts[start], firsts[stop]))
 
 
 def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
@@ -83,7 +84,7 @@ def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
     return best
 
 
-def _compilable(form: Form, slots: Sequence[int | float], risky: Collection[str]) -> bool:
+def _compilable(form: Form, slots: Sequence[int | float], maybe_dynamic: Collection[str]) -> bool:
     if not form.op.startswith("aten::"):
         return False
     overload = resolve(form.op)
@@ -94,7 +95,7 @@ def _compilable(form: Form, slots: Sequence[int | float], risky: Collection[str]
         tensors
         and not resizes
         and _plain(form)
-        and (_REFUSED_TAGS.isdisjoint(overload.tags) or form.op in risky)
+        and (_REFUSED_TAGS.isdisjoint(overload.tags) or form.op in maybe_dynamic)
         and not _random(form, slots)
     )
 
@@ -117,8 +118,8 @@ def _random(form: Form, slots: Sequence[int | float]) -> bool:
 class _AliasAnalysis:
     """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
 
-    def __init__(self, template: CompiledTemplate, start: int, stop: int, aside: Collection[str]) -> None:
-        self.aside = aside
+    def __init__(self, template: CompiledTemplate, start: int, stop: int, skipped: Collection[str]) -> None:
+        self.skipped = skipped
         self.start, self.stop = start, stop
         self.steps = template.steps
         self.maker: dict[int, int] = {}  # the producer of each place
@@ -127,14 +128,14 @@ class _AliasAnalysis:
         self.writes = {
             place
             for step, form in zip(self.steps[start:stop], forms, strict=True)
-            if step.op not in aside
+            if step.op not in skipped
             for place in _writes(step, form)
         }
         inputs: dict[int, None] = {}
         for index in range(start, stop):
             step = self.steps[index]
             inputs.update(dict.fromkeys(place for place in step.reads if place not in self.maker))
-            views = {} if step.op in aside else _viewed(step)
+            views = {} if step.op in skipped else _viewed(step)
             for result, place in step.makes:
                 self.maker[place] = index
                 self.looks_into[place] = views.get(result, ())
@@ -151,7 +152,7 @@ class _AliasAnalysis:
             place = waiting.pop()
             if place not in self.maker or place in fresh:
                 continue
-            if self.steps[self.maker[place]].op in self.aside:
+            if self.steps[self.maker[place]].op in self.skipped:
                 views.add(self.maker[place])
             elif not self.looks_into[place]:
                 fresh.add(place)

@@ -37,27 +37,27 @@ def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
 
 class _RegionGraphBuilder:
     def __init__(self, job: CompilationJob, device: torch.device) -> None:
-        self.template, self.region, self.law, self.device = job.template, job.region, job.law, device
+        self.template, self.region, self.relation, self.device = job.template, job.region, job.relation, device
         self.graph = fx.Graph()
         self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
-        self.floats = self.graph.placeholder("floats") if self.law.floats else None
+        self.floats = self.graph.placeholder("floats") if self.relation.floats else None
         self._look_into_written(job.aliases)
-        places = zip(self.region.inputs, self.law.example.metas, strict=True)
+        places = zip(self.region.inputs, self.relation.example.metas, strict=True)
         self._empty = [self.nodes[place] for number, (place, meta) in enumerate(places) if self._is_empty(number, meta)]
         self.moved = False  # True if the current call takes one of the floats
         self.slot = 0  # index of the next slot
         self.n: Any = None
-        self.lines: dict[LinearSize, Any] = {}
+        self.expressions: dict[LinearSize, Any] = {}
 
     def _look_into_written(self, aliases: Iterable[WrittenView]) -> None:
-        inputs, metas = self.region.inputs, self.law.example.metas
+        inputs, metas = self.region.inputs, self.relation.example.metas
         for alias in aliases:
             base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
             view = (base, list(meta.shape), list(meta.stride), alias.offset)
             self.nodes[inputs[alias.view]] = self.graph.call_function(torch.ops.aten.as_strided.default, view)
 
     def _is_empty(self, number: int, meta: TensorMeta) -> bool:
-        return meta.shape == (0,) and number not in self.law.sizes
+        return meta.shape == (0,) and number not in self.relation.sizes
 
     def make(self) -> fx.GraphModule:
         source = self.template.source
@@ -128,28 +128,28 @@ class _RegionGraphBuilder:
 
     def _slot(self) -> Any:
         index, self.slot = self.slot, self.slot + 1
-        if index in self.law.floats:
+        if index in self.relation.floats:
             self.moved = True
-            place = self.law.floats.index(index)
+            place = self.relation.floats.index(index)
             return self.graph.call_function(torch.ops.aten.select.int, (self.floats, 0, place))
-        line = self.law.slots.get(index)
-        return self.law.example.slots[index] if line is None else self._line(line)
+        line = self.relation.slots.get(index)
+        return self.relation.example.slots[index] if line is None else self._expression(line)
 
-    def _line(self, line: LinearSize) -> Any:
+    def _expression(self, line: LinearSize) -> Any:
         """Return `line` as nodes, created once."""
-        if line not in self.lines:
+        if line not in self.expressions:
             value = self._base()
             if line.times != 1:
                 value = self.graph.call_function(operator.mul, (value, line.times))
             if line.plus:
                 value = self.graph.call_function(operator.add, (value, line.plus))
-            self.lines[line] = value
-        return self.lines[line]
+            self.expressions[line] = value
+        return self.expressions[line]
 
     def _base(self) -> Any:
         if self.n is None:
-            assert self.law.base is not None
-            source, dimension = self.law.base
+            assert self.relation.base is not None
+            source, dimension = self.relation.base
             tensor = self.nodes[self.region.inputs[source]]
             self.n = self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dimension))
         return self.n

@@ -26,19 +26,19 @@ _WEIGHT: Final = {"add": (2, "alpha"), "sub": (2, "alpha"), "addcmul": (3, "valu
 Call = Callable[..., Any]
 
 
-def movable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
+def liftable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
     """Return the slots of a region that can become tensors: `call_with_tensors` supports the rest of the call."""
     found: list[int] = []
     first = 0
     for index, code in enumerate(template.source.code[: region.stop]):
         form = template.source.forms[code]
         if index >= region.start:
-            found += [first + offset for offset in _movable(form)]
+            found += [first + offset for offset in _liftable(form)]
         first += form.slot_count
     return frozenset(found)
 
 
-def _movable(form: Form) -> Iterator[int]:
+def _liftable(form: Form) -> Iterator[int]:
     """Return the offsets of these slots within the slots of a call."""
     match = _NAME.fullmatch(form.op)
     name = match["name"] if match else ""

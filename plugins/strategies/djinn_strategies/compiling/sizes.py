@@ -1,7 +1,7 @@
 """Dynamic shapes of a template: sizes and numbers that differ from run to run as linear functions of one of them.
 
 Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with
-the same `n`. This law is inferred from a few runs, and a guard checks it before each further run.
+the same `n`. This relation is inferred from a few runs, and a guard checks it before each further run.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LinearSize:
 
 @attrs.frozen
 class SizeRelation:
-    """The law by which sizes, strides and slots differ between runs.
+    """The relation by which sizes, strides and slots differ between runs.
 
     Attributes:
         base: the input and the dimension whose size is `n`; None if no size varies.
@@ -66,26 +66,29 @@ class SizeRelation:
         return range(len(self.example.slots))
 
     def guard(self) -> SizeGuard:
-        """Return a guard that checks this law."""
+        """Return a guard that checks this relation."""
         return SizeGuard(self)
 
 
 @attrs.frozen
-class UnrulySlots:
-    """Varying slots without a law, in runs whose other sizes and slots follow one."""
+class NonlinearSlots:
+    """Varying slots without a relation, in runs whose other sizes and slots follow one."""
 
     slots: frozenset[int]
 
 
-def find_law(
-    observed: Sequence[ObservedRun], movable: Collection[int] = (), still: bool = True, used: range | None = None
-) -> SizeRelation | UnrulySlots | None:
-    """Return the law of all runs in `observed`; None if there is none. The last run is the example.
+def infer_size_relation(
+    observed: Sequence[ObservedRun],
+    liftable: Collection[int] = (),
+    keep_constant: bool = True,
+    used: range | None = None,
+) -> SizeRelation | NonlinearSlots | None:
+    """Return the relation of all runs in `observed`; None if there is none. The last run is the example.
 
     Args:
         observed: some runs.
-        movable: slots that may vary freely if they are floats.
-        still: True if constant movable slots have to stay constant.
+        liftable: slots that may vary freely if they are floats.
+        keep_constant: True if constant liftable slots have to stay constant.
         used: the slots that the region uses; None: all.
     """
     example = observed[-1]
@@ -94,31 +97,31 @@ def find_law(
     if len({len(numbers) for numbers in flat}) > 1 or len({tuple(m.dtype for m in run.metas) for run in observed}) > 1:
         return None
     differing = [key for key in flat[-1] if len({_exact(numbers.get(key)) for numbers in flat}) > 1]
-    fractions = [i for i in sorted(movable) if all(type(run.slots[i]) is float for run in observed)]
-    floats = tuple([i for i in fractions if not still or ("slot", i) in differing])
+    fractions = [i for i in sorted(liftable) if all(type(run.slots[i]) is float for run in observed)]
+    floats = tuple([i for i in fractions if not keep_constant or ("slot", i) in differing])
     differing = [key for key in differing if key[0] != "slot" or key[1] not in floats]
     if not differing:
         return SizeRelation(example, floats=floats, used=used)
-    lines = _lines(flat, differing)
+    lines = _fit_lines(flat, differing)
     if len(lines) < len(differing):
-        unruly = [key for key in differing if key not in lines]
-        slots = frozenset([key[1] for key in unruly if key[0] == "slot"])
-        return UnrulySlots(slots) if len(slots) == len(unruly) else None
+        nonlinear = [key for key in differing if key not in lines]
+        slots = frozenset([key[1] for key in nonlinear if key[0] == "slot"])
+        return NonlinearSlots(slots) if len(slots) == len(nonlinear) else None
     base = next(key for key in differing if key[0] == "size")
-    return attrs.evolve(_law(example, base, lines), floats=floats, used=used)
+    return attrs.evolve(_relation(example, base, lines), floats=floats, used=used)
 
 
 Key = tuple[Any, ...]
 
 
-def _lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> dict[Key, LinearSize]:
+def _fit_lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> dict[Key, LinearSize]:
     """Return the varying numbers that are linear functions of the first varying size."""
     base = next((key for key in differing if key[0] == "size"), None)
     if base is None:
         return {}
     n = [numbers[base] for numbers in flat]
     values = {key: [numbers.get(key) for numbers in flat] for key in differing}
-    found = {key: _line(n, some) for key, some in values.items() if all(isinstance(value, int) for value in some)}
+    found = {key: _fit_line(n, some) for key, some in values.items() if all(isinstance(value, int) for value in some)}
     return {key: line for key, line in found.items() if line is not None}
 
 
@@ -131,7 +134,7 @@ def _flat(run: ObservedRun, used: range) -> dict[Key, int | float]:
     return flat
 
 
-def _line(n: Sequence[Any], values: Sequence[Any]) -> LinearSize | None:
+def _fit_line(n: Sequence[Any], values: Sequence[Any]) -> LinearSize | None:
     first = n[0]
     other = next((i for i, value in enumerate(n) if value != first), None)
     if other is None:
@@ -141,15 +144,17 @@ def _line(n: Sequence[Any], values: Sequence[Any]) -> LinearSize | None:
     return line if not rest and all(line.at(a) == b for a, b in zip(n, values, strict=True)) else None
 
 
-def _law(example: ObservedRun, base: Key, lines: dict[Key, LinearSize]) -> SizeRelation:
-    law = SizeRelation(example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"]))
+def _relation(example: ObservedRun, base: Key, lines: dict[Key, LinearSize]) -> SizeRelation:
+    relation = SizeRelation(
+        example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"])
+    )
     for key, line in lines.items():
         if key[0] == "slot":
-            law.slots[key[1]] = line
+            relation.slots[key[1]] = line
         else:
-            kept = law.sizes if key[0] == "size" else law.strides
+            kept = relation.sizes if key[0] == "size" else relation.strides
             kept.setdefault(key[1], {})[key[2]] = line
-    return law
+    return relation
 
 
 def _smallest(sizes: Sequence[LinearSize]) -> int:
@@ -157,42 +162,46 @@ def _smallest(sizes: Sequence[LinearSize]) -> int:
 
 
 class SizeGuard:
-    """A cheap check that a run follows a law."""
+    """A cheap check that a run follows a relation."""
 
-    def __init__(self, law: SizeRelation) -> None:
-        self._law = law
-        metas = law.example.metas
-        moving = set(law.sizes) | set(law.strides)
-        self._still = [(i, m.shape, m.stride, m.dtype) for i, m in enumerate(metas) if i not in moving]
-        self._moving = [(i, metas[i], law.sizes.get(i, {}), law.strides.get(i, {})) for i in sorted(moving)]
-        self._used, self._free = law.used, {*law.slots, *law.floats}
-        self._slots = _exact(self._fixed(law.example.slots))
+    def __init__(self, relation: SizeRelation) -> None:
+        self._relation = relation
+        metas = relation.example.metas
+        varying = set(relation.sizes) | set(relation.strides)
+        self._fixed_inputs = [(i, m.shape, m.stride, m.dtype) for i, m in enumerate(metas) if i not in varying]
+        self._varying_inputs = [
+            (i, metas[i], relation.sizes.get(i, {}), relation.strides.get(i, {})) for i in sorted(varying)
+        ]
+        self._used, self._variable_slots = relation.used, {*relation.slots, *relation.floats}
+        self._slots = _exact(self._fixed(relation.example.slots))
 
     def _fixed(self, slots: Sequence[int | float]) -> list[int | float]:
-        if not self._free:
+        if not self._variable_slots:
             return list(slots[self._used.start : self._used.stop])
-        return [0 if i in self._free else slots[i] for i in self._used]
+        return [0 if i in self._variable_slots else slots[i] for i in self._used]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int] = ()) -> int | None:
-        """Return the run's `n` (0 if nothing varies); None if the run does not follow the law. `spare`: inputs with any strides."""
+        """Return the run's `n` (0 if nothing varies); None if the run does not follow the relation. `spare`: inputs with any strides."""
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
-        for index, shape, stride, dtype in self._still:
+        for index, shape, stride, dtype in self._fixed_inputs:
             tensor = tensors[index]
             if tensor.shape != shape or tensor.stride() != stride or tensor.dtype is not dtype or tensor.is_neg():
                 return None
-        if _exact(self._fixed(slots)) != self._slots or any(type(slots[i]) is not float for i in self._law.floats):
+        if _exact(self._fixed(slots)) != self._slots or any(type(slots[i]) is not float for i in self._relation.floats):
             return None
-        return self._moved(tensors, slots, spare) if self._law.base is not None else 0
+        return self._check_varying(tensors, slots, spare) if self._relation.base is not None else 0
 
-    def _moved(self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int]) -> int | None:
-        assert self._law.base is not None
-        source, dimension = self._law.base
+    def _check_varying(
+        self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int]
+    ) -> int | None:
+        assert self._relation.base is not None
+        source, dimension = self._relation.base
         base = tensors[source]
-        if base.dim() <= dimension or (n := int(base.shape[dimension])) < self._law.smallest:
+        if base.dim() <= dimension or (n := int(base.shape[dimension])) < self._relation.smallest:
             return None
-        for index, meta, sizes, strides in self._moving:
+        for index, meta, sizes, strides in self._varying_inputs:
             tensor = tensors[index]
             shape = tuple([sizes[d].at(n) if d in sizes else size for d, size in enumerate(meta.shape)])
             stride = tuple([strides[d].at(n) if d in strides else step for d, step in enumerate(meta.stride)])
@@ -200,7 +209,7 @@ class SizeGuard:
                 return None
             if index not in spare and tensor.stride() != stride:
                 return None
-        for index, line in self._law.slots.items():
+        for index, line in self._relation.slots.items():
             slot = slots[index]
             if type(slot) is not int or slot != line.at(n):
                 return None
