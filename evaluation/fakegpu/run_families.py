@@ -110,7 +110,7 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
         label: (longer(label) - shorter(label)) / LAST
         for label in ("launches", "graph_launches", "ops_outside_graphs", "synchronizations")
     }
-    return {**each, "peak_mib": counters()["peak"] / 2**20, "differs_at": -1 if differs is None else differs}
+    return {**each, "peak_kib": counters()["peak"] / 2**10, "differs_at": -1 if differs is None else differs}
 
 
 def measured(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> dict[str, Figures]:
@@ -135,9 +135,9 @@ def row(label: str, before: Figures, after: Figures) -> str:
         lambda figures: figures["launches"] + figures["graph_launches"],
         lambda figures: figures["ops_outside_graphs"],
         lambda figures: figures["synchronizations"],
-        lambda figures: figures["peak_mib"],
     )
     numbers = " | ".join(f"{figure(before):.1f} -> {figure(after):.1f}" for figure in names)
+    numbers += f" | {before['peak_kib']:.0f} -> {after['peak_kib']:.0f}"
     same = "same" if after["differs_at"] < 0 else f"differ at {after['differs_at']:.0f}"
     return f"| {label} | {numbers} | {same} |"
 
@@ -153,7 +153,7 @@ def main() -> None:
     pairs = [(name, setting) for name in options.families for setting in options.settings]
     before = measured(pairs, options.tokens)
     after = measured(pairs, options.tokens, "--graphs")
-    print("| family | launches per token | ops outside of graphs | synchronizations | peak MiB | tokens |")
+    print("| family | launches per token | ops outside of graphs | synchronizations | peak KiB | tokens |")
     print("| --- | --- | --- | --- | --- | --- |")
     for label, figures in before.items():
         print(row(label, figures, after[label]), flush=True)
