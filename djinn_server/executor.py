@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -643,5 +643,6 @@ def main(arguments: Sequence[str] | None = None, new: SessionFactory = ExecutorS
     except DjinnError as error:
         sys.stderr.write(f"{error}\n")
         status = 2
-    sys.stderr.flush()
+    with suppress(OSError):  # the gateway that logs it was killed
+        sys.stderr.flush()
     os._exit(status)

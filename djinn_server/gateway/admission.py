@@ -200,11 +200,11 @@ class Admission:
     def _relay(
         self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: StartedExecutor, tenant: str
     ) -> None:
-        url = executor.ready.urls[0]
         try:
             transports = trusting(self.transports, executor.fingerprint)
-            inner = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
-        except DjinnError as error:
+            with executor.relay_address() as url:
+                inner = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
+        except (DjinnError, OSError) as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return

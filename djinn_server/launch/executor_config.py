@@ -220,6 +220,8 @@ class ExecutorConfig(ExecutorOptions):
         accounts: directory of the file with the tenant's used device time; None: the time is not stored.
         state: state folder of the server, which no client may read; None: the server has no state folder.
         user: system user that runs the process and owns its folders; None: the parent's user.
+        pass_variables: names or patterns of environment variables that an executor with such a user gets in addition; `NAME@TENANT` for
+            one tenant.
         tenants: True if a gateway sends clients; False: a program started the executor, which trusts the program.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: the executor ends if no session begins within this time; 0: no limit.
@@ -265,6 +267,12 @@ class ExecutorConfig(ExecutorOptions):
     accounts: Path | None = None
     state: Path | None = None
     user: SystemUser | None = None
+    pass_variables: tuple[str, ...] = flagged(
+        (),
+        "--pass-variable",
+        "Environment variable that executors of --tenant-user get beside those of PyTorch and of accelerators, such as HF_TOKEN or 'AWS_*'. "
+        "`@TENANT` at the end: for this tenant alone. May be repeated.",
+    )
     tenants: bool = True
     module: str = EXECUTOR_MODULE
     unused_seconds: float = 0.0

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -96,6 +97,11 @@ class HeldExecutor:
         if self._ready is None:
             raise StartupError("the executor is not ready")
         return self._ready
+
+    @contextlib.contextmanager
+    def relay_address(self) -> Iterator[str]:
+        """Yield the URL through which the gateway relays: an address of the executor's machine, as its holder checked."""
+        yield self.ready.urls[0]
 
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens. Return its report, with its addresses and its device. If the start fails, end it.

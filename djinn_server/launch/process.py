@@ -10,11 +10,12 @@ import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO, Protocol, Self
 
 from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.logs import get_logger
+from djinn_core.protocol.addresses import SOCKET_NAME
 from djinn_core.registry.embedded_executors import check_platform
 from djinn_core.system.private_directories import make_run_directory
 from djinn_core.wire.executor_reports import Ready, Sessions
@@ -22,6 +23,7 @@ from djinn_server.hookspecs.executors import LaunchedExecutor
 from djinn_server.launch.as_user import prepare_for_user
 from djinn_server.launch.command import EXECUTOR_MODULE, executor_command, executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig
+from djinn_server.launch.executor_log import log_output
 from djinn_server.launch.orders import (
     FULL_SECONDS,
     AssignTenant,
@@ -37,6 +39,7 @@ from djinn_server.launch.orders import (
 )
 from djinn_server.launch.pipe_lines import LineReader, write_line
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge, issue_ticket, new_key
+from djinn_server.system.private_files import pinned_socket
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
@@ -156,6 +159,17 @@ class ExecutorProcess(LaunchedExecutor):
         if self._ready is None:
             raise StartupError(f"executor process {self.process_id} is not ready")
         return self._ready
+
+    @contextlib.contextmanager
+    def relay_address(self) -> Iterator[str]:
+        """Yield the URL of the executor's socket: in the directory that this process made, whatever the executor reports.
+
+        Raises:
+            OSError: the executor has a user of its own, and its socket was replaced by a link or by a socket of another user.
+        """
+        path, user = f"{self._directory}/{SOCKET_NAME}", self.config.user
+        with contextlib.nullcontext(path) if user is None else pinned_socket(path, user.uid) as pinned:
+            yield f"unix://{pinned}"
 
     @property
     def process_id(self) -> int:
@@ -301,12 +315,13 @@ def _spawn(
         forked = fork_server.fork(["--device", config.device], environment, [report, lock])
         if forked is not None:
             return forked
-    return subprocess.Popen(
+    process = subprocess.Popen(
         executor_command(config.module, config.device, report, confined=user is not None),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
+        stderr=None if user is None else subprocess.PIPE,  # the log of the gateway has lines about other tenants
         pass_fds=(report, lock),
-        env=environment if user is None else user.environment(environment),
+        env=environment if user is None else user.environment(environment, config.pass_variables),
         bufsize=0,
         process_group=0 if user is None else None,  # so that Ctrl-C reaches the user's program alone
         start_new_session=user is not None,  # so that a tenant cannot type into the gateway's terminal
@@ -316,6 +331,9 @@ def _spawn(
         extra_groups=None if user is None else (),
         umask=-1 if user is None else 0o077,
     )
+    if user is not None and process.stderr is not None:
+        log_output(process.stderr, user.folder.name, process.pid, config.log.level)
+    return process
 
 
 def _ending(process: ChildProcess) -> str:

@@ -7,6 +7,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,13 @@ _ENTRY: Final = re.compile(r"(?P<tenant>[^=]+)=(?P<user>[^=]+)")
 # Folders of libraries and variables that name the account of the gateway.
 _OWN_FOLDERS: Final = {"HOME": "", "TMPDIR": "tmp", "XDG_CACHE_HOME": "cache", "XDG_CONFIG_HOME": "config",
                        "XDG_DATA_HOME": "data", "XDG_STATE_HOME": "state"}  # fmt: skip
-_LEFT_OUT: Final = frozenset({"XDG_RUNTIME_DIR", "DJINN_CONFIG", "MAIL", "SUDO_USER", "SUDO_UID", "SUDO_GID"})
+# Variables that an executor gets: of the loader, Python, PyTorch, accelerators and their libraries.
+_PASSED: Final = re.compile(
+    r"PATH|LANG|LANGUAGE|LC_\w+|TZ|NO_COLOR|LD_LIBRARY_PATH|LD_PRELOAD|PYTHON\w*|CC|CXX|SSL_CERT_(FILE|DIR)|MALLOC_\w+|GLIBC_TUNABLES|"
+    r"THP_MEM_ALLOC_ENABLE|DJINN_(LOG_FORMAT|HTTP_HOSTS|NATIVE_SANITIZE)|(CUDA|NVIDIA|CUDNN|CUBLAS|NCCL|HIP|HSA|ROCR|ROCM|MIOPEN|ZE|SYCL|"
+    r"UCX|OMP|GOMP|KMP|MKL|DNNL|ONEDNN|OPENBLAS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON)_\w+"
+)
+_SECRET: Final = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 @attrs.frozen
@@ -41,9 +48,14 @@ class SystemUser:
     gid: int
     folder: Path
 
-    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment variables of an executor, with this user's folders and name."""
-        variables = {name: value for name, value in given.items() if name not in _LEFT_OUT}
+    def environment(self, given: Mapping[str, str], passed: Iterable[str] = ()) -> dict[str, str]:
+        """Return the environment variables of an executor, with this user's folders and name.
+
+        Variables that may hold secrets are left out. `passed`: names and patterns of further variables, as in `ExecutorConfig`.
+        """
+        asked = [entry.partition("@") for entry in passed]
+        patterns = [pattern for pattern, _, tenant in asked if tenant in {"", self.folder.name}]
+        variables = {name: value for name, value in given.items() if _is_passed(name, patterns)}
         variables |= {name: str(self.folder / below) for name, below in _OWN_FOLDERS.items()}
         return variables | {"USER": self.name, "LOGNAME": self.name}
 
@@ -55,6 +67,11 @@ class SystemUser:
         """
         for below in filter(None, _OWN_FOLDERS.values()):
             (self.folder / below).mkdir(mode=0o700, exist_ok=True)
+
+
+def _is_passed(name: str, patterns: Iterable[str]) -> bool:
+    harmless = _PASSED.fullmatch(name) is not None and _SECRET.search(name) is None
+    return harmless or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def give_folder(folder: Path, user: SystemUser) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 
@@ -30,6 +32,23 @@ def open_private(path: Path) -> BufferedReader:
         file.close()
         raise
     return file
+
+
+@contextmanager
+def pinned_socket(path: str, user: int) -> Iterator[str]:
+    """Yield a path of the socket at `path` that still leads there if the owner of the folder replaces `path`. Linux only.
+
+    Raises:
+        OSError: there is no socket of this user at `path`. Links are not followed.
+    """
+    descriptor = os.open(path, getattr(os, "O_PATH", 0) | NOFOLLOW | CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != user:
+            raise PermissionError(f"{path} is no socket of the user {user}")
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def make_private_folder(path: Path) -> None:

@@ -54,6 +54,7 @@ FULL = ExecutorConfig(
     accounts=Path("/accounts"),
     state=Path("/state"),
     user=SystemUser("alice", 70_001, 70_002, Path("/tenants/alice")),
+    pass_variables=("HF_TOKEN@alice",),
     tenants=False,
     module="other",
     unused_seconds=7.5,

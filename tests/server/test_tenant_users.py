@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,18 +14,26 @@ from pathlib import Path
 import pytest
 import torch
 from configured import configured
+from servers import wait_for
 
 import djinn
 import djinn_core
 from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.hookspecs.transports import Limits
+from djinn_core.protocol.addresses import transport_for
+from djinn_core.protocol.tls_transports import trusting
 from djinn_core.system import accounts
 from djinn_core.system.accounts import missing_right
+from djinn_core.wire.messages import PROTOCOL_VERSION, Attach, Hello, Welcome
 from djinn_server.launch.system_users import open_users
 from djinn_server.launch.token_table import change_table, create
 from evaluation.chaos.disturbing import RestartedServer, executors, kill, resumed
 from evaluation.chaos.programs import PROGRAMS, REMOTE
 
 USERS = {"alice": 70_001, "bob": 70_002}
+VARIABLES = dict.fromkeys(
+    ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY", "DATABASE_URL", "PASSED_ON", "OMP_HARMLESS"), "x"
+)
 ROOM = 8192  # bytes of an answer of the op
 # An op that runs code in the executor: what an attacker could do who has taken over the process.
 INTRUDER = f"""
@@ -112,8 +121,9 @@ def world():
             change.table, _, tokens[tenant] = create(change.table, tenant, 0.0)
     options = ["--token-file", str(table), "--tls-self-signed", "--operators", "module:djinn_intruder"]
     options += ["--tenant-dir", str(folder / "tenants"), "--lease-seconds", "600"]
+    options += ["--pass-variable", "HF_TOKEN@alice", "--pass-variable", "PASSED_*"]
     options += [word for tenant, user in USERS.items() for word in ("--tenant-user", f"{tenant}={user}")]
-    environment = {"PYTHONPATH": str(module.parent), "DJINN_TOKEN": "a secret of the operator, long enough"}
+    environment = {"PYTHONPATH": str(module.parent), "DJINN_TOKEN": "a secret of the operator, long enough"} | VARIABLES
     server = RestartedServer(folder / "server", options, environment, prefix=reaching(folder))
     server.start()
     yield server, tokens
@@ -163,6 +173,61 @@ def test_executor_has_no_terminal_and_no_packages_of_its_user(world):
     with using(world, "alice"):
         said = run_inside("import os, sys; print(os.getsid(0) == os.getpid(), sys.flags.no_user_site)")
         assert said == "True 1"
+
+
+@pytest.mark.parametrize(("tenant", "more"), [("alice", {"HF_TOKEN"}), ("bob", set())])
+def test_executor_gets_harmless_and_passed_variables_only(world, tenant, more):
+    with using(world, tenant):
+        names = set(run_inside("import os; print(*os.environ)").split())
+        assert names & VARIABLES.keys() == {"PASSED_ON", "OMP_HARMLESS"} | more
+        assert {"PATH", "PYTHONPATH", "HOME", "USER"} <= names
+        assert not [name for name in names if name.startswith("DJINN_")]
+
+
+def test_executor_writes_to_a_pipe_that_the_gateway_logs(world):
+    server, _ = world
+    with using(world, "bob"):
+        written = "forged\x1b[2J line"
+        said = run_inside(
+            f"import os; os.write(2, {written!r}.encode() + bytes([10])); print(os.readlink('/proc/self/fd/2'))"
+        )
+        assert said.startswith("pipe:")
+    wait_for(lambda: "forged" in server.server.log, "the line in the log of the gateway")
+    (line,) = [line for line in server.server.log.splitlines() if "forged" in line]
+    assert "an executor wrote" in line
+    assert "tenant=bob" in line
+    assert "\x1b" not in line
+
+
+def test_relay_connects_to_no_socket_of_another_user(world, registry, ask):
+    server, tokens = world
+    place = server.folder.parent / "victim.sock"
+    victim = socket.socket(socket.AF_UNIX)
+    victim.bind(str(place))
+    victim.listen()
+    victim.setblocking(False)
+    url, fingerprint = server.server.urls["tcps"], server.server.connection.fingerprint
+    transport = transport_for(url, trusting(registry.transports, fingerprint))
+
+    def relayed():
+        connection = transport.connect(url, Limits(), 60)
+        assert isinstance(ask(connection, Hello(PROTOCOL_VERSION, tokens["alice"], "", "")), Welcome)
+        answer = ask(connection, Attach("forged", ""))
+        connection.close()
+        return answer.reason
+
+    try:
+        with using(world, "alice"):
+            assert "ticket" in relayed(), "as the executor says"
+            find = f"import glob, os; (at,) = [p for p in glob.glob('{tempfile.gettempdir()}/djinn-run-*/executor.sock') if os.stat(os.path.dirname(p)).st_uid == os.getuid()]; "
+            run_inside(f"{find}os.rename(at, at + '.kept'); os.symlink({str(place)!r}, at)")
+            assert "cannot be reached" in relayed()
+            run_inside(f"{find.replace('stat(', 'lstat(')}os.replace(at + '.kept', at)")
+            assert "ticket" in relayed()
+        with pytest.raises(BlockingIOError):
+            victim.accept()
+    finally:
+        victim.close()
 
 
 def test_executor_reaches_nothing_of_other_tenants_or_of_the_gateway(world):

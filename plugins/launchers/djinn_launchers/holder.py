@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import attrs
 import msgspec
@@ -87,7 +88,7 @@ class ExecutorHolder:
             self._folder = _own_folder(local, name, self._locks)
             _remove_abandoned(local)
             self._journals = _own_folder(Path(base), name, self._locks) if base else self._folder
-            host = address_towards(towards)
+            self._host = host = address_towards(towards)
             tls = self._identity(host)
             plugins = ExecutorConfig(plugins=read.plugins).encode()
             fork_server = ForkServerClient(local, prepared_seconds, plugins) if prepared_seconds else None
@@ -136,7 +137,7 @@ class ExecutorHolder:
             StartupError: as `ExecutorProcess.wait_ready`, or no transport listens for other machines.
         """
         ready = self._process.wait_ready(timeout)
-        urls = tuple(url for url in ready.urls if not url.startswith("unix:"))
+        urls = tuple(url for url in ready.urls if urlsplit(url).hostname == self._host)
         if not urls:
             self._process.close(0.0)
             raise StartupError(
