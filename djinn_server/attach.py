@@ -62,7 +62,7 @@ def admit(
         context.usage.count("tickets_refused")
         context.events.emit("session_refused", why="ticket")
         _log.warning("a connection without a valid ticket was refused", asked=type(message).__name__)
-        refuse(connection, "the ticket is not valid (any more): connect to the gateway again for a new one")
+        refuse(connection, "the ticket is invalid, expired or used: connect to the gateway again for a new one")
         return None
     connection.limits = Limits()
     return AdmittedClient(grant, message.operators)

@@ -92,7 +92,7 @@ class Control:
         order = None if line is None else read_order(line)
         if not isinstance(order, Start):
             raise StartupError(
-                "this is the inside of an executor and takes its orders from another process: run `djinn serve` instead"
+                "this is an internal command, which a parent process starts and controls: run `djinn serve` instead"
             )
         return order
 

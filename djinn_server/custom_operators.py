@@ -158,7 +158,7 @@ def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callab
             try:
                 check(op, arguments)
             except (AttributeError, IndexError, TypeError) as error:
-                raise TypeError(f"{op} was called with arguments of other kinds than it takes: {error}") from error
+                raise TypeError(f"{op} was called with arguments of wrong types: {error}") from error
         result = kernel(*positional, **keywords)
         return _with_own_memory(result, arguments.values(), fresh) if fresh else result
 

@@ -51,7 +51,7 @@ class DiskQuota:
             before = self._usage.get(owner, 0)
             used = sum(self._usage.values()) - before + nbytes
         if self.limit and used > self.limit:
-            return f"{used:,} bytes on disk, of {self.limit:,} that you may have"
+            return f"you would use {used:,} bytes on disk; your quota is {self.limit:,} bytes"
         if self.limit:
             self.evict_weights(self.limit - used)
         free = free_bytes(where)

@@ -202,7 +202,7 @@ class UsageMetrics:
         used, seconds_left = self.account.used()
         if used > quota.seconds_an_hour:
             self._refuse(
-                f"{used:.0f} s on the device in this hour, of {quota.seconds_an_hour:g} that you may use: there are more in "
+                f"you have used {used:.0f} s of device time in this hour; your quota is {quota.seconds_an_hour:g} s. The next hour begins in "
                 f"{seconds_left / 60:.0f} minutes"
             )
 
@@ -218,9 +218,7 @@ class UsageMetrics:
             holders = tuple(self._holders)
         values = sum(holder.live_values() for holder in holders)
         if values > self.quota.values:
-            self._refuse(
-                f"{values:,} live tensors, of {self.quota.values:,} that you may have at a time: let go of some"
-            )
+            self._refuse(f"you have {values:,} live tensors; your quota is {self.quota.values:,}: free some of them")
 
     def may_begin(self, sessions: int) -> str:
         """Return the reason why the tenant may not begin a session beside `sessions` others; empty if it may."""
@@ -230,7 +228,7 @@ class UsageMetrics:
             return str(error)
         if self.quota.sessions and sessions >= self.quota.sessions:
             self.count("quota_refusals")
-            return f"{sessions} sessions, which is what you may have at a time: end one of them"
+            return f"you have {sessions} sessions, and your quota allows no more: end one of them"
         return ""
 
     def holdings(self) -> Holdings:

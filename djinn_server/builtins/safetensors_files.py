@@ -87,7 +87,7 @@ def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], meta
         dtype_name = DTYPE_NAMES.get(dtype)
         if dtype_name is None or name == "__metadata__":
             raise ValueError(
-                f"safetensors files have no tensors of {dtype}"
+                f"the safetensors format does not support {dtype}"
                 if dtype_name is None
                 else f"no tensor is called {name!r}"
             )

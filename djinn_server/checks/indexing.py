@@ -14,7 +14,7 @@ def embedding_backward(a: Arguments) -> None:
     gradient = a.grad_output if a.grad_output is not None else a.grad
     a.require(
         gradient.dim() > 0 and gradient.numel() == a.indices.numel() * gradient.shape[-1],
-        "gradients do not fit the indices",
+        "the gradients do not match the indices",
     )
     a.require(a.num_weights >= 0, "num_weights must not be negative")
     a.integral("indices", a.indices)
@@ -29,7 +29,7 @@ def bag(a: Arguments) -> None:
     a.require(
         a.weight is None or (a.weight.dim() == 2 and a.weight.shape[1] == a.grad.shape[1]), "grad does not fit weight"
     )
-    a.require(not a.sparse, "there are no sparse gradients here")
+    a.require(not a.sparse, "sparse gradients are not supported")
     a.within("indices", rows)
     bags = a.grad.shape[0]
     if a.offsets is not None:
@@ -142,7 +142,7 @@ def segments(a: Arguments) -> None:
     axis %= data.dim()
     cuts = a.lengths if a.lengths is not None else a.offsets
     name = "lengths" if a.lengths is not None else "offsets"
-    a.require(cuts is not None, "lengths or offsets are needed")
+    a.require(cuts is not None, "lengths or offsets must be given")
     a.require(cuts.dim() == axis + 1 and cuts.shape[:axis] == data.shape[:axis], f"{name} do not fit data")
     a.within(name, data.shape[axis] + 1)
     pieces = cuts.shape[axis] - (name == "offsets")

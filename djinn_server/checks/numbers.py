@@ -22,7 +22,7 @@ def alike(*names: str) -> Rule:
 def cdist_backward(a: Arguments) -> None:
     """Check that distances and their gradients have the shape that the rows of `x1` and `x2` imply."""
     x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # renamed in PyTorch 2.14
-    a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not fit each other")
+    a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not match")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     expected = (*batch, x1.shape[-2], x2.shape[-2])
     a.require(tuple(grad.shape) == tuple(a.cdist.shape) == expected, f"grad and cdist must have shape {expected}")
@@ -42,7 +42,7 @@ def pdist(a: Arguments) -> None:
 
 def roll(a: Arguments) -> None:
     """Check the number of shifts, because the kernel recurses once for each shift."""
-    a.require(len(a.shifts) <= limits.SHIFTS, f"there may be {limits.SHIFTS} shifts, not {len(a.shifts)}")
+    a.require(len(a.shifts) <= limits.SHIFTS, f"there may be at most {limits.SHIFTS} shifts, not {len(a.shifts)}")
 
 
 def fft(a: Arguments) -> None:

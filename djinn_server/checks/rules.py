@@ -382,7 +382,7 @@ def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..
         try:
             rule(arguments)
         except (AttributeError, IndexError, TypeError, ValueError) as error:
-            raise TypeError(f"{name} was called with arguments of other kinds than it takes: {error}") from error
+            raise TypeError(f"{name} was called with arguments of wrong types: {error}") from error
         return kernel(*positional, **keywords)
 
     return look_and_call

@@ -37,16 +37,21 @@ class TlsChoice:
     """TLS options of the command line."""
 
     certificate: Path | None = flagged(
-        None, "--tls-cert", "PEM file with the server's certificate: everything goes under TLS.", file=True
+        None, "--tls-cert", "PEM file with the server's certificate. All connections then use TLS.", file=True
     )
-    key: Path | None = flagged(None, "--tls-key", "PEM file with its key, unless that is in the same file.", file=True)
+    key: Path | None = flagged(
+        None, "--tls-key", "PEM file with the certificate's key, if it is in another file.", file=True
+    )
     self_signed: bool = flagged(
         False,
         "--tls-self-signed",
-        "TLS with a certificate that the server makes and keeps; the connection file says its fingerprint.",
+        "Use TLS with a certificate that the server makes. The connection file has its fingerprint.",
     )
     client_authority: Path | None = flagged(
-        None, "--tls-client-ca", "Clients must show a certificate of this authority (PEM).", file=True
+        None,
+        "--tls-client-ca",
+        "PEM file of an authority. Clients must show a certificate that it has signed.",
+        file=True,
     )
 
     def options(self, names: tuple[str, ...], folder: Path) -> TlsOptions | None:
@@ -99,28 +104,28 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
     @click.option(
         "--port",
         type=_PORT,
-        help="TCP port. Without it, or with 0: any free one, at which clients do not find a server that is started again.",
+        help="TCP port. Default, or 0: any free port, where clients do not find a restarted server.",
     )
-    @click.option("--http-port", type=_PORT, help="HTTP port; without it, or with 0, any free one.")
+    @click.option("--http-port", type=_PORT, help="HTTP port. Default, or 0: any free port.")
     @click.option(
         "--transport",
         "transports",
         multiple=True,
         metavar="NAME[=[HOST:]PORT]",
-        help="Transport that listens, its port, and address if another than --host: tcp=0.0.0.0:5556. May be repeated.",
+        help="Transport to listen with: NAME, NAME=PORT or NAME=HOST:PORT, such as tcp=0.0.0.0:5556. May be repeated.",
     )
     @click.option(
         "--without-transport",
         "without",
         multiple=True,
         metavar="NAME",
-        help="Transport that does not listen, such as http. May be repeated.",
+        help="Transport that must not listen, such as http. May be repeated.",
     )
     @click.option(
         "--advertise",
         default="",
         metavar="HOST",
-        help="Name or address by which other machines reach this one, for the connection file. Default: found out.",
+        help="Name or address of this machine for other machines, in the connection file. Default: detected.",
     )
     @functools.wraps(command)
     def packed(
@@ -328,7 +333,7 @@ def _private(directory: Path, what: str) -> Path | None:
     try:
         return private_directory(directory, what)
     except OSError as error:
-        click.echo(f"There will be no {what}: {error}", err=True)
+        click.echo(f"The server starts without {what}: {error}", err=True)
         return None
 
 
@@ -360,10 +365,10 @@ def _announcement(serving: GatewayHandle) -> Iterator[str]:
     yield f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}"
     if line := _for_other_machines(serving):
         yield f"On other machines: {line}"
-        yield "There, also set DJINN_TOKEN to the token of that client"
+        yield "On these machines, also set DJINN_TOKEN to the client's token"
         bare = {host for url in serving.dialled if (host := urlsplit(url).hostname) and not set(".:") & set(host)}
         for host in sorted(bare - {"localhost"}):
-            yield f"Other machines may not know the name {host}: if so, give them another one with --advertise HOST"
+            yield f"If other machines cannot resolve the name {host}, set another one with --advertise HOST"
 
 
 def _for_other_machines(serving: GatewayHandle) -> str:

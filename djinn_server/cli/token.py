@@ -41,7 +41,7 @@ def _duration(text: str) -> float:
         return 0.0
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhdw])", text)
     if match is None or not float(match.group(1)):
-        raise click.BadParameter(f"{text!r} is no duration: write 30d, 12h, 90m, 45s, 2w or never")
+        raise click.BadParameter(f"{text!r} is not a duration: write 30d, 12h, 90m, 45s, 2w or never")
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
@@ -56,9 +56,9 @@ def command() -> None:
 @command.command(name="create")
 @click.argument("tenant")
 @click.option(
-    "--expires", type=_duration, default="90d", show_default=True, help="How long it is good: 30d, 12h, never."
+    "--expires", type=_duration, default="90d", show_default=True, help="Lifetime of the token: 30d, 12h or never."
 )
-@click.option("--monitor", is_flag=True, help="Good for status, metrics and health only.")
+@click.option("--monitor", is_flag=True, help="The token gives access to status, metrics and health only.")
 @_file
 def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) -> None:
     """Make a token for TENANT. It is printed once; the table keeps a digest."""
@@ -145,7 +145,7 @@ def limit(
         other_quotas = {name: known for name, known in change.table.quotas.items() if name != tenant}
         new_quota = {tenant: quota} if quota != Quota() else {}
         change.table = msgspec.structs.replace(change.table, quotas=other_quotas | new_quota)
-    click.echo(f"{tenant} may use at most what was given" if new_quota else f"{tenant} may use as much as there is")
+    click.echo(f"the limits of {tenant} are set" if new_quota else f"{tenant} has no limits")
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:

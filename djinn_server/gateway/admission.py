@@ -44,7 +44,7 @@ REFUSAL_SECONDS = (
     0.25,
 )  # random pause before a refusal: slows down guessing and hides the duration of a check
 WRONG_A_SECOND = 20.0
-_FIRST: Final = "the first message must be one that shows a token"
+_FIRST: Final = "the first message must contain a token"
 _log = get_logger("djinn.server")
 
 

@@ -23,7 +23,8 @@ _UNKNOWN: Final = Denial(
     "token",
 )
 FAILED: Final = Denial(
-    "the server cannot check what this client shows: its operator finds the reason in the server's log", "authenticator"
+    "the server cannot check the credentials of this client: its operator finds the reason in the server's log",
+    "authenticator",
 )
 _REASON: Final = 1000  # characters
 _KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # kind of a refusal in audit log and metrics

@@ -111,7 +111,7 @@ class Gateway:
             number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
             tell(f"Starting {number} for {names}: this takes some seconds")
         except OSError as error:
-            raise StartupError(f"there is no directory for what tenants use of their time: {error}") from error
+            raise StartupError(f"cannot make the directory for the tenants' used device time: {error}") from error
         elsewhere = self._config.engine.name not in {"", LOCAL}
         if elsewhere and self._config.tenant_users:
             raise ConfigurationError(

@@ -29,12 +29,12 @@ class AccessConfig:
     token_file: Path | None = flagged(
         None,
         "--token-file",
-        "File with the token that clients must show, or with those that `djinn token create` made. Mode 0600.",
+        "File with the token that clients must show, or with a table of tokens (`djinn token create`). Mode 0600.",
     )
     authenticators: tuple[str, ...] = flagged(
         (),
         "--authenticator",
-        "Authenticator of a plugin, such as jwt, which tells who clients are beside --token-file. May be repeated.",
+        "Authenticator of a plugin, such as jwt, in addition to --token-file. May be repeated.",
     )
     operations_port: int | None = flagged(
         None,
@@ -46,10 +46,10 @@ class AccessConfig:
     open_probes: bool = flagged(
         False,
         "--open-probes",
-        "Answer /livez and /readyz without a token, with a status alone: for probes of an orchestrator.",
+        "Answer /livez and /readyz without a token, with an HTTP status only, for probes of an orchestrator.",
     )
     audit_log: Path | None = flagged(
-        None, "--audit-log", "File that is told, in JSON lines, who connected and was refused.", file=True
+        None, "--audit-log", "File for a log of connections and refusals, in JSON lines.", file=True
     )
     plaintext_accepted: bool = flagged(
         False,
@@ -93,7 +93,7 @@ class GatewayConfig:
     assignment: str = flagged(
         "",
         "--assignment",
-        "Which executor a new session begins on: least_loaded (default), or a plugin's, such as affinity or fair_share.",
+        "Policy that chooses the executor of a new session: least_loaded (default), or a plugin's, such as affinity or fair_share.",
     )
     engine: EngineConfig = attrs.field(factory=EngineConfig)
     executor: ExecutorConfig = attrs.field(factory=ExecutorConfig)
@@ -119,9 +119,9 @@ class GatewayConfig:
     connection_file: Path | None = flagged(
         None,
         "--connection-file",
-        "Where to write the URLs and the token once clients can connect. Only you can read it.",
+        "File for the URLs and the token, written when clients can connect. Only you can read it.",
     )
-    drain_seconds: float = flagged(30.0, "--drain-seconds", "How long a stop waits for sessions.", least=0)
+    drain_seconds: float = flagged(30.0, "--drain-seconds", "How long a server that stops waits for sessions.", least=0)
     start_timeout: float = 60.0
     log_level: str = "info"
 

@@ -86,7 +86,9 @@ class EngineConfig:
 
     name: str = flagged("", "--engine", "Engine that starts the executors, such as ray. Default: local, this machine.")
     address: str = flagged("", "--engine-address", "Address of the engine, such as that of a cluster.")
-    executors: int = flagged(0, "--executors", "How many executors another engine starts for each device.", least=1)
+    executors: int = flagged(
+        0, "--executors", "Number of executors that an engine other than local starts for each device.", least=1
+    )
     resources: tuple[tuple[str, float], ...] = ()
     runtime_env: Mapping[str, Any] = attrs.field(factory=dict, repr=False)
     placement_group: Any = None

@@ -60,20 +60,20 @@ class MemoryConfig:
     limit: int = flagged(
         0,
         "--memory-gib",
-        "How much the sessions of each executor may hold together; what does not fit is spilled. Default: no limit.",
+        "Memory for the sessions of each executor together; further values are spilled. Default: no limit.",
         above=0,
         gib=True,
     )
     idle_minutes: float = flagged(
         0.0,
         "--idle-minutes",
-        "After how long without work a session's values are moved to the host's memory, and then to disk; 0: never.",
+        "Idle time after which a session's values move to host memory, and later to disk; 0: never.",
         least=0,
     )
     ahead: int = flagged(
         128 << 20,
         "--ahead-gib",
-        "How much results of a session's programs may take that run before they come, while it waits for its client; 0: none does.",
+        "Memory for results of programs that run before their submission arrives; 0: none run ahead.",
         least=0,
         gib=True,
     )
@@ -91,7 +91,7 @@ class AdmissionLimits:
     sessions: int = flagged(
         256,
         "--most-sessions",
-        "How many sessions each executor serves at a time; further ones are refused for now.",
+        "Number of sessions that each executor serves at a time; further clients are refused.",
         least=1,
     )
     queue_seconds: float = flagged(
@@ -116,7 +116,7 @@ class StoreConfig:
         "--store",
         "Directory for weights that clients need not send again. Default: djinn/weights in your cache directory.",
     )
-    limit: int = flagged(20 << 30, "--store-gib", "How much the store may hold; 0: nothing is kept.", least=0, gib=True)
+    limit: int = flagged(20 << 30, "--store-gib", "Maximum size of the weight store; 0: no store.", least=0, gib=True)
 
 
 @attrs.frozen
@@ -133,18 +133,18 @@ class ModelConfig:
     folders: tuple[Path, ...] = flagged(
         (),
         "--models",
-        "Folder whose models clients may have the server read, such as a cache of the Hugging Face hub. May be repeated.",
+        "Folder with models that the server may read for clients, such as a cache of the Hugging Face hub. May be repeated.",
         exists=True,
     )
     addresses: tuple[str, ...] = flagged(
         (),
         "--allow-weights",
-        "Pattern of addresses that clients may have the server read, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
+        "Pattern of addresses that the server may read for clients, such as 'hf://org/*' or 's3://bucket/*'. May be repeated.",
     )
     saving: Path | None = flagged(
         None,
         "--save-weights",
-        "Folder in which clients may have the server save weights, each tenant in a folder of its own.",
+        "Folder in which the server may save weights for clients, with a subfolder for each tenant.",
         exists=True,
     )
     published: Path | None = flagged(
@@ -189,14 +189,14 @@ class RecoveryConfig:
     journal_limit: int = flagged(
         8 << 30,
         "--journal-gib",
-        "How much of a session is kept there; one with more, or with 0 all, is lost with its executor. Needs a store.",
+        "Maximum size of a session's journal. A larger session, or any session with 0, is lost with its executor. Needs a store.",
         least=0,
         gib=True,
     )
     snapshot_seconds: float = flagged(
         SNAPSHOT_SECONDS,
         "--snapshot-seconds",
-        "How often a session's state is written to its journal, at most; a twentieth of its time is spent on that.",
+        "Minimum time between snapshots of a session in its journal. They take at most a twentieth of its time.",
         least=0,
     )
     outlives_parent: bool = False
@@ -233,14 +233,14 @@ class ExecutorConfig(ExecutorOptions):
     hang_seconds: float | None = flagged(
         None,
         "--hang-seconds",
-        "An executor ends if its accelerator completes no program for so long. Default: 600, or what the device's plugin says.",
+        "An executor ends if its accelerator completes no program for this time. Default: 600, or what the device's plugin says.",
         above=0,
     )
     memory: MemoryConfig = attrs.field(factory=MemoryConfig)
     compilers: tuple[str, ...] = flagged(
         (),
         "--compile",
-        "Compiler for programs that run often, such as inductor. May be repeated: they are asked in this order.",
+        "Compiler for programs that run often, such as inductor. May be repeated; compilers are tried in this order.",
     )
     graphs: bool = flagged(
         False,

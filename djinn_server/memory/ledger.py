@@ -586,8 +586,7 @@ class Ledger:
         """Return an out-of-memory message with the requested bytes, the resident bytes, and the bytes of each session."""
         shares = ", ".join(f"{session.values.held:,}" for session in self.sessions if session.values.held)
         return (
-            f"{wanted:,} bytes do not fit: this executor may hold {self.limit:,} bytes, {self.process.reserve:,} of them are left to "
-            f"what ops need beside their results, and {resident:,} cannot make room (bytes by session: {shares or 'none'}). "
+            f"{wanted:,} bytes do not fit: this executor may use {self.limit:,} bytes, {self.process.reserve:,} of them are reserved for temporary memory of ops, and {resident:,} bytes cannot be evicted (bytes by session: {shares or 'none'}). "
             "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "
             "`djinn serve --memory-gib`)"
         )

@@ -309,7 +309,7 @@ class PeerConnection:
             TransportError: the connection has ended.
             ProtocolError: the other executor sent a message other than a transfer.
         """
-        reason = "the executor that it was on hung up"
+        reason = "the executor that had it closed the connection"
         try:
             connection.limits = Limits()
             received = self.inbox.join(self.source, connection)

@@ -31,7 +31,7 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
     """
     parts = take() if held <= limit else None
     if parts is None:
-        obstacle = "it is in the middle of something, has a memory limit, or has values that failed, or events"
+        obstacle = "it has unfinished work, a memory limit, failed values or events"
         yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else obstacle)))
         return
     state, memory, transfers = parts

@@ -19,9 +19,7 @@ from djinn_server.running.run_request import RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import Poison, ValueTable, address_of, memory_of
 
-STOPPED: Final = (
-    "its program was stopped before this op (a deadline, Ctrl-C or djinn.cancel), and nothing waited for it any more"
-)
+STOPPED: Final = "its program was stopped before this op, by a deadline, Ctrl-C or djinn.cancel"
 _SHARING: Final = frozenset(
     {"aten::_unsafe_view"}
 )  # what it returns shares memory, although its schema does not say so

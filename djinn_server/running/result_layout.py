@@ -9,7 +9,7 @@ def layout_difference(expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how a result's layout differs from the expected one; empty if they are equal."""
     expected_layout, found_layout = _layout(expected), _layout(found)
     return (
-        f"a result is laid out as {found_layout} in place of {expected_layout}"
+        f"a result has the layout {found_layout} instead of {expected_layout}"
         if expected_layout != found_layout
         else ""
     )

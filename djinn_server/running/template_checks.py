@@ -83,7 +83,7 @@ def check_template(template: Template) -> list[CallArity]:
     if max(len(template.code), len(template.forms)) > limits.INSTRUCTIONS:
         raise ProtocolError(
             f"a template has {len(template.code):,} instructions of {len(template.forms):,} forms; at most"
-            f" {limits.INSTRUCTIONS:,} are taken"
+            f" {limits.INSTRUCTIONS:,} are allowed"
         )
     if max(map(len, (template.references, template.inputs, template.outputs, template.consumed))) > limits.ARGUMENTS:
         raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} values")
@@ -107,7 +107,7 @@ def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
     """Check that each value is made once, and before its first use."""
     defined = set(template.inputs)
     if len(defined) != len(template.inputs) or not set(template.consumed) <= defined:
-        raise ProtocolError("a template's inputs are not distinct, or it consumes what is not an input")
+        raise ProtocolError("a template's inputs are not distinct, or it consumes a value that is not an input")
     if len(set(template.consumed)) != len(template.consumed):
         raise ProtocolError("a template consumes an input twice")
     at = 0

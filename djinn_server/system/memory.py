@@ -100,7 +100,7 @@ class OtherResident:
 
     def restart_peak(self) -> None:
         """Raise `OSError`, because this meter has no peak."""
-        raise OSError("this system does not count the peak again")
+        raise OSError("this meter has no peak to reset")
 
     def peak(self) -> int:
         """Return the current resident bytes, because this meter has no peak."""
@@ -187,7 +187,7 @@ def trimmer() -> Callable[[], object]:
             if function is not None:
                 function.argtypes = [ctypes.c_size_t] if len(arguments) == 1 else [ctypes.c_void_p, ctypes.c_size_t]
                 return lambda: function(*arguments)
-    raise OSError("this C library does not give freed memory back")
+    raise OSError("this C library has no function that returns freed memory")
 
 
 def keep_few_arenas(count: int) -> None:

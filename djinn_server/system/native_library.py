@@ -79,7 +79,7 @@ class NativeLibrary:
         compiler = os.environ.get("CXX") or shutil.which("c++")
         if compiler is None:
             raise StartupError(
-                f"{self.name} is compiled against the PyTorch that is here, and there is no C++ compiler: apt-get install g++"
+                f"{self.name} must be compiled against the installed PyTorch, and there is no C++ compiler: apt-get install g++"
             )
         library_path.parent.mkdir(parents=True, exist_ok=True)
         with (library_path.parent / "lock").open("w") as lock:

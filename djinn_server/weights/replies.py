@@ -79,13 +79,13 @@ def list_published(published: NamingSource | None) -> PublishedReply:
     """Return the reply to `PublishedRequest`."""
     if published is None:
         return PublishedReply(
-            refused="the server keeps no published weights (the package in plugins/weights is missing, its setting plugins.published.hours is 0, or no room on "
+            refused="this server does not publish weights (the package in plugins/weights is missing, its setting plugins.published.hours is 0, or no room on "
             "its disk)"
         )
     try:
         return PublishedReply(tuple(published.listing()))
     except OSError as error:
-        return PublishedReply(refused=f"what is published cannot be listed: {error.strerror}")
+        return PublishedReply(refused=f"published weights cannot be listed: {error.strerror}")
 
 
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:

@@ -27,7 +27,7 @@ from djinn_server.running.values import Poison, ValueTable
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.weights.store import WeightStore, mapped_bytes
 
-WITHDRAWN = "its upload was interrupted: make it again"
+WITHDRAWN = "its upload was interrupted: create the tensor again"
 _log = get_logger("djinn.server")
 _NUMBERS = 1 << 63  # what PyTorch counts with ends there
 

@@ -142,8 +142,8 @@ def test_match_names_decision_and_gain(result) -> None:
         at = next(n for n, line in enumerate(lines) if line.startswith("unit"))
         assert [line.removeprefix("→ ").strip() for line in lines[at + 1 : at + 5]] == [
             f"branches (clever): each branch runs on a device, predicted 4.00 ms to 2.00 ms, {told}",
-            "groups (clever): nothing followed: this policy does not read it",
-            "tables (clever): nothing followed: this policy does not read it",
+            "groups (clever): not used: this policy does not read it",
+            "tables (clever): not used: this policy does not read it",
             "memory (executor): `kv_session` finds these values as a KV cache",
         ]
     (found,) = describe(attrs.evolve(result, profile=profile))["modules"]["parts"][1]["patterns"][:1]

@@ -128,7 +128,7 @@ def test_device_time_is_limited_per_hour(monkeypatch):
     monkeypatch.setattr(usage_metrics.time, "perf_counter", lambda: now[0])
     metered = usage_metrics.UsageMetrics()
     metered.quota = Quota(seconds_an_hour=10.0)
-    for seconds, refused in ((9.0, ""), (2.0, "11 s on the device in this hour, of 10")):
+    for seconds, refused in ((9.0, ""), (2.0, "used 11 s of device time in this hour; your quota is 10 s")):
         metered.charge(seconds)
         now[0] += 60.0
         assert refused in metered.may_begin(0)

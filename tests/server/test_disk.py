@@ -144,7 +144,7 @@ def test_spilled_values_count_towards_quota(tmp_path, held):
     held.limit = STEP
     space = FileSpill(held, tmp_path)
     memory = torch.ones(STEP // 4 + 4096)
-    with pytest.raises(OSError, match="that you may have"):
+    with pytest.raises(OSError, match="your quota is"):
         space.write(memory)
     assert not held.used
     assert space.free_bytes() == STEP

@@ -208,8 +208,8 @@ def test_plugin_authenticator_identifies_client(guarded):
     [
         ("none:of it's kind", "this server does not know the token"),
         (f"returned:{SECRET}", r"the badge \[hidden\] was returned"),
-        (f"raise:{SECRET}", "cannot check what this client shows"),
-        ("badge:../x", "cannot check what this client shows"),
+        (f"raise:{SECRET}", "cannot check the credentials of this client"),
+        ("badge:../x", "cannot check the credentials of this client"),
     ],
 )
 def test_uncertain_identity_is_refused(guarded, token, said):
@@ -224,7 +224,7 @@ def test_uncertain_identity_is_refused(guarded, token, said):
 
 def test_session_that_reconnects_while_an_authenticator_fails_may_ask_again(guarded):
     server = Server(guarded.server.urls, f"raise:{SECRET}", registry().transports, SECONDS)
-    with pytest.raises(ServerBusy, match="cannot check what this client shows"):
+    with pytest.raises(ServerBusy, match="cannot check the credentials of this client"):
         reach_executor(server, "", secondary=True)
 
 

@@ -62,7 +62,7 @@ def test_killing_executor_gives_no_extra_time(tmp_path, plain_environment, pytho
         assert isinstance(ask(opened.connection, Submit(1)), Completed)
         opened.connection.close()
         os.kill(opened.attached.process, signal.SIGKILL)
-        wait_for(lambda: "of 1e-09 that you may use" in str(again()), "a refusal by the next executor")
+        wait_for(lambda: "your quota is 1e-09 s" in str(again()), "a refusal by the next executor")
     finally:
         server.stop()
 

@@ -375,7 +375,7 @@ def test_tenants_save_in_own_folders(models):
         with pytest.raises(WeightsUnavailable):
             second.create(f"file:{models}/first/x.safetensors", 10)
     saving.save(tensors, {}, partial(first.create, "file:run/y.safetensors"), lambda tensor: tensor)
-    with pytest.raises(WeightsUnavailable, match="10,000 that you may have"):
+    with pytest.raises(WeightsUnavailable, match="your quota is 10,000"):
         first.create("file:z.safetensors", 4100)
     assert sorted(path.name for path in models.rglob("*.safetensors")) == [
         "model.safetensors",

@@ -37,7 +37,7 @@ def test_uses_as_many_devices_as_client_keeps_busy():
 def test_not_applied_if_each_result_is_awaited():
     builder = ProgramBuilder()
     layer(builder)
-    assert judged(builder, stream=Stream()).reason == "nothing of its kind is under way: each result was waited for"
+    assert judged(builder, stream=Stream()).reason == "no program of its structure is pending: the client waited for each result"
     assert judged(builder, devices=1).reason == "there is one device"
 
 
@@ -45,7 +45,7 @@ def test_not_applied_with_state_between_programs():
     builder = ProgramBuilder()
     made = layer(builder)
     carried = Stream(1, "server/cpu:1", frozenset({made}))
-    assert judged(builder, stream=carried).reason == "it takes what an earlier program has made"
+    assert judged(builder, stream=carried).reason == "it uses values that an earlier program has computed"
 
 
 def test_not_applied_if_input_is_written_even_through_view():

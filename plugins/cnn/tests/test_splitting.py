@@ -153,7 +153,7 @@ def test_split_refusal_reasons():
     assert applied.applied
     assert "ops over a batch of 6 take" in applied.reason
     following = attrs.evolve(context, stream=Stream(1, "server/cpu:1"))
-    assert "whole ones keep all devices busy" in SplitBatches().optimize(following).reason
+    assert "already keep all devices busy" in SplitBatches().optimize(following).reason
     cheap = Costs({d: tuple(CostEstimate(0, 0, 0, 1e-6) for _ in row) for d, row in context.costs.by_device.items()})
     assert "with what travels" in SplitBatches().optimize(attrs.evolve(context, costs=cheap)).reason
     one, _, _ = captured(model, torch.randn(1, *sizes))

@@ -63,7 +63,7 @@ def used(placement):
 def test_chain_stays_on_one_device():
     placement = CostBased().place(context(chain()[0], devices(1 << 30, 1 << 30)))
     assert used(placement) == {"s/cpu:0"}
-    assert {d.reason for d in placement.decisions} == {"all of it fits on s/cpu:0"}
+    assert {d.reason for d in placement.decisions} == {"the whole program fits on s/cpu:0"}
 
 
 def test_branches_run_concurrently_if_faster():

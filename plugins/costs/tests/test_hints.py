@@ -59,7 +59,7 @@ def test_small_table_stays_with_dense_work():
     graph, table = looked_up(16)
     given, uses = placed(graph, devices(1 << 22, 1 << 30), {"tables": (table,)})
     assert len({d.device for d in given.decisions}) == 1
-    assert "no table takes a hundredth" in uses["tables"].decision
+    assert "each table is smaller than a hundredth" in uses["tables"].decision
 
 
 def apart(count):
@@ -90,7 +90,7 @@ def test_branches_without_gain_stay_together(there):
     graph, branches = apart(1)
     placement, uses = placed(graph, there, {"branches": branches}, bandwidth=1e4)
     assert len(placement.devices) == 1
-    assert uses["branches"].decision.startswith("nothing followed")
+    assert uses["branches"].decision.startswith("not used")
     assert uses["branches"].seconds_before is None
 
 

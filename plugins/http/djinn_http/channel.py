@@ -97,7 +97,7 @@ class Channel(Connection):
         try:
             return self._inbox.next(timeout)
         except ProtocolError as error:
-            self.end("what came broke the protocol")
+            self.end("the received data violates the protocol")
             raise ProtocolError(f"{self.peer}: {error}") from error
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class Channel(Connection):
         """
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
-            self.end(f"the other end has not been heard of for {patience:.0f} s")
+            self.end(f"the other end has sent nothing for {patience:.0f} s")
 
     async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
         """Handle a `send` request, whose body continues the stream of the previous one."""

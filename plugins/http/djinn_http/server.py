@@ -350,7 +350,7 @@ class HttpListener(Listener):
         """
         for channel in self._channels.values():
             if not channel.trusted:
-                channel.end("too many others want to be heard")
+                channel.end("there are too many unauthenticated connections")
                 del self._channels[channel.id]
                 return True
         return False
@@ -378,7 +378,7 @@ def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | No
     """
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
-        return web.Response(status=403, text="this server does not talk to web pages")
+        return web.Response(status=403, text="this server refuses requests of web pages")
     if len(hosts) != 1 or not is_well_formed(hosts[0]):
         return web.Response(status=400, text="the Host header is missing or malformed")
     if not is_called(hosts[0], names):

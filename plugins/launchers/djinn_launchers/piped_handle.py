@@ -83,12 +83,11 @@ class PipedHandle(ExecutorHandle):
             holder_version = self._placed.result(seconds)
         except TimeoutError:
             raise StartupError(
-                f"`{self._shown}` did not start a holder in {seconds:g} s. It can ask for nothing, such as a password, and has to "
-                "pass its standard input and output on"
+                f"`{self._shown}` did not start a holder in {seconds:g} s. The command cannot ask for a password, and must pass on its standard input and output"
             ) from None
         if holder_version != djinn_version():
             raise StartupError(
-                f"where `{self._shown}` leads to is Djinn {holder_version}, and this is Djinn {djinn_version()}: install the same version there"
+                f"`{self._shown}` leads to Djinn {holder_version}, and this is Djinn {djinn_version()}: install the same version there"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:

@@ -89,4 +89,4 @@ def test_beneficial_rewrites_are_applied(name):
 )
 def test_unprofitable_poolings_stay(model):
     result, _, _ = tried(model)
-    assert result.reason == "no pooling would save what is done before it"
+    assert result.reason == "no pooling can be moved to an earlier place"

@@ -112,7 +112,7 @@ def plan_for_pool(
     if memory_limits:
         _log.warning("no plan fits the memory limits", error=str(last_error), instead="one without optimizations")
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
-    instead = "what is free does not count, nor what devices lack: their executors say so"
+    instead = "free memory and missing features of devices are ignored; executors report errors"
     _log.warning("a program may not fit", error=str(last_error), instead=instead)
     anywhere = attrs.evolve(blind, topology=unparticular(blind.topology))
     return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)

@@ -89,7 +89,9 @@ class PooledDerivedValues:
         nodes = tuple(node.id for node in graph.nodes)
         device_of = {v: device for node in graph.nodes for v in node.outputs}
         values = {**{v: homes.get(v, device) for v in graph.inputs}, **device_of}
-        decisions = tuple(PlacementDecision(node, device, "derived values are wanted here") for node in nodes)
+        decisions = tuple(
+            PlacementDecision(node, device, "the derived values are used on this device") for node in nodes
+        )
         copies_by_value = {v: tuple(names[e] for e in sorted(self._locations.copies(v) or ())) for v in graph.inputs}
         copies = {v: holders for v, holders in copies_by_value.items() if holders}
         context = SchedulingContext(

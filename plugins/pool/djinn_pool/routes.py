@@ -51,7 +51,7 @@ class Routes:
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[number].link.channel.logged for number in (source, target)):
             reply = self._connections[source, target] = ConnectPeerReply(
-                target + 1, error="what it takes is logged, for a standby"
+                target + 1, error="the session is logged for a standby server, so values pass through the client"
             )
         if reply is None:
             receiver = self._members[target]

@@ -193,7 +193,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
     def _takeover_obstacle(self) -> str:
         """Return the reason why no standby server can continue the session; empty if one can."""
         if self._inner.crashes_executors:
-            return "another server would come to the same end"
+            return "another server would end the session for the same reason"
         if self._kept.sent is None or self._kept.why_not:
             return f"no standby server could go on: {self._kept.why_not}"
         return ""
@@ -262,7 +262,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             if is_of_kind(frame.head, ProtocolClose):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
             if not self._kept.replies.agrees(position, frame):
-                self._end("what a standby server computes is not what was computed before")
+                self._end("the standby server computed other results than the lost server")
             position += 1
         return position
 

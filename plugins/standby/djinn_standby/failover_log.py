@@ -92,7 +92,7 @@ class SentFrames:
                     (replies,) = _REPLIES.unpack_from(head)
                     yield replies, Frame(head[_REPLIES.size :], body)
             except (ProtocolError, struct.error) as error:
-                raise TransportError(f"the file with what was sent is not what it was: {error}") from error
+                raise TransportError(f"the file of sent frames has changed: {error}") from error
 
     def close(self) -> None:
         """Close the file, which frees its disk space."""
@@ -220,7 +220,7 @@ class FailoverLog:
         try:
             self.sent.append(frame, len(self.replies))
         except OSError as error:
-            self._give_up(f"what is sent cannot be logged: {error.strerror}")
+            self._give_up(f"sent frames cannot be logged: {error.strerror}")
 
     def _give_up(self, reason: str) -> None:
         """Close the log for this reason: no standby server can continue the session any more."""
@@ -305,7 +305,7 @@ class FailoverLog:
 
     def _say_once(self, reason: str) -> None:
         tell = _log.debug if self._said else _log.warning
-        tell("what a standby server would do again grows: no state to begin with", reason=reason)
+        tell("the failover log grows, because the server sent no snapshot", reason=reason)
         self._said = True
 
     def drop_state(self) -> None:

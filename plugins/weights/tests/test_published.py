@@ -171,7 +171,7 @@ def test_tenants_have_names_of_their_own_within_their_disk(own_server, python, p
     server = own_server("--token-file", str(tokens), "--published", str(tmp_path / "published"), "--threads", "1")
     with configured(servers=list(server.urls), token=made["alice"]):
         djinn.weights.publish("secret", {"x": torch.ones(100_000, device=REMOTE)})
-        with pytest.raises(djinn.errors.WeightsUnavailable, match="that you may have"):
+        with pytest.raises(djinn.errors.WeightsUnavailable, match="your quota is"):
             djinn.weights.publish("large", {"x": torch.ones(200_000, device=REMOTE)})
         assert list(djinn.weights.published()) == ["secret"]
         (file,) = (tmp_path / "published" / "alice").iterdir()

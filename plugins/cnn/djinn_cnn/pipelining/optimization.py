@@ -52,7 +52,7 @@ def _why_not(context: OptimizationContext) -> str:
     if len(context.topology.devices) < 2:
         return "there is one device"
     if not context.stream.following:
-        return "nothing of its kind is under way: each result was waited for"
+        return "no program of its structure is pending: the client waited for each result"
     return what_is_carried(context)
 
 

@@ -57,7 +57,7 @@ def _why_not(context: OptimizationContext) -> str:
     if len(context.topology.devices) < 2:
         return "there is one device"
     if context.stream.following:
-        return "inputs follow each other: whole ones keep all devices busy"
+        return "successive inputs already keep all devices busy"
     if context.plan.substituted:
         return "other computation takes the place of some of its nodes"
     return what_is_carried(context)

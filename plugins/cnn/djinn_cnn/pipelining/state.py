@@ -18,7 +18,7 @@ def what_is_carried(context: OptimizationContext) -> str:
         if any(storage_of(context.plan.replace.get(v, v)) in inputs for v in node.writes):
             return f"{node.op}{_inside(node.module)} writes what the next program may read"
     if context.stream.carried:
-        return "it takes what an earlier program has made"
+        return "it uses values that an earlier program has computed"
     state = next((v for v in graph.outputs if _is_state(context, v)), None)
     if state is not None:
         return f"it leaves a {context.profile.residency[state].value.replace('_', ' ')} to the next program"

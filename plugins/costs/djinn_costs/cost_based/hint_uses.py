@@ -13,9 +13,7 @@ def hint_uses(context: PlacementContext, options: Options, best: Option) -> tupl
     notes = {"colocate": _colocated(context, best), "tables": _tables(options, best)}
     few = f"{len(best.listed.devices)} of {len(options.devices)} devices runs the program"
     for name in ("groups", "branches", "pipeline"):
-        notes[name] = (
-            f"nothing followed: {few}" if len(best.listed.devices) == 1 else "nothing followed: it is not faster"
-        )
+        notes[name] = f"not used: {few}" if len(best.listed.devices) == 1 else "not used: it is not faster"
     hints = context.plan.hints
     return tuple(
         use_of_hint.get(name) or HintUse(name, decision) for name, decision in notes.items() if hints.get(name)
@@ -32,7 +30,7 @@ def _colocated(context: PlacementContext, best: Option) -> str:
 def _tables(options: Options, best: Option) -> str:
     tables, work = options.work.tables, options.work
     if not tables:
-        return "nothing followed: one device, or no table takes a hundredth of a device"
+        return "not used: there is one device, or each table is smaller than a hundredth of a device"
     look_ups = {best.listed.where[i] for i, unit in enumerate(work.units) if not unit.reads.isdisjoint(tables)}
     dense = {best.listed.where[i] for i, unit in enumerate(work.units) if unit.reads.isdisjoint(tables)} - look_ups
     size = sum(work.sizes[s] for s in tables)

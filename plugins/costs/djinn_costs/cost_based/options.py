@@ -168,7 +168,9 @@ class Options:
 
     def _part_option(self, listed: PlacedUnits, devices: Sequence[str]) -> Option:
         reasons = {device: self._why_part(number, len(devices)) for number, device in enumerate(devices, 1)}
-        return Option(listed, lambda index: reasons.get(listed.where[index], "what it writes lives there"))
+        return Option(
+            listed, lambda index: reasons.get(listed.where[index], "the values that it writes are on this device")
+        )
 
     def why_nothing_fits(self) -> str:
         """Return which resources are missing, for the error message."""
@@ -185,19 +187,19 @@ class Options:
         if len(self._held) == 1:
             return f"{self._held[device]:,} of {sum(self.work.sizes.values()):,} bytes of the inputs are there"
         if unit.home == device:
-            return "it writes what lives there" if unit.bound else "most of what it reads lives there"
+            return "it writes values on this device" if unit.bound else "most of its inputs are on this device"
         return "its operands are there"
 
     def _why_alone(self, device: str) -> str:
         notes = "".join(f" (not {other}: it lacks {what})" for other, what in self._refused.items())
-        return f"the only device{notes}" if len(self.devices) == 1 else f"all of it fits on {device}{notes}"
+        return f"the only device{notes}" if len(self.devices) == 1 else f"the whole program fits on {device}{notes}"
 
     def _why_soonest(self, listed: PlacedUnits, index: int) -> str:
         if index in listed.second:
             other_device, when = listed.second[index]
             late = "not enough memory" if math.isinf(when) else shown(when)
             return f"done there after {shown(listed.done[index])}, on {other_device} after {late}"
-        return "what it writes, or works with, is there"
+        return "the values that it writes or uses are on this device"
 
     def _why_part(self, number: int, count: int) -> str:
         total = sum(self.work.sizes.values())

@@ -65,7 +65,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
         places.update(dict.fromkeys(unit.nodes, (listing.where[index], best.reason(index))))
     for node in work.loose:
         block = work.blocks.node(node)
-        places[node] = (main if block is None else homes[block], "what it looks at lives there")
+        places[node] = (main if block is None else homes[block], "the value that it views is on this device")
     nodes = context.plan.nodes
     decisions = tuple([PlacementDecision(node, *places[node]) for node in nodes])
     values = homes_of_values(graph, nodes, work.blocks, homes)

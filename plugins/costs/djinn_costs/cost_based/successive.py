@@ -110,7 +110,10 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
     }
     if _copying(options, {d: read[d] & options.work.weights for d in took}) / RUNS > sum(took.values()) - interval:
         return None
-    return Rate(Option(listing, lambda index: notes.get(listing.where[index], "what it writes lives there")), interval)
+    return Rate(
+        Option(listing, lambda index: notes.get(listing.where[index], "the values that it writes are on this device")),
+        interval,
+    )
 
 
 def _travelling(options: Options, listed: PlacedUnits) -> float:

@@ -18,12 +18,16 @@ BACKGROUND_ROUNDS = 1
 
 @click.command("calibrate", short_help="Measure how fast a device is, once, for predictions.")
 @server_options
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often each probe is timed.")
 @click.option(
-    "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Number of times that each probe is timed."
 )
-@click.option("--quick", is_flag=True, help="A fifth of the probes: some seconds.")
-@click.option("--background", is_flag=True, help="--quick, beside other work, and only what was never measured.")
+@click.option(
+    "--processor-time",
+    is_flag=True,
+    help="Measure processor time, for busy machines. Needs a local executor with one thread.",
+)
+@click.option("--quick", is_flag=True, help="Use a fifth of the probes, which takes seconds.")
+@click.option("--background", is_flag=True, help="Like --quick, at low priority, for devices that were never measured.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def calibrate(
     servers: tuple[str, ...],

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @click.command("validate", short_help="Compare predicted with measured times.")
 @server_options
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="How often everything is timed.")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Number of times that each program is timed."
+)
 @click.option("--only", multiple=True, help="Part of the names of the programs to try; may be given several times.")
 @click.option(
-    "--processor-time", is_flag=True, help="Count processor time: for busy machines, an executor here, one thread."
+    "--processor-time",
+    is_flag=True,
+    help="Measure processor time, for busy machines. Needs a local executor with one thread.",
 )
 @click.option(
     "--plot", type=click.Path(path_type=Path, dir_okay=False), help="SVG file to draw predicted over measured into."

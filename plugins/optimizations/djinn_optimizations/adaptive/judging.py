@@ -36,7 +36,7 @@ class Adaptive(Judge):
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return no rewrite."""
         del context
-        return OptimizationResult(self.name, applied=False, reason="it only measures whether the others pay")
+        return OptimizationResult(self.name, applied=False, reason="it only judges other optimizations")
 
     def pays(self, trial: Trial) -> bool | None:
         """Return True to keep an optimization, False if it costs time, None if more runs are needed.

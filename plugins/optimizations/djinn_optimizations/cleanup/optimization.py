@@ -61,5 +61,5 @@ class DeadCode(_Cleanup):
             return reason
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:
-            return OptimizationResult(self.name, applied=False, reason="every op leads to something that is kept")
+            return OptimizationResult(self.name, applied=False, reason="the result of every op is used")
         return OptimizationResult(self.name, True, f"the results of {len(dead)} ops are not used", Rewrite(dead))

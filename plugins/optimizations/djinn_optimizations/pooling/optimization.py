@@ -42,7 +42,7 @@ class PoolFirst(Optimization):
             substitution = Substitution(pair.nodes, pair.inputs, pair.pooling.node.outputs[:1], pair.compute)
             pairs.append((substitution, f"{pair.name} ({_saved(graph, pair)} of the elements)"))
         if not pairs:
-            return OptimizationResult(self.name, applied=False, reason="no pooling would save what is done before it")
+            return OptimizationResult(self.name, applied=False, reason="no pooling can be moved to an earlier place")
         substitutions = tuple(substitution for substitution, _ in pairs)
         reason = f"{len(pairs)} poolings come first: {', '.join(dict.fromkeys(note for _, note in pairs))}"
         return OptimizationResult(self.name, True, reason, Rewrite(substitutions=substitutions))

@@ -76,7 +76,7 @@ class Recomputation(Optimization):
         return OptimizationResult(self.name, applied=False, reason=reason)
 
 
-_NOTHING = "nothing that is sent can be computed where it is used"
+_NOTHING = "no sent value can be computed on the device that uses it"
 
 
 def _lower_bound_seconds(context: OptimizationContext) -> float:

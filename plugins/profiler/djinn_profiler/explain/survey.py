@@ -195,7 +195,7 @@ class Survey:
         policy, measured = placement.policy, self.result.measured.get(placement.policy)
         rows = []
         for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
-            use = uses.get(name) or HintUse(name, "nothing followed: this policy does not read it")
+            use = uses.get(name) or HintUse(name, "not used: this policy does not read it")
             trials = measured if use.seconds_before is not None else None
             rows.append(Decision(name, policy, use.decision, use.seconds_before, use.seconds_after, trials))
         if any(DataResidency.STATEFUL_KV_CACHE in match.residency.values() for match in matches):
