@@ -37,7 +37,10 @@ def test_uses_as_many_devices_as_client_keeps_busy():
 def test_not_applied_if_each_result_is_awaited():
     builder = ProgramBuilder()
     layer(builder)
-    assert judged(builder, stream=Stream()).reason == "no program of its structure is pending: the client waited for each result"
+    assert (
+        judged(builder, stream=Stream()).reason
+        == "no program of its structure is pending: the client waited for each result"
+    )
     assert judged(builder, devices=1).reason == "there is one device"
 
 
