@@ -1,21 +1,27 @@
 """The machine of a session, for random and for all sequences of events: exactly once, in order, logged, fair, and nothing waits for ever.
 
-`RANDOM_SESSIONS=1000000` tries a million random sequences; `SESSION_DEPTH=12` explores all sequences of 12 events. Both need `--timeout 0`.
+`RANDOM_SESSIONS=1000000` tries a million random sequences; `SESSION_DEPTH=12` explores all sequences of 12 events, and `-s` shows its
+progress. Both need `--timeout 0`.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import time
+from collections import defaultdict
 
 import pytest
+from long_forms import long_or
 from session_world import World
 
 from djinn_core.errors import ProtocolError
 from djinn_server.session_machine import FRAME, TEMPLATE, Cause, Kind, SessionMachine, Step
 
 SEQUENCES = int(os.environ.get("RANDOM_SESSIONS", "100"))
-DEPTH = int(os.environ.get("SESSION_DEPTH", "3"))
+DEPTH = int(os.environ.get("SESSION_DEPTH", "4"))
+APART = long_or(3, 4)
 UPLOAD, READ = (Cause.UPLOAD, 1), (Cause.READ, 2)
 
 
@@ -29,24 +35,6 @@ def test_random_events_keep_the_invariants():
         world.finish()
 
 
-def explored(depth):
-    """All sequences of events up to `depth`; of sequences that lead to the same state, one goes on. Returns the number of states."""
-    seen, frontier = {World().state()}, [()]
-    for _ in range(depth):
-        following = []
-        for path in frontier:
-            count = len(replayed(path).events())
-            for choice in range(count):
-                world = replayed((*path, choice))
-                state = world.state()
-                if state not in seen:
-                    seen.add(state)
-                    following.append((*path, choice))
-                    world.finish()
-        frontier = following
-    return len(seen)
-
-
 def replayed(path):
     world = World()
     for choice in path:
@@ -54,8 +42,81 @@ def replayed(path):
     return world
 
 
+def violation(call, *arguments):
+    """Return the invariant that a call violates; "" if it violates none."""
+    try:
+        call(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def successors(path):
+    """Yield the world after each event that can follow the sequence `path`, that longer sequence, and what the event violates."""
+    for choice in range(len(replayed(path).events())):
+        world = replayed(path)
+        yield world, path + bytes([choice]), violation(world.happen, world.events()[choice])
+
+
+def explored(depth):
+    """Explore all sequences of events up to `depth`. Of sequences that lead to equal states, only the first goes on.
+
+    Return the states, and the first sequence for each violation. A sequence is the bytes of its choices.
+    """
+    states, finishing, violations, frontier = {World().state()}, set(), {}, [b""]
+    for length in range(1, depth + 1):
+        following = []
+        for world, path, violated in itertools.chain.from_iterable(map(successors, frontier)):
+            if not violated and (state := world.state()) in states:
+                continue
+            if not violated:
+                states.add(state)
+                following.append(path)
+            if wrong := violated or violation(world.finish, finishing):
+                violations.setdefault(wrong, path)
+        frontier = following
+        print(f"{len(states):,} states after {length} events, {time.process_time():,.0f} s")
+    return states, violations
+
+
 def test_all_sequences_keep_the_invariants():
-    assert explored(DEPTH) > DEPTH
+    states, violations = explored(DEPTH)
+    assert len(states) > DEPTH
+    assert not violations
+
+
+def explored_apart(depth):
+    """Explore each sequence of events up to `depth`. Return as `explored`, and for each state the outcomes of its events."""
+    states, violations, outcomes, frontier = {World().state()}, {}, defaultdict(set), [b""]
+    for _ in range(depth):
+        following = []
+        for path in frontier:
+            found = []
+            for world, longer, violated in successors(path):
+                found.append(violated or world.state())
+                if not violated:
+                    states.add(found[-1])
+                    following.append(longer)
+                if wrong := violated or violation(world.finish):
+                    violations.setdefault(wrong, longer)
+            outcomes[replayed(path).state()].add(tuple(found))
+        frontier = following
+    return states, violations, outcomes
+
+
+def resume_when_message_arrives(machine, now):
+    """Break `SessionMachine._next_of_current`."""
+    return Step.RESUME if machine._queue or not machine.missing else Step.RECEIVE
+
+
+@pytest.mark.parametrize("broken", [None, resume_when_message_arrives])
+def test_merged_sequences_find_states_and_violations_of_all_sequences(monkeypatch, broken):
+    if broken is not None:
+        monkeypatch.setattr(SessionMachine, "_next_of_current", broken)
+    states, violations, outcomes = explored_apart(APART)
+    assert explored(APART) == (states, violations)
+    assert bool(violations) == (broken is not None)
+    assert all(len(different) == 1 for different in outcomes.values()), "equal states go on in different ways"
 
 
 @pytest.fixture

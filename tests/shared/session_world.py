@@ -7,8 +7,13 @@ world replaces sockets, tensors, files and time. Each of its events is an event 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import threading
 from types import SimpleNamespace
+
+import attrs
+import msgspec
 
 from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.binding_delta import pack_handles, unpack_handles
@@ -39,6 +44,14 @@ PROGRAMS = {  # by digest: what a submission uses and makes; a digest that is ne
     b"y": ((B, C), (D,)),
     b"z": ((A,), (E,)),
 }
+# Attributes of `SessionLoop` that `Process.state` leaves out: parts that have a state of their own, wiring, and times.
+# `_wait` follows from the position of the handler that yielded it.
+BESIDE = frozenset(
+    {"machine", "_present", "_wait", "_handlers", "_reads", "_cancellation", "_threads", "_resumed_at", "_received_at"}
+)
+encode_state = msgspec.msgpack.Encoder(order="deterministic", enc_hook=list).encode  # deques as lists
+decoded = functools.cache(decode)
+framed = functools.cache(lambda message: Frame(encode(message)))
 
 
 def offer(handle):
@@ -57,6 +70,9 @@ def submit(number, program, free=()):
     return Submit(number, digest=program, free=pack_handles(free))
 
 
+TEMPLATE_REPLY = TemplateReply(Template((), (), (), (), ()), InitialBindings((), pack_handles([])))
+
+
 class Process:
     """What one executor process has of a session. It may be the second process of the session, which replays the log."""
 
@@ -67,7 +83,7 @@ class Process:
         self.inbox.take(len(self.frames))
         if self.frames:
             self.outbox.repeat(received)
-        self.values, self.freed, self.made = set(), set(), []
+        self.values, self.made = set(), []
         self.wanted, self.reading, self.templates = {}, {}, set()
         self.arrived, self.sent = {*session.arrived}, set()
         self.account, self.has_turn = Account(), False
@@ -91,12 +107,13 @@ class Process:
 
     def send(self, message):
         """Send a reply, and keep it until it is acknowledged."""
-        number = self.outbox.put(Frame(encode(message)))
+        number = self.outbox.put(framed(message))
         if isinstance(message, Completed):
-            submissions = [one for one in map(decode_head, self.session.log) if isinstance(one, Submit)]
-            assert message.sequence in {one.sequence for one in submissions}, "a reply before its log record"
+            logged = [decoded(frame.head) for frame in self.session.log]
+            submissions = {one.sequence for one in logged if isinstance(one, Submit)}
+            assert message.sequence in submissions, "a reply before its log record"
         if self.outbox.ahead is None and self.session.connected:
-            self.session.to_client.append((number, encode(message)))
+            self.session.to_client.append((number, framed(message)))
 
     # --- as the handlers of its messages ----------------------------------------------------------------------------
 
@@ -167,7 +184,6 @@ class Process:
         self.made.append(message.sequence)
         self.values.update(makes)
         self.values.difference_update(unpack_handles(message.free))
-        self.freed.update(unpack_handles(message.free))
         self.executor.queue.end(self.account, SECONDS, self.executor.world.now, returns=False)
         self.send(Completed(message.sequence))
 
@@ -179,6 +195,7 @@ class Process:
 
     def await_transfer(self, message):
         yield Wait(((Cause.TRANSFER, message.transfer),), has_arrived=lambda key: key[1] in self.arrived)
+        assert message.transfer in self.arrived, "a transfer is taken before it arrives"
         self.values.update(unpack_handles(message.handles))
 
     # --- as seen by the world ---------------------------------------------------------------------------------------
@@ -189,13 +206,13 @@ class Process:
             self.pauses = None
 
     def state(self):
-        machine = self.loop.machine
-        current = machine.current[1].head if machine.current is not None else b""
-        waits = tuple(sorted((cause.value, number) for cause, number in machine.missing))
-        sets = self.values, self.wanted, self.reading, self.templates, self.arrived, self.sent, self.cancelled
-        numbers = self.inbox.received, self.outbox.sent, self.outbox.ahead, len(machine), len(self.made)
-        turn = self.account.used, self.account.asked is not None, self.has_turn
-        return (*numbers, current, waits, *map(frozenset, sets), *turn, len(self.frames))
+        """Return all that decides what the process does next. The locals of its handlers follow from the present message."""
+        loop, parts = self.loop, vars(self.loop)
+        machine = attrs.astuple(loop.machine, recurse=False), [parts[name] for name in sorted(parts.keys() - BESIDE)]
+        positions = position(loop._present), position(self.pauses)
+        known = self.values, [*self.wanted], [*self.reading], self.templates, self.arrived, self.sent, self.cancelled
+        turns = self.account.used, self.account.asked is not None, self.has_turn, len(self.made)
+        return machine, positions, known, turns, self.inbox.received, outbox_state(self.outbox), self.frames
 
 
 class Session:
@@ -204,8 +221,8 @@ class Session:
     def __init__(self, executor, script, cancels=()):
         self.executor, self.script, self.cancels = executor, script, list(cancels)
         self.out, self.inn = Outbox(), Inbox()
-        self.to_executor, self.to_client, self.replies = [], [], []
-        self.connected, self.breaks = True, 1
+        self.to_executor, self.to_client, self.answered = [], [], []
+        self.connected = True
         self.log, self.arrived = [], []  # on the executor's disk
         self.process = Process(self)
         executor.sessions.append(self)
@@ -213,7 +230,7 @@ class Session:
             self.say(message)
 
     def say(self, message):
-        frame = Frame(encode(message))
+        frame = framed(message)
         number = self.out.put(frame)
         if self.connected:
             self.to_executor.append((number, frame))
@@ -227,7 +244,7 @@ class Session:
             yield self.deliver
         if self.to_client:
             yield self.reply
-        if self.breaks and world.breaks:
+        if world.breaks:
             yield self.broken
         if self.cancels:
             yield self.cancel
@@ -244,17 +261,17 @@ class Session:
             self.process.run()
 
     def reply(self):
-        number, head = self.to_client.pop(0)
+        number, frame = self.to_client.pop(0)
         if self.inn.judge(number) is not FrameOrder.NEXT:
             return
         self.inn.take()
-        message = decode(head)
-        self.replies.append(message)
-        if isinstance(message, TemplateRequest):
-            self.say(TemplateReply(Template((), (), (), (), ()), InitialBindings((), pack_handles([]))))
+        message = decoded(frame.head)
+        if isinstance(message, Completed):
+            self.answered.append(message.sequence)
+        elif isinstance(message, TemplateRequest):
+            self.say(TEMPLATE_REPLY)
 
     def broken(self):
-        self.breaks -= 1
         self.executor.world.breaks -= 1
         self.disconnect()
 
@@ -274,7 +291,7 @@ class Session:
             process.outbox.acknowledge(self.inn.received)
         self.connected = True
         self.to_executor = self.out.kept()
-        self.to_client = [(number, frame.head) for number, frame in process.outbox.kept()]
+        self.to_client = process.outbox.kept()
         process.run()
 
     def cancel(self):
@@ -287,10 +304,9 @@ class Session:
         self.process.run()
 
     def state(self):
-        ends = len(self.to_executor), len(self.to_client), self.connected, self.breaks, len(self.cancels)
         process = self.process.state() if self.process is not None else None
-        heads = tuple(frame.head for frame in self.log)
-        return (*ends, self.inn.received, self.out.sent, len(self.replies), heads, tuple(self.arrived), process)
+        ends = self.connected, self.cancels, self.to_executor, self.to_client, self.inn.received, outbox_state(self.out)
+        return ends, len(self.answered), self.log, self.arrived, process
 
 
 class Executor:
@@ -321,6 +337,14 @@ class Executor:
         for session in self.sessions:
             session.process = None
             session.disconnect()
+
+    def state(self):
+        """Return the state of its queue. It awaits no session after a turn: the turns of the world end with `returns=False`."""
+        queue = self.queue
+        assert queue.running is None
+        assert queue._awaited is None
+        accounts = [one.process and one.process.account for one in self.sessions]
+        return queue.clock, [accounts.index(account) for account in queue.accounts()]
 
 
 class World:
@@ -360,31 +384,46 @@ class World:
     def check(self):
         """The invariants."""
         for session in self.sessions:
-            answered = [reply.sequence for reply in session.replies if isinstance(reply, Completed)]
+            answered = session.answered
             assert answered == [*range(1, len(answered) + 1)], "not exactly once, or not in order, for the client"
             if session.process is not None:
                 made = session.process.made
                 assert made == [*range(1, len(made) + 1)], "not exactly once, or not in order, on the executor"
 
-    def finish(self):
-        """Let all happen that still can, without further accidents. Then each submission has its reply."""
+    def finish(self, finishing=None):
+        """Let all happen that still can, without further accidents. Then each submission has its reply.
+
+        `finishing`: states from which that has happened before. It stops at one of them, and adds the others.
+        """
         self.crashes = self.breaks = 0
+        passed = []
         while events := self.events():
+            if finishing is not None:
+                passed.append(self.state())
+                if passed[-1] in finishing:
+                    break
             self.happen(events[0])
+        else:
+            self.check_answers()
+        if finishing is not None:
+            finishing.update(passed)
+
+    def check_answers(self):
         for session in self.sessions:
-            answered = sum(isinstance(reply, Completed) for reply in session.replies)
             wanted = sum(isinstance(message, Submit) for message in session.script)
-            assert answered == wanted, "a submission waits for something that is there"
+            assert len(session.answered) == wanted, "a submission waits for something that is there"
 
     def state(self):
-        sessions = tuple(session.state() for session in self.sessions)
-        order = [[one.sessions.index(owner(one, who)) for who in one.queue.accounts()] for one in self.executors]
-        return hash((sessions, str(order), self.crashes, self.breaks, str([one.queue.clock for one in self.executors])))
+        """Return a fingerprint of the whole world. Worlds with equal fingerprints have the same events, with the same outcomes."""
+        parts = [one.state() for one in (*self.sessions, *self.executors)]
+        return hashlib.blake2b(encode_state((parts, self.crashes, self.breaks)), digest_size=16).digest()
 
 
-def owner(executor, account):
-    return next(one for one in executor.sessions if one.process is not None and one.process.account is account)
+def position(generator):
+    """Return the instructions at which a generator and those that it delegates to are suspended."""
+    frame = getattr(generator, "gi_frame", None)
+    return () if frame is None else (frame.f_code.co_name, frame.f_lasti, *position(generator.gi_yieldfrom))
 
 
-def decode_head(frame):
-    return decode(frame.head)
+def outbox_state(outbox):
+    return outbox.sent, outbox.ahead, outbox.kept()
