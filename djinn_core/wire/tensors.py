@@ -30,6 +30,7 @@ _KNOWN_TO_NUMPY: Final[Mapping[torch.dtype, np.dtype[Any]]] = MappingProxyType({
     torch.int32: np.dtype("i4"), torch.int16: np.dtype("i2"), torch.uint8: np.dtype("u1"), torch.bool: np.dtype("?"),
 })  # fmt: skip
 
+_NUMPY_DIMENSIONS: Final = 32  # that all versions support
 _LARGEST: Final = 2**63 - 1
 
 
@@ -75,7 +76,9 @@ def tensor_to_wire(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
         raise ProtocolError(
             f"cannot send a tensor of layout {tensor.layout} on {tensor.device}; only strided CPU tensors can be sent"
         )
-    plain = dtype in _KNOWN_TO_NUMPY and not (tensor.requires_grad or tensor.is_neg())
+    plain = dtype in _KNOWN_TO_NUMPY and not (
+        tensor.requires_grad or tensor.is_neg() or tensor.ndim > _NUMPY_DIMENSIONS
+    )
     if plain and not tensor.ndim:  # a 0-dim tensor, the most frequent reply
         return TensorHeader(name, (), ()), memoryview(tensor.numpy()).cast("B")  # type: ignore[arg-type]
     if plain and tensor.numel() and tensor.is_contiguous():  # NumPy refuses some shapes without elements
@@ -111,14 +114,11 @@ def tensor_from_wire(header: TensorHeader, buffer: Buffer) -> torch.Tensor:
             f"a {header.dtype} tensor of shape {header.shape} and stride {header.stride} takes {nbytes:,} bytes, but {data.nbytes:,} arrived"
         )
     try:
-        rows = not sizes or header.stride == _row_major(header.shape)
+        rows = len(header.shape) <= _NUMPY_DIMENSIONS and header.stride == _row_major(header.shape)
         if rows and nbytes and dtype in _KNOWN_TO_NUMPY and not data.readonly:
-            if not sizes:  # a 0-dim tensor: NumPy creates it in one step, PyTorch in two
-                tensor = torch.from_numpy(np.ndarray((), _KNOWN_TO_NUMPY[dtype], data))
-            else:
-                tensor = torch.frombuffer(data, dtype=dtype)
+            tensor = torch.from_numpy(np.ndarray(header.shape, _KNOWN_TO_NUMPY[dtype], data))
             if not tensor.data_ptr() % dtype.itemsize:
-                return tensor.view(header.shape) if sizes else tensor
+                return tensor
         return torch.empty(0, dtype=dtype, device="cpu").set_(
             _storage_over(data, dtype), 0, header.shape, header.stride
         )

@@ -63,6 +63,7 @@ FILLED = {
     "parameter": torch.nn.Parameter(torch.randn(3)),
     "expanded": torch.randn(4, 1).expand(4, 1000),
     "size 1 with odd stride": torch.randn(4, 6).as_strided((1, 3), (77, 1)),
+    "more dimensions than NumPy's arrays": torch.randn([1] * 99 + [2]),
 }
 
 

@@ -22,7 +22,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
 
     A decode step calls hundreds of modules, so the code is inlined.
     """
-    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    is_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
     next_number = torch_dispatch.next_sequence_number
     usual = torch_dispatch.is_usual_module_call(call)
 

@@ -46,9 +46,13 @@ class Bound(msgspec.Struct, frozen=True):
 
     def slot_changes(self, before: Bound) -> SlotChanges:
         """Return the slots that differ from another run."""
-        if self.bits.tobytes() == before.bits.tobytes() and self.kinds.tobytes() == before.kinds.tobytes():
+        same_kinds = self.kinds.tobytes() == before.kinds.tobytes()
+        if same_kinds and self.bits.tobytes() == before.bits.tobytes():
             return ()
-        (at,) = ((self.bits != before.bits) | (self.kinds != before.kinds)).nonzero()
+        differ = self.bits != before.bits
+        if not same_kinds:
+            differ |= self.kinds != before.kinds
+        (at,) = differ.nonzero()
         return pack_slots(at.tolist(), decoded_slots(self.bits[at], self.kinds[at]))
 
 
