@@ -12,9 +12,9 @@ import torch
 from configured import configured
 from torch.utils._pytree import tree_leaves, tree_map
 
-import djinn_layouts
 from djinn_core import torch_private
 from djinn_core.ir.operators import resolve
+from djinn_layouts.operator_library import LayoutCalls
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
@@ -166,7 +166,7 @@ def test_copy_with_strides_zero_fills_gaps(filled):
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_layout_calls_are_zero_filled(filled):
     randomness = DeviceRandomness(torch.device("cpu"))
-    own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), randomness, [djinn_layouts.LayoutCalls()])
+    own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), randomness, [LayoutCalls()])
     call = own["djinn::layout_call"]
     columns = torch.cat([torch.arange(2), torch.arange(298)])
     csr = ["sparse_csr", [2, 300], torch.tensor([0, 2, 300]), columns, torch.ones(300)]
