@@ -112,6 +112,7 @@ def served(
     threads: int = 1,
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
+    start: Callable[..., Any] | None = None,
 ) -> Iterator[Server]:
     """Run a server as `start_server` does, during the block; by default in a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -122,6 +123,7 @@ def served(
             threads=threads,
             environment=environment,
             prefix=prefix,
+            start=start,
         )
         try:
             yield server

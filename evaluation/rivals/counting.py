@@ -54,9 +54,9 @@ class Program:
 PROGRAMS = {
     "nanogpt": Program("nanoGPT 10.8M, batch 4 x 64, every fourth loss read", "nanogpt:run", (4, 64), (2, 16)),
     "resnet18": Program("ResNet-18, one picture of 224 x 224, every loss read", "resnet18:run", (1, 224), (2, 32)),
-    "gpt2": Program("GPT-2 small, `generate()` of 64 tokens", "generation:run_gpt2", (12,), (2,)),
+    "gpt2": Program("GPT-2 small, `generate()` of 64 tokens", "generation:run_gpt2", (12, 50_257), (2, 1000)),
     "llama7b": Program("Llama 7B, `generate()` of 64 tokens, structure only", "generation:run_llama", (32,), (2,), "simulated:0"),
-    "diffusion": Program("Diffusion, 50 DDIM steps of a small U-Net", "diffusion:run"),
+    "diffusion": Program("Diffusion, 50 DDIM steps of a small U-Net", "diffusion:run", (32,), (16,)),
 }  # fmt: skip
 
 

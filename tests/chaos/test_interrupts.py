@@ -21,7 +21,7 @@ def interruptible():
 
 def test_ctrl_c_keeps_finished_work(embedded, interruptible):
     seen = set()
-    for trial in trials(5, seed=11, longest=1.0):
+    for trial in trials(5, seed=11, longest=0.5):
         seen.add(trial.work)
         assert not trial.wrong, trial
         assert trial.raised, trial

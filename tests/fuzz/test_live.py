@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from long_forms import long_or
 
-from evaluation.fuzz.live import run
+from evaluation.fuzz import live
 from evaluation.fuzz.recording import indexing, views
+from evaluation.served import served
 
 
-def test_live_executor_survives_mutations():
-    found = run(count := long_or(120, 250), 2, seed=1, programs=(views, indexing))
+def test_live_executor_survives_mutations(python, monkeypatch):
+    monkeypatch.setattr(live, "served", partial(served, start=python.start))
+    found = live.run(count := long_or(120, 250), 2, seed=1, programs=(views, indexing))
     assert found["bugs"] == []
     assert found["mutations"] >= count
     assert found["completed"] > count / 5

@@ -31,13 +31,12 @@ class Towers(torch.nn.Module):
 
 with torch.device("meta"):
     model, inputs = Towers(), (torch.zeros(4096, 4096), torch.zeros(4096, 4096))
-exported, traced = fx_graph(torch.export.export(model, inputs)), fx_graph(torch.fx.symbolic_trace(model), *inputs)
-for graph in (exported, traced):
-    apart, alone = (plan_for_cluster(graph, read_cluster(CLUSTER.replace("COUNT", count))) for count in "21")
-    assert len(apart.result.placement.devices) == 2, apart.result.placement
-    assert apart.result.placement.policy == "cost_based", "the plugins that plan are found"
-    assert apart.timeline.seconds < 0.6 * alone.timeline.seconds, (apart.timeline, alone.timeline)
-    assert apart.first_timeline.uploaded > apart.timeline.uploaded > 0
+graph = fx_graph(torch.fx.symbolic_trace(model), *inputs)
+apart, alone = (plan_for_cluster(graph, read_cluster(CLUSTER.replace("COUNT", count))) for count in "21")
+assert len(apart.result.placement.devices) == 2, apart.result.placement
+assert apart.result.placement.policy == "cost_based", "the plugins that plan are found"
+assert apart.timeline.seconds < 0.6 * alone.timeline.seconds, (apart.timeline, alone.timeline)
+assert apart.first_timeline.uploaded > apart.timeline.uploaded > 0
 """
 
 

@@ -11,9 +11,10 @@ PROMPT, TOKENS = 16, 64
 CALLS = ("first call", "second call")
 
 
-def run_gpt2(device: Device, phase: Phase, layers: int) -> None:
-    """GPT-2 small has 12 layers."""
-    _generate(GPT2LMHeadModel, GPT2Config(n_layer=layers), device, phase)
+def run_gpt2(device: Device, phase: Phase, layers: int, words: int) -> None:
+    """GPT-2 small has 12 layers and 50,257 words."""
+    ends = {"bos_token_id": words - 1, "eos_token_id": words - 1}
+    _generate(GPT2LMHeadModel, GPT2Config(n_layer=layers, vocab_size=words, **ends), device, phase)
 
 
 def run_llama(device: Device, phase: Phase, layers: int) -> None:

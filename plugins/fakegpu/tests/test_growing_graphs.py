@@ -28,10 +28,11 @@ HEADS, WIDTH, BEGIN = 4, 16, 5
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory, plain_environment):
+def server(python, tmp_path_factory, plain_environment):
     build()
     folder = tmp_path_factory.mktemp("graphs")
-    with counting.serving(folder, plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu,graphs"}, "--graphs") as server:
+    environment = plain_environment | {"DJINN_PLUGINS": "tcp,fakegpu,graphs"}
+    with counting.serving(folder, environment, "--graphs", start=python.start) as server:
         RemoteControl(folder).configure(launch=0.1)
         yield server
 
@@ -351,11 +352,11 @@ def test_exact_session_records_no_graph_of_a_capacity(server):
         assert grown(lambda: there.steps(3))[1] == 0
 
 
-def test_cached_result_of_a_graph_is_dense(tmp_path, plain_environment):
+def test_cached_result_of_a_graph_is_dense(python, tmp_path, plain_environment):
     cache = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "0.25", "DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"}
     environment = plain_environment | cache | {"DJINN_PLUGINS": "tcp,fakegpu,graphs,result_cache"}
     with (
-        counting.serving(tmp_path, environment, "--graphs") as server,
+        counting.serving(tmp_path, environment, "--graphs", start=python.start) as server,
         configured(servers=[server.url("tcp")], token=server.token, disable=("local",), exact=False),
     ):
         RemoteControl(tmp_path).configure(launch=0.1)
