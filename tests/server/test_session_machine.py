@@ -61,7 +61,8 @@ def successors(path):
 def explored(depth):
     """Explore all sequences of events up to `depth`. Of sequences that lead to equal states, only the first goes on.
 
-    Return the states, and the first sequence for each violation. A sequence is the bytes of its choices.
+    No two states are symmetric, because each session has its own messages. Return the states, and the first sequence for each violation.
+    A sequence is the bytes of its choices.
     """
     states, finishing, violations, frontier = {World().state()}, set(), {}, [b""]
     for length in range(1, depth + 1):
