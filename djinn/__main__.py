@@ -1,4 +1,4 @@
-"""`python -m djinn`: the command, in a process where importing `djinn` has not registered the device. Servers need that."""
+"""`python -m djinn`: the command `djinn`, in a process that does not register the device. Servers need such a process."""
 
 import os
 import sys

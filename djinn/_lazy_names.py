@@ -1,4 +1,4 @@
-"""Lazy imports without garbage collection: each collection would scan all objects of PyTorch, up to 0.15 s."""
+"""Lazy imports of public names, without garbage collection, which would scan all objects of PyTorch (up to 0.15 s)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testi
 
 
 def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for module `place`.
+    """Return `__getattr__` and `__dir__` of the module `place`.
 
-    `__getattr__` imports a name on access; `__dir__` lists all names.
-
-    A name can be imported without the plugin package that defines it. Its use then says which package to install.
+    `__getattr__` imports a name on access, and `__dir__` lists all names. A name can be imported even if its plugin package
+    is missing. Its use then raises an error that names the package.
 
     Args:
-        place: the module.
-        names: names that `place` offers, by their module.
+        place: name of the module.
+        names: for each name that `place` offers, the module that defines it.
     """
     modules = {name: module for module, name_list in names.items() for name in name_list.split()}
 
@@ -59,7 +58,7 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
 
 
 def _elsewhere(name: str, place: str) -> str:
-    """Return another public module that offers a name, or an empty string."""
+    """Return another public module that has a name, or an empty string."""
     if name.startswith("_") or name in PUBLIC:
         return ""
     for module in PUBLIC:
@@ -89,7 +88,7 @@ def _imported(module: str, wanted: str) -> ModuleType:
 def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -> Any:
     """Return a stub for a function or class whose package is missing.
 
-    Its use says what to install, or calls it once installed.
+    If the package is still missing when the stub is used, it raises an error that names the package.
     """
 
     def use(*args: Any, **kwargs: Any) -> Any:
@@ -115,7 +114,7 @@ def _missing(wanted: str, package: str) -> Exception:
 
 
 def attach() -> None:
-    """Register the device if this process is a client. Servers and planners may lack the client's package."""
+    """Register the device if the client's package is installed. Servers and planners may lack it."""
     if is_client() and find_spec("djinn_client") is not None:
         with collect_later:
             importlib.import_module("djinn_client.runtime.early_start").begin()

@@ -57,20 +57,20 @@ def _many(count: int) -> tuple[ExecutorLoad, ...]:
 
 
 class AssignmentPolicyConformance(Ending):
-    """Subclass it and give the fixture `policy`."""
+    """Conformance suite for assignment policies. Subclass it and define the fixture `policy`."""
 
     @pytest.fixture
     def policy(self) -> AssignmentPolicy:
-        """The assignment policy."""
+        """Return the assignment policy under test."""
         return missing(self, "policy", "your assignment policy")  # type: ignore[return-value]
 
     @pytest.fixture
     def assignments(self) -> Mapping[str, AssignmentRequest]:
-        """The sessions to try, by name. Override to add your own to `djinn.testing.sample_assignments()`."""
+        """Return the sessions to try, by name. Override it to add your own."""
         return sample_assignments()
 
     def test_it_is_an_assignment_policy(self, policy: AssignmentPolicy) -> None:
-        """It has every member."""
+        """The policy has every member."""
         require_protocol(policy, "assignment_policies")
 
     def test_it_names_an_executor_that_it_was_shown(
@@ -88,7 +88,7 @@ class AssignmentPolicyConformance(Ending):
     def test_it_decides_the_same_again(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """`assign` is pure: equal loads give equal results, whatever was assigned in between."""
+        """`assign` returns equal results for equal loads, even if other sessions were assigned in between."""
         first = {name: policy.assign(request) for name, request in assignments.items()}
         for name, request in reversed(list(assignments.items())):
             assert policy.assign(deepcopy(request)) == first[name], f"{name}: two results"

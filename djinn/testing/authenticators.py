@@ -1,4 +1,4 @@
-"""The suite for authenticators."""
+"""Conformance suite for authenticators."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _BEFORE = "; prepare it in the fixture, as a server does when it starts"
 
 
 class AuthenticatorConformance(Ending):
-    """Subclass it and give the fixture `authenticator`, after `prepare`.
+    """Conformance suite. Subclass it and define the fixture `authenticator`, which has called `prepare`.
 
-    Also give `accepted` if it accepts any credentials.
+    If some credentials are valid, also define the fixture `accepted`.
     """
 
     @pytest.fixture
     def authenticator(self) -> Authenticator:
-        """The authenticator, with `prepare` called."""
+        """Return the authenticator under test, after `prepare`."""
         return missing(self, "authenticator", f"your authenticator{_BEFORE}")  # type: ignore[return-value]
 
     @pytest.fixture
     def accepted(self) -> Mapping[str, Credentials]:
-        """Valid credentials by name. Override to test them."""
+        """Return valid credentials by name. Override it to test them."""
         return {}
 
     @pytest.fixture
     def wrong(self) -> Mapping[str, Credentials]:
-        """Invalid credentials by name. Override to extend `djinn.testing.wrong_credentials()`."""
+        """Return invalid credentials by name. Override it to extend `djinn.testing.wrong_credentials()`."""
         return wrong_credentials()
 
     def test_it_is_an_authenticator(self, authenticator: Authenticator) -> None:
-        """It has every member, and a name that a setting can hold."""
+        """The authenticator has every member, and a valid name."""
         require_protocol(authenticator, "authenticators")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), f"{authenticator.name!r}: letters, digits, - and _"
         assert authenticator.name != "tokens", "the built-in authenticator has this name"
@@ -54,7 +54,7 @@ class AuthenticatorConformance(Ending):
                     assert part not in result.reason, f"{name}: the refusal has a part of what was shown"
 
     def test_it_knows_good_credentials(self, authenticator: Authenticator, accepted: Mapping[str, Credentials]) -> None:
-        """Good credentials give a valid tenant name and a key that is valid, not secret, and always equal."""
+        """Valid credentials give a valid tenant, and a key that is valid, constant and not secret."""
         for name, credentials in accepted.items():
             result = authenticator.authenticate(credentials)
             assert isinstance(result, Identity), f"{name}: {result!r}, but must be an Identity"
@@ -67,7 +67,7 @@ class AuthenticatorConformance(Ending):
             assert authenticator.authenticate(credentials) == result, f"{name}: two results"
 
     def test_it_knows_no_strange_key(self, authenticator: Authenticator) -> None:
-        """`is_valid` is False for keys that it gave to no client, such as keys of another version."""
+        """`is_valid` returns False for keys that the authenticator never gave to a client."""
         for key in ("", "?", secrets.token_hex(8), "a.b.c", "x" * 64):
             assert authenticator.is_valid(key) is False, f"`is_valid` accepts the unknown key {key!r}"
 

@@ -1,4 +1,4 @@
-"""Builder of programs for tests of plugins: op by op, without running anything."""
+"""Builder of programs for tests of plugins. It adds ops one by one, and runs none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 @attrs.define
 class ProgramBuilder:
-    """Builds a program op by op. Values are handles, as in `Graph`.
+    """Build a program op by op. Values are handles, as in `Graph`.
 
     Example:
         builder = ProgramBuilder()
@@ -46,7 +46,7 @@ class ProgramBuilder:
         random: bool = False,
         module: str = "",
     ) -> int:
-        """Append an op that makes a value of `shape`. Return the value. Its dtype is by default that of the first input."""
+        """Append an op that makes a value of `shape`, and return the value. Its default dtype is that of the first input."""
         handle = make_handle(new_storage(), 0)
         self._append(
             name, inputs, slots, _Effect(handle, random=random), tuple(shape), self._dtype(dtype, inputs), module
@@ -72,11 +72,11 @@ class ProgramBuilder:
         self.dead.update(values)
 
     def program(self) -> Program:
-        """The program so far."""
+        """Return the program so far."""
         return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), frozenset(self.dead))
 
     def graph(self) -> Graph:
-        """The graph of the program so far."""
+        """Return the graph of the program so far."""
         return Graph(self.program(), dict(self.modules))
 
     def _dtype(self, dtype: torch.dtype | None, inputs: Sequence[int]) -> torch.dtype:

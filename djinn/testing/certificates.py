@@ -10,6 +10,6 @@ from djinn_server.launch.self_signed import self_signed
 
 
 def self_signed_tls(directory: Path) -> TlsOptions:
-    """Paths and fingerprint of a certificate that is made in `directory`."""
+    """Create a certificate in `directory`. Return its paths and its fingerprint."""
     identity = self_signed(directory)
     return TlsOptions(identity.certificate, identity.key, fingerprints=(fingerprint_of_file(identity.certificate),))

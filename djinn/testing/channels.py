@@ -1,4 +1,4 @@
-"""The suite for wrappers of channels."""
+"""Conformance suite for wrappers of channels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_core.wire.messages import Attached, DeviceInfo
 
 
 class _Echo(ClientChannel):
-    """Returns each frame that is sent, and records calls of other methods."""
+    """A channel that returns each frame that is sent, and records calls of other methods."""
 
     logged = False
     bytes_sent = 7
@@ -45,21 +45,21 @@ class _Echo(ClientChannel):
 
 
 class ChannelConformance(Ending):
-    """Subclass it and give the fixture `wrapper`. Sessions of the suite have no standby servers."""
+    """Conformance suite. Subclass it and define the fixture `wrapper`. Sessions have no standby servers."""
 
     @pytest.fixture
     def wrapper(self) -> ChannelWrapper:
-        """The wrapper of channels."""
+        """Return the wrapper under test."""
         return missing(self, "wrapper", "your wrapper of channels")  # type: ignore[return-value]
 
     @pytest.fixture
     def inner(self) -> _Echo:
-        """A channel that returns each frame."""
+        """Return a channel that returns each frame."""
         return _Echo()
 
     @pytest.fixture
     def wrapped(self, wrapper: ChannelWrapper, inner: _Echo) -> ClientChannel:
-        """The channel in the wrapper."""
+        """Return the channel in the wrapper."""
         attached = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
         channel = wrapper.wrap(inner, ChannelContext("tcp://server:5556", attached))
         assert isinstance(channel, ClientChannel), f"`wrap` returned {channel!r}, which is no ClientChannel"

@@ -1,4 +1,4 @@
-"""The suite for commands of the command line."""
+"""Conformance suite for commands of the command line."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ _LISTED = (
 
 
 class CommandConformance(Ending):
-    """Subclass it and give the fixtures `command`, and `plugin`: the module that registers it."""
+    """Conformance suite. Subclass it and define the fixtures `command` and `plugin`, the module that registers it."""
 
     @pytest.fixture
     def command(self) -> Command:
-        """The command."""
+        """Return the command under test."""
         return missing(self, "command", "your command, as click made it")  # type: ignore[return-value]
 
     @pytest.fixture
     def plugin(self) -> ModuleType:
-        """The module that an entry point of the group `djinn.commands` names."""
+        """Return the module that an entry point of the group `djinn.commands` names."""
         return missing(self, "plugin", "the module that registers it")  # type: ignore[return-value]
 
     def test_it_is_a_command(self, command: Command) -> None:
-        """It has a name that can be typed, and a summary for the list of commands."""
+        """The command has a name that can be typed, and a summary for the list of commands."""
         require_protocol(command, "commands")
         name = command.name or ""
         assert re.fullmatch(r"[a-z][a-z0-9_-]*", name), f"{name!r} is no name of a command: small letters, digits, `-`"
         assert command.get_short_help_str(), f"`djinn {name}` has no summary: give its function a docstring"
 
     def test_it_is_registered(self, command: Command, plugin: ModuleType) -> None:
-        """The plugin's hook returns it."""
+        """The plugin's hook returns the command."""
         names = [registered.name for registered in plugin.djinn_register_commands()]
         assert command.name in names, f"{plugin.__name__} registers {names}"
 
     def test_help_exits_zero_and_prints_usage(self, command: Command) -> None:
-        """`--help` is answered without anything being done."""
+        """`--help` prints the usage and does nothing else."""
         result = CliRunner().invoke(command, ["--help"])
         assert result.exit_code == 0, result.output
         assert "Usage:" in result.output
 
     def test_it_refuses_options_that_it_does_not_have(self, command: Command) -> None:
-        """With click's message, and exit code 2."""
+        """Unknown options give click's message and exit code 2."""
         if command.ignore_unknown_options:
             pytest.skip("it hands options on")
         result = CliRunner().invoke(command, ["--no-option-of-any-command"])
         assert result.exit_code == 2, result.output
 
     def test_listing_it_is_quick(self, plugin: ModuleType) -> None:
-        """`djinn --help` imports the module: it imports neither PyTorch nor `djinn`; a command does when it runs."""
+        """The module imports neither PyTorch nor `djinn`, because `djinn --help` imports it."""
         script = _LISTED.format(module=plugin.__name__)
         process = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=4 * SECONDS, check=False

@@ -1,4 +1,4 @@
-"""Comparison of a program's results with and without an optimization, computed in this process."""
+"""Compare the results of a program with and without an optimization, in this process."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compare_results(
 
     Args:
         optimization: the optimization to test.
-        program: from `djinn.capture()`, or a graph. It has to run on CPU tensors.
+        program: result of `djinn.capture()`, or a graph. It must run on CPU tensors.
         inputs: a CPU tensor for each of `graph.inputs`; by default random ones, from -1 to 1 (vectors from 0 to 1,
             whole numbers 0 or 1).
         context: context for the optimization; by default one with the patterns of a captured program.
@@ -75,7 +75,7 @@ def compare_results(
 def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
     """Return a CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
 
-    Vectors hold numbers from 0 to 1, because they may be variances. Inputs that share memory do so here.
+    Vectors have numbers from 0 to 1, because they may be variances. Inputs that share memory in the graph share it here.
     """
     generator = torch.Generator().manual_seed(seed)
     sharing: dict[int, list[int]] = defaultdict(list)
@@ -101,7 +101,7 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
 def _rewritten(
     context: OptimizationContext, graph: Graph, change: Rewrite, inputs: Tensors
 ) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
-    """Return the final values after the rewrite: without dropped and replaced nodes, and with its substitutions."""
+    """Return the final values of the rewritten program: dropped nodes are left out, and substitutions run."""
     if change.drop or change.replace:
         running = [node for node in context.plan.nodes if node not in change.drop]
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))

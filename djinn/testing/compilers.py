@@ -1,4 +1,4 @@
-"""The suite for compilers."""
+"""Conformance suite for compilers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Inputs = tuple[torch.Tensor, ...]
 
 
 class CompilerConformance(Ending):
-    """Subclass it and give the fixture `compiler`; override `torch_device` where it needs another than the CPU."""
+    """Conformance suite. Subclass it and define the fixture `compiler`. Override `torch_device` if the compiler needs another device than the CPU."""
 
     limit_seconds = 900.0
 
     @pytest.fixture
     def compiler(self) -> Compiler:
-        """The compiler."""
+        """Return the compiler under test."""
         return missing(self, "compiler", "your compiler")  # type: ignore[return-value]
 
     @pytest.fixture
     def torch_device(self) -> torch.device:
-        """Device on which the templates run."""
+        """Return the device that runs the templates."""
         return torch.device("cpu")
 
     def test_it_is_a_compiler(self, compiler: Compiler) -> None:
-        """It has every member."""
+        """The compiler has every member."""
         require_protocol(compiler, "compilers")
 
     def test_what_it_compiles_gives_the_same(self, compiler: Compiler, torch_device: torch.device) -> None:
@@ -51,7 +51,7 @@ class CompilerConformance(Ending):
             torch.testing.assert_close(results, (expected * expected.sigmoid(), expected))
 
     def test_it_respects_writes(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template that adds to its first input in place: the input changes once a run, wherever it lies."""
+        """A template that adds to its first input in place changes the input once per run."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         graph.call_function(aten.add_.Tensor, (x, w))
@@ -65,7 +65,7 @@ class CompilerConformance(Ending):
             torch.testing.assert_close(doubled, 2 * operand)
 
     def test_it_respects_writes_through_views(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template that overwrites a row of its input: the other rows stay."""
+        """A template that overwrites a row of its input leaves the other rows unchanged."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         graph.call_function(aten.copy_.default, (graph.call_function(aten.select.int, (x, 0, 1)), w))
@@ -80,7 +80,7 @@ class CompilerConformance(Ending):
             torch.testing.assert_close((operand, second_result), (expected, expected + 1))
 
     def test_sizes_that_grow(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A cache that is a row longer at each run, and numbers that follow from its length."""
+        """A template works for a cache that grows by a row per run, and for numbers that follow from its length."""
         graph = fx.Graph()
         cache, row = graph.placeholder("cache"), graph.placeholder("row")
         length = graph.call_function(aten.sym_size.int, (cache, 0))

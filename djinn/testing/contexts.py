@@ -1,4 +1,4 @@
-"""Sample contexts for plugins, as earlier stages would produce them."""
+"""Sample contexts for tests of plugins, as earlier planning stages produce them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIGABYTE = 1 << 30
 
 
 def topology(devices: int = 1) -> NetworkTopology:
-    """`devices` equal devices behind one client, all linked with each other."""
+    """Return `devices` equal devices behind one client, all linked with each other."""
     names = [f"server/cpu:{index}" for index in range(devices)]
     capable = tuple(
         DeviceCapabilities(name, "cpu", memory=16 * _GIGABYTE, memory_free=8 * _GIGABYTE, flops=1e11, bandwidth=2e10)
@@ -28,7 +28,7 @@ def topology(devices: int = 1) -> NetworkTopology:
 
 
 def costs(graph: Graph, devices: NetworkTopology) -> Costs:
-    """Return costs of a microsecond per node on every device."""
+    """Return costs of one microsecond per node on each device."""
     row = tuple(CostEstimate(1.0, 1, 1, 1e-6, "sample") for _ in graph.nodes)
     return Costs({device.id: row for device in devices.devices})
 

@@ -1,4 +1,4 @@
-"""The suite for cost models."""
+"""Conformance suite for cost models."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from djinn_core.planning.stages.verify import check_estimate
 
 
 class CostModelConformance(OnGraphs):
-    """Subclass it and give the fixture `cost_model`."""
+    """Conformance suite. Subclass it and define the fixture `cost_model`."""
 
     @pytest.fixture
     def cost_model(self) -> CostModel:
-        """The cost model."""
+        """Return the cost model under test."""
         return missing(self, "cost_model", "your cost model")  # type: ignore[return-value]
 
     def test_it_is_a_cost_model(self, cost_model: CostModel) -> None:
-        """It has every member, and names ops as the index of a graph does."""
+        """The cost model has every member, and names ops as the index of a graph does."""
         require_protocol(cost_model, "cost_models")
         odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
     def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, Graph]) -> None:
-        """Estimates are finite and not negative, or None; equal for repeated calls; also for an unknown device."""
+        """Estimates are None, or finite and not negative. Repeated calls give equal estimates."""
         for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
             for graph in graphs.values():
                 for node in filter(lambda node: _is_asked(cost_model, node), graph.nodes):

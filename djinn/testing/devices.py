@@ -1,4 +1,4 @@
-"""The suite for devices."""
+"""Conformance suite for devices."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from djinn_server.hookspecs.devices import Device, DeviceRuntime
 
 
 class DeviceConformance(Ending):
-    """Subclass it and give the fixture `device`. Where the machine has none of its kind, most tests are skipped."""
+    """Conformance suite. Subclass it and define the fixture `device`. Without such a device, most tests are skipped."""
 
     @pytest.fixture
     def device(self) -> Device:
-        """The device."""
+        """Return the kind of device under test."""
         return missing(self, "device", "your device")  # type: ignore[return-value]
 
     @pytest.fixture
     def runtime(self, device: Device) -> DeviceRuntime:
-        """The first device of the kind, open."""
+        """Return the first device of the kind, opened."""
         if not device.discover():
             pytest.skip(f"this machine has no device of kind {device.name!r}")
         return device.open(0)
 
     def test_it_is_a_device(self, device: Device) -> None:
-        """It has every member, and its devices are called after it."""
+        """The kind has every member, and its name is in the ids of its devices."""
         require_protocol(device, "devices")
         for index, capabilities in enumerate(device.discover()):
             assert capabilities.kind == device.name
@@ -34,7 +34,7 @@ class DeviceConformance(Ending):
             assert capabilities.memory >= (capabilities.memory_free or 0) > 0, "memory in bytes, in total and free"
 
     def test_a_device_that_is_not_there(self, device: Device) -> None:
-        """Opening it raises `StartupError`."""
+        """Opening a device that does not exist raises `StartupError`."""
         with pytest.raises(StartupError):
             device.open(len(device.discover()) + 7)
 
@@ -58,7 +58,7 @@ class DeviceConformance(Ending):
         assert torch.equal(runtime.deliver(doubled), expected)
 
     def test_random_numbers_follow_the_seed(self, runtime: DeviceRuntime) -> None:
-        """A generator of the device, with a state of its own."""
+        """A generator of the device has its own state, which the seed sets."""
         first, second = runtime.generator(), runtime.generator()
         first.manual_seed(7)
         second.manual_seed(7)
@@ -66,7 +66,7 @@ class DeviceConformance(Ending):
         assert torch.equal(*map(runtime.deliver, samples))
 
     def test_memory_is_told_in_bytes(self, runtime: DeviceRuntime) -> None:
-        """At least `total`, `free` and `allocated`."""
+        """`memory` returns at least `total`, `free` and `allocated`."""
         memory = runtime.memory()
         assert {"total", "free", "allocated"} <= memory.keys()
         assert 0 <= memory["free"] <= memory["total"]

@@ -1,4 +1,4 @@
-"""A state machine for engines: random orders of executor operations, compared with a model."""
+"""State machine for engines: random orders of operations on an executor, compared with a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.05
 
 
 class State(Enum):
-    """State of the model."""
+    """State of the executor in the model."""
 
     STARTING = auto()  # launched, but not awaited yet
     READY = auto()
@@ -46,14 +46,14 @@ class State(Enum):
 
 @attrs.frozen
 class Opened:
-    """A session that has begun: the client's connection, and the id of the token in its ticket."""
+    """An open session: the client's connection, and the id of the token in its ticket."""
 
     connection: Connection
     token: str
 
 
 class ExecutorStateMachine(RuleBasedStateMachine):
-    """One executor of an engine at a time, and the sessions that it should have. Run it with `run_executor_states`."""
+    """Operations on one executor at a time, and the sessions that it should have."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     @initialize()
     def launch(self) -> None:
-        """Launch an executor in a place that is free."""
+        """Launch an executor in a free place."""
         number = next(self._numbers)
         request = attrs.evolve(self._request, number=number)
         self._executor = start_executor(self._engine, ExecutorConfig("cpu", threads=1), request)
@@ -84,7 +84,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.STARTING)
     @rule()
     def wait_ready(self) -> None:
-        """Wait until the executor is ready. Each call gives an equal report."""
+        """Wait until the executor is ready. Each call returns an equal report."""
         ready = self._executor.wait_ready(SECONDS)
         assert ready.urls, "an executor that is ready must have an address"
         assert self._executor.wait_ready(0.0) == self._executor.ready == ready, "the report must stay the same"
@@ -93,7 +93,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.READY)
     @rule()
     def begin_session(self) -> None:
-        """A ticket admits one client once. If the executor drains, it admits nobody."""
+        """Connect with a ticket, which admits one client once. An executor that drains admits nobody."""
         token = f"token-{next(self._numbers)}"
         ticket = self._executor.issue_ticket("the states", badge=Badge("alice", token))
         if self._draining:
@@ -107,7 +107,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._sessions)
     @rule(way=sampled_from(["its client leaves", "`end`", "`evict`"]))
     def end_session(self, way: str) -> None:
-        """End a session. The others continue."""
+        """End a session. The other sessions continue."""
         session, opened = self._sessions.popitem()
         if way == "`end`":
             self._executor.send(End(session, "the states end it"))
@@ -151,12 +151,12 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def alive_as_in_the_model(self) -> None:
-        """`ended` is False until the executor ends, and True from then on."""
+        """Check that `ended` is True if and only if the executor has ended."""
         alive = self._state is not State.ENDED
         assert self._executor.alive == alive, f"in the state {self._state.name} `ended` must be {not alive}"
 
     def teardown(self) -> None:
-        """End the executor of an example."""
+        """End the executor after an example."""
         self._close()
 
     def _close(self) -> None:
@@ -208,7 +208,7 @@ def run_executor_states(
     examples: int = 10,
     steps: int = 20,
 ) -> None:
-    """Run `ExecutorStateMachine` with random orders of operations. Raise the first difference, with the steps that led there.
+    """Run `ExecutorStateMachine` with random orders of operations. Raise the first difference from the model.
 
     Args:
         engine: starts the executors.

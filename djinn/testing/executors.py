@@ -1,4 +1,4 @@
-"""The suite for engines, which start executors."""
+"""Conformance suite for engines, which start executors."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 
 
 class ExecutorConformance(Ending):
-    """Subclass it and give the fixture `engine`; also `launch_request` if executors need an address or resources."""
+    """Conformance suite. Subclass it and define the fixture `engine`, and perhaps `launch_request`."""
 
     @pytest.fixture
     def engine(self) -> ExecutorEngine:
-        """The engine."""
+        """Return the engine under test."""
         return missing(self, "engine", "your engine")  # type: ignore[return-value]
 
     @pytest.fixture
     def launch_request(self) -> LaunchRequest:
-        """A request that can be fulfilled."""
+        """Return a request that can be fulfilled. Override it if executors need an address or resources."""
         return LaunchRequest(group="conformance")
 
     @pytest.fixture
     def options(self) -> ExecutorConfig:
-        """Configuration of the executors: a CPU, one thread."""
+        """Return the configuration of the executors: a CPU, one thread."""
         return ExecutorConfig("cpu", threads=1)
 
     @pytest.fixture
     def kill(self) -> Callable[[StartedExecutor], None]:
-        """A function that kills an executor. Override it if executors run on other machines."""
+        """Return a function that kills an executor. Override it if executors run on other machines."""
         return lambda launched: executor_process(launched.process_id).kill()
 
     @pytest.fixture
     def launch(
         self, engine: ExecutorEngine, options: ExecutorConfig, launch_request: LaunchRequest
     ) -> Iterator[Callable[..., StartedExecutor]]:
-        """A function that launches an executor, with changes of the request, and closes it after the test."""
+        """Yield a function that launches an executor, and close the executors after the test."""
         launched: list[StartedExecutor] = []
 
         def launch(number: int = 0, count: int = 1) -> StartedExecutor:
@@ -69,7 +69,7 @@ class ExecutorConformance(Ending):
             started.close(0.0)
 
     def test_it_is_an_engine(self, engine: ExecutorEngine) -> None:
-        """It has every member, and a name that a setting can hold."""
+        """The engine has every member, and a valid name."""
         require_protocol(engine, "executors")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"{engine.name!r}: letters, digits, - and _"
 
@@ -177,7 +177,7 @@ def dial_executor(executor: StartedExecutor) -> Connection:
 
 
 def expect_end(connection: Connection, mend: str) -> None:
-    """Wait until the other end has closed the connection; it may say why before."""
+    """Wait until the other end has closed the connection. It may send a reason before."""
 
     def read() -> None:
         try:

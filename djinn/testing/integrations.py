@@ -1,4 +1,4 @@
-"""The suite for integrations."""
+"""Conformance suite for integrations."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from djinn_client.hookspecs.integrations import Integration
 
 
 class IntegrationConformance(Ending):
-    """Subclass it and give the fixture `integration`.
+    """Conformance suite. Subclass it and define the fixture `integration`.
 
-    Test the adapted library in your own tests: they need the library, and change it for the whole process.
+    Test the adapted library in your own tests. They need the library, and change it for the whole process.
     """
 
     @pytest.fixture
     def integration(self) -> Integration:
-        """The integration."""
+        """Return the integration under test."""
         return missing(self, "integration", "your integration")  # type: ignore[return-value]
 
     def test_it_is_an_integration(self, integration: Integration) -> None:
-        """It has every member."""
+        """The integration has every member."""
         require_protocol(integration, "integrations")
 
     def test_its_module_exists(self, integration: Integration) -> None:
-        """The installed library has the integration's module."""
+        """The installed library has the module that the integration names."""
         library = integration.module.partition(".")[0]
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")

@@ -1,4 +1,4 @@
-"""The suite for interceptions."""
+"""Conformance suite for interceptions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from djinn_client.sink import Submission
 
 
 class InterceptionConformance:
-    """Subclass it and give the fixture `interception`, without calling `begin`."""
+    """Conformance suite. Subclass it and define the fixture `interception`, which has not called `begin`."""
 
     @pytest.fixture
     def interception(self) -> Interception:
-        """The interception."""
+        """Return the interception under test."""
         return missing(self, "interception", "your interception")  # type: ignore[return-value]
 
     def test_it_is_an_interception(self, interception: Interception) -> None:
-        """It has every member."""
+        """The interception has every member."""
         require_protocol(interception, "interception")
 
     def test_it_gives_nothing_before_it_begins(self, interception: Interception) -> None:
@@ -28,7 +28,7 @@ class InterceptionConformance:
             assert not len(submission.program), "`take` returned ops, and nothing was recorded"
 
     def test_a_session_may_end_before_anything_was_recorded(self, interception: Interception) -> None:
-        """Facts may change, too, and there are counts of ops and values."""
+        """Without recorded ops, a session can end, facts can change, and counts are available."""
         interception.forget()
         interception.reconsider()
         assert interception.ops() == (0, 0), "`ops` counts ops, and nothing was recorded"

@@ -1,4 +1,4 @@
-"""The suite for observers."""
+"""Conformance suite for observers."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ _LATER: Mapping[str, Any] = {"unheard_of": None}
 
 
 class ObserverConformance(Ending):
-    """Subclass it and give the fixture `observer`."""
+    """Conformance suite. Subclass it and define the fixture `observer`."""
 
     @pytest.fixture
     def observer(self) -> Observer:
-        """The observer."""
+        """Return the observer under test."""
         return missing(self, "observer", "your observer")  # type: ignore[return-value]
 
     def test_it_is_an_observer(self, observer: Observer) -> None:
-        """It has every member, and wants events of some process."""
+        """The observer has every member, and wants events of at least one process."""
         require_protocol(observer, "observers")
         assert observer.processes, "`processes` is empty: it is never told of anything"
         unknown = observer.processes - PROCESSES
@@ -79,7 +79,7 @@ class ObserverConformance(Ending):
             assert time.thread_time() - started < 1.0
 
     def test_a_trace_context_is_one(self, observer: Observer) -> None:
-        """W3C's `traceparent` of version 00, or empty."""
+        """`trace_context` returns a W3C `traceparent` of version 00, or an empty string."""
         for kind in ("submission", "transfer", "one_of_a_later_version"):
             trace = observer.trace_context(kind, 0, 1)
             assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", trace), trace
@@ -93,6 +93,6 @@ class ObserverConformance(Ending):
 
 
 def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
-    """The events of a process that the observer wants, with their facts."""
+    """Return the events of a process that the observer wants, with their facts."""
     fields = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
     return {name: facts for name, facts in fields.items() if observer.events is None or name in observer.events}

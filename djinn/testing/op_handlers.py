@@ -1,4 +1,4 @@
-"""The suite for op handlers."""
+"""Conformance suite for op handlers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from djinn_client.sink import OpHandler
 
 
 class OpHandlerConformance:
-    """Subclass it and give the fixture `op_handler`. Results of ops are for tests of your own."""
+    """Conformance suite. Subclass it and define the fixture `op_handler`. Test results of ops in your own tests."""
 
     @pytest.fixture
     def op_handler(self) -> OpHandler:
-        """The op handler."""
+        """Return the op handler under test."""
         return missing(self, "op_handler", "your op handler")  # type: ignore[return-value]
 
     def test_it_is_an_op_handler(self, op_handler: OpHandler) -> None:
-        """It has every member."""
+        """The op handler has every member."""
         require_protocol(op_handler, "op_handlers")
 
     def test_it_says_if_it_is_needed(self, op_handler: OpHandler) -> None:
-        """Also of a call without tensors."""
+        """The op handler decides about each call, even about a call without tensors."""
         needed = op_handler.needed(torch.ops.aten.relu.default, (), {}, [], ())
         assert isinstance(needed, bool), f"`needed` returned {needed!r}, which is no bool"

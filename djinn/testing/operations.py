@@ -1,4 +1,4 @@
-"""The suite for operations servers."""
+"""Conformance suite for operations servers."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def _metrics() -> ServerMetrics:
 
 
 class OperationsServerConformance(Ending):
-    """Subclass it and give the fixture `operations`."""
+    """Conformance suite. Subclass it and define the fixture `operations`."""
 
     @pytest.fixture
     def operations(self) -> OperationsServer:
-        """The operations server, of which `start` was not called."""
+        """Return the operations server under test, before `start`."""
         return missing(self, "operations", "your operations server")  # type: ignore[return-value]
 
     def test_it_is_an_operations_server(self, operations: OperationsServer) -> None:
-        """It has every member, and its routes are paths."""
+        """The server has every member, and its routes are paths."""
         require_protocol(operations, "operations")
         assert operations.routes, "it answers no route"
         assert all(route.startswith("/") for route in operations.routes), f"{operations.routes} are no paths"
 
     def test_only_a_good_token_shows_a_route(self, operations: OperationsServer) -> None:
-        """With a good token each route is there. With a wrong one it is refused, unless it is a page."""
+        """Each route answers a valid token, and refuses a wrong one, unless it is a page."""
         server = WatchedServer(_status, lambda *_: "", _identify, metrics=_metrics)
         url = operations.start(server, OperationsAddress("127.0.0.1"))
         try:
@@ -71,6 +71,6 @@ def _get(url: str, token: str) -> int:
 
 
 def _is_page(url: str) -> bool:
-    """Return True if the answer without a token is a page, which asks for the token itself."""
+    """Return True if the answer without a token is a page, which asks for the token."""
     with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310 - of the server above
         return str(response.headers["Content-Type"]).startswith("text/html")

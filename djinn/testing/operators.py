@@ -1,4 +1,4 @@
-"""The suite for operator libraries."""
+"""Conformance suite for operator libraries."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ Calls = Mapping[str, Sequence[tuple[Any, ...]]]
 
 
 class OperatorLibraryConformance(Ending):
-    """Subclass it and give the fixtures `library` and `calls`.
+    """Conformance suite. Subclass it and define the fixtures `library` and `calls`.
 
-    `calls` returns arguments on the CPU for each op of the library: by its name a list of tuples. The library's module must be importable.
+    `calls` maps each op of the library to a list of argument tuples with CPU tensors. The library's module must be
+    importable.
     """
 
     @pytest.fixture
     def library(self) -> OperatorLibrary:
-        """The operator library."""
+        """Return the operator library under test."""
         return missing(self, "library", "your operator library")  # type: ignore[return-value]
 
     @pytest.fixture
     def calls(self) -> Calls:
-        """Arguments for each op."""
+        """Return arguments for each op, by name."""
         return missing(self, "calls", "arguments for each op, by name")  # type: ignore[return-value]
 
     @pytest.fixture(autouse=True)
@@ -42,7 +43,7 @@ class OperatorLibraryConformance(Ending):
         assert {operator.name for operator in operators.offered} == library.operators
 
     def test_it_is_an_operator_library(self, library: OperatorLibrary) -> None:
-        """It has every member, and names no op that it does not offer."""
+        """The library has every member, and names only ops that it offers."""
         require_protocol(library, "operators")
         assert library.operators or library.implementation(LAYOUT_CALL), "it offers no op"
         assert library.data_dependent <= library.operators, "`data_dependent` names ops that it does not offer"

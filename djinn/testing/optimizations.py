@@ -1,4 +1,4 @@
-"""The suite for optimizations."""
+"""Conformance suite for optimizations."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 
 class OptimizationConformance(OnGraphs):
-    """Subclass it and give the fixture `optimization`; override `programs` with programs that it changes."""
+    """Conformance suite. Subclass it and define the fixture `optimization`. Override `programs` to add programs."""
 
     @pytest.fixture
     def optimization(self) -> Optimization:
-        """The optimization."""
+        """Return the optimization under test."""
         return missing(self, "optimization", "your optimization")  # type: ignore[return-value]
 
     @pytest.fixture
     def programs(self) -> Mapping[str, Captured]:
-        """Small programs to run with and without the optimization. Override to add your own to the samples."""
+        """Return small programs to run with and without the optimization. Override it to add your own."""
         return sample_programs()
 
     def test_it_is_an_optimization(self, optimization: Optimization) -> None:
@@ -42,17 +42,17 @@ class OptimizationConformance(OnGraphs):
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
 
     def test_it_says_whether_it_wants_a_program(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """It answers for programs of any ops with True or False."""
+        """`wants` returns True or False for programs of any ops."""
         for ops in (frozenset[str](), *(frozenset(node.op for node in graph.nodes) for graph in graphs.values())):
             assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: wants() returned no bool"
 
     def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """Its rewrites are legal: nothing observable differs."""
+        """Rewrites are legal: they have no observable effect."""
         for name, graph in graphs.items():
             _judge(optimization, optimization_context(graph), name)
 
     def test_it_keeps_what_somebody_still_holds(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """As above, but every value is held until the end."""
+        """Rewrites are legal if every value is held until the end."""
         for name, graph in graphs.items():
             every = frozenset((*graph.inputs, *(value for node in graph.nodes for value in node.outputs)))
             _judge(optimization, attrs.evolve(optimization_context(graph), kept=every), name)
@@ -66,7 +66,7 @@ class OptimizationConformance(OnGraphs):
     def test_its_results_are_the_same_when_it_runs(
         self, optimization: Optimization, graphs: Mapping[str, Graph], programs: Mapping[str, Captured]
     ) -> None:
-        """Final values of a program, as recorded and as optimized, with substitutions."""
+        """The rewritten program, with substitutions, computes the final values of the recorded program."""
         runnable = {name: graph for name, graph in graphs.items() if _runs_here(graph)}
         applied = [
             name
@@ -80,7 +80,7 @@ class OptimizationConformance(OnGraphs):
             )
 
     def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """It runs in the second pass, if it declares one."""
+        """The optimization runs in the second pass, if it declares one."""
         if not optimization.after_placement:
             pytest.skip("it does not ask for a second pass")
         for name, graph in graphs.items():

@@ -1,4 +1,4 @@
-"""The suite for patterns."""
+"""Conformance suite for patterns."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from djinn_core.planning.stages.verify import check_match
 
 
 class PatternConformance(OnGraphs):
-    """Subclass it and give the fixture `pattern`; also give `recognised`: graphs that the pattern must match."""
+    """Conformance suite. Subclass it and define the fixture `pattern`, and `recognised`: graphs that it must match."""
 
     @pytest.fixture
     def pattern(self) -> Pattern:
-        """The pattern."""
+        """Return the pattern under test."""
         return missing(self, "pattern", "your pattern")  # type: ignore[return-value]
 
     @pytest.fixture
     def recognised(self) -> Mapping[str, Graph]:
-        """Graphs that the pattern must recognise, by name."""
+        """Return graphs that the pattern must match, by name."""
         return {}
 
     def test_it_is_a_pattern(self, pattern: Pattern) -> None:
-        """It has every member, and names ops as the index of a graph does."""
+        """The pattern has every member, and names ops as the index of a graph does."""
         require_protocol(pattern, "patterns")
         assert pattern.operations, "a pattern without `operations` is never asked"
         odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
     def test_its_matches_fit_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
-        """Each names the pattern, covers nodes in order, among them a candidate, and gives a reason."""
+        """Each match names the pattern, has a reason, and covers nodes in order, including a candidate."""
         for name, graph in graphs.items():
             for match in _matches(pattern, graph):
                 check_match(graph, match)
@@ -53,12 +53,12 @@ class PatternConformance(OnGraphs):
             assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
 
     def test_it_finds_nothing_where_there_is_nothing(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
-        """No candidates, no matches."""
+        """Without candidates, the pattern returns no matches."""
         for name, graph in graphs.items():
             assert not list(pattern.match(graph, ())), f"{name}: a match without a candidate"
 
     def test_it_recognises_what_it_should(self, pattern: Pattern, recognised: Mapping[str, Graph]) -> None:
-        """At least one match in each graph of `recognised`."""
+        """The pattern returns a match for each graph in `recognised`."""
         for name, graph in recognised.items():
             assert _matches(pattern, graph), f"it does not recognise {name!r}"
 

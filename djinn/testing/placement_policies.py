@@ -1,4 +1,4 @@
-"""The suite for placement policies."""
+"""Conformance suite for placement policies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from djinn_core.planning.stages.verify import check_placement
 
 
 class PlacementPolicyConformance(OnGraphs):
-    """Subclass it and give the fixture `policy`."""
+    """Conformance suite. Subclass it and define the fixture `policy`."""
 
     @pytest.fixture
     def policy(self) -> PlacementPolicy:
-        """The placement policy."""
+        """Return the placement policy under test."""
         return missing(self, "policy", "your placement policy")  # type: ignore[return-value]
 
     def test_it_is_a_placement_policy(self, policy: PlacementPolicy) -> None:
-        """It has every member."""
+        """The policy has every member."""
         require_protocol(policy, "placement_policies")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -43,7 +43,7 @@ class PlacementPolicyConformance(OnGraphs):
 
     @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
     def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], situation: str) -> None:
-        """Resident inputs, and devices that are unequal, unmeasured, full or limited. `DoesNotFit` is not a failure."""
+        """The policy accepts resident inputs, and unequal, unmeasured, full or limited devices. It may raise `DoesNotFit`."""
         for name, graph in (*graphs.items(), ("writes of a list", list_write())):
             context = _situations(placement_context(graph, devices=2))[situation]
             with contextlib.suppress(DoesNotFit):
@@ -51,7 +51,7 @@ class PlacementPolicyConformance(OnGraphs):
 
     @pytest.mark.parametrize("devices", [2, 3])
     def test_it_reads_what_stands_for_a_value(self, policy: PlacementPolicy, devices: int) -> None:
-        """The policy respects `plan.replace`: a node was dropped, and another value replaces its result."""
+        """The policy respects `plan.replace`: another value replaces the result of a dropped node."""
         builder = ProgramBuilder()
         x, y = builder.input(8, 8), builder.input(8, 8)
         kept_value, dropped_value = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
@@ -64,7 +64,7 @@ class PlacementPolicyConformance(OnGraphs):
         "make", [perceptron, lambda length: attention_in_parts(length=length)], ids=["batch", "length"]
     )
     def test_it_tolerates_growth_if_it_says_so(self, policy: PlacementPolicy, make: Callable[[int], Graph]) -> None:
-        """Programs whose sizes differ by a factor of 64 are placed alike."""
+        """The policy places programs alike whose sizes differ by a factor of 64."""
         if not policy.tolerates_growth:
             return
         short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))
@@ -72,7 +72,7 @@ class PlacementPolicyConformance(OnGraphs):
 
 
 def list_write() -> Graph:
-    """A step on two weights by one op, which writes both."""
+    """Return a graph of a step in which one op writes two weights."""
     builder = ProgramBuilder()
     weights, gradients = ([builder.input(8, 8) for _ in range(2)] for _ in range(2))
     builder.inplace("aten::_foreach_add_.List", *weights, *gradients)

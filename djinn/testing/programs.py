@@ -1,4 +1,4 @@
-"""Small runnable programs, for tests that need real numbers."""
+"""Small programs that can run, for tests that need real numbers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
 
 
 def perceptron() -> Captured:
-    """Two linear layers with a ReLU between them."""
+    """Return a program of two linear layers with a ReLU between them."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
         return _called(model, torch.zeros(4, 8))
@@ -50,13 +50,13 @@ class _Projections(torch.nn.Module):
 
 
 def projections() -> Captured:
-    """Three linear layers of one input."""
+    """Return a program of three linear layers with one input."""
     with torch.device("meta"):
         return _called(_Projections(), torch.zeros(1, 8))
 
 
 def attention() -> Captured:
-    """One layer of a transformer: attention, normalisation, residual branches and a feed-forward network."""
+    """Return a transformer layer: attention, normalisation, residual branches and a feed-forward network."""
     with torch.device("meta"):
         return _called(
             torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)
@@ -64,7 +64,7 @@ def attention() -> Captured:
 
 
 def convolution() -> Captured:
-    """A convolution, batch normalisation with its statistics, and a ReLU."""
+    """Return a convolution, a batch normalisation with its statistics, and a ReLU."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
         return _called(model, torch.zeros(2, 3, 6, 6))
@@ -85,14 +85,14 @@ class _Decoding(torch.nn.Module):
 
 
 def decoding() -> Captured:
-    """One token of generation over a cache of keys and values."""
+    """Return a program that generates one token with a cache of keys and values."""
     with torch.device("meta"):
         token, cache = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 5, 8)
         return _called(_Decoding(), token, cache, cache.clone())
 
 
 def training() -> Captured:
-    """One step of a perceptron: forward, backward and stochastic gradient descent."""
+    """Return a training step of a perceptron: forward, backward and stochastic gradient descent."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         x = torch.zeros(4, 8)

@@ -14,16 +14,16 @@ from djinn_core.registry.selection import Selection
 
 
 class PluginConformance(Ending):
-    """Subclass it and give the fixture `plugin`: your plugin's module, object or name."""
+    """Conformance suite. Subclass it and define the fixture `plugin`: your plugin's module, object or name."""
 
     @pytest.fixture
     def plugin(self) -> object:
-        """The plugin."""
+        """Return the plugin under test."""
         return missing(self, "plugin", "your plugin's module, object or name")
 
     @pytest.fixture
     def registry(self, plugin: object) -> Registry:
-        """All registered objects if this is the only plugin apart from the built-in ones."""
+        """Return all registered objects, with this plugin and the built-in plugins only."""
         return load_registry(Selection(plugins=(plugin,)), builtins=builtin_plugins(), entry_points=None)
 
     def test_it_is_active(self, registry: Registry) -> None:

@@ -1,4 +1,4 @@
-"""The suite for renderers."""
+"""Conformance suite for renderers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from djinn_core.ir.result import PipelineResult
 
 
 class RendererConformance(OnGraphs):
-    """Subclass it and give the fixture `renderer`."""
+    """Conformance suite. Subclass it and define the fixture `renderer`."""
 
     @pytest.fixture
     def renderer(self) -> Renderer:
-        """The renderer."""
+        """Return the renderer under test."""
         return missing(self, "renderer", "your renderer")  # type: ignore[return-value]
 
     def test_it_is_a_renderer(self, renderer: Renderer) -> None:
@@ -33,14 +33,14 @@ class RendererConformance(OnGraphs):
             )
 
     def test_it_renders_a_graph_without_further_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
-        """Results of stages that did not run are None."""
+        """A result is rendered even if all its stages after the graph are None."""
         for graph in graphs.values():
             rendered = renderer.render(PipelineResult(graph, topology()))
             assert isinstance(rendered, (str, bytes)), f"`render` returned {rendered!r}, but must return text or bytes"
             assert rendered, "`render` returned nothing"
 
     def test_it_renders_the_result_of_all_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
-        """The same each time."""
+        """A result of all stages is rendered, equally each time."""
         for graph in graphs.values():
             result = _complete(graph)
             assert renderer.render(result) == renderer.render(result), "it renders one result in two ways"

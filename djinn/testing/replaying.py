@@ -1,4 +1,4 @@
-"""Random programs, and execution of programs and schedules in this process, to check that a plugin changes no result."""
+"""Random programs, and functions that run programs and schedules in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIDE = 3
 
 
 def random_graph(seed: int, length: int = 24) -> Graph:
-    """A program of `length` ops on 3x3 matrices: new values, views, writes through views, random numbers, repetitions.
+    """Return a graph of `length` ops on 3x3 matrices: new values, views, writes, random numbers, repetitions.
 
     Every op is one that `replay` can run. About half of the values are dead at the end.
     """
@@ -61,7 +61,7 @@ def _scale_in_place(builder: ProgramBuilder, target: int) -> None:
 
 
 def random_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
-    """A tensor of small numbers for every input of the graph."""
+    """Return a tensor of small numbers for each input of the graph."""
     generator = torch.Generator().manual_seed(seed)
     return {v: torch.rand(graph.meta(v).shape, generator=generator, dtype=torch.float64) for v in graph.inputs}
 
@@ -115,9 +115,9 @@ def replay_schedule(
     inputs: Mapping[int, torch.Tensor],
     resident: Mapping[int, str],
 ) -> tuple[dict[str, dict[int, torch.Tensor]], dict[int, torch.Tensor]]:
-    """Run a schedule on the devices that it names. Return the final values of each, and the fetched values.
+    """Run a schedule on simulated devices. Return the final values of each device, and the fetched values.
 
-    Inputs in `resident` start there, the others are uploaded. Values that are sent are copied.
+    Inputs in `resident` start on their devices, and all other inputs are uploaded. Values that are sent are copied.
 
     Raises:
         RuntimeError: the devices deadlock.

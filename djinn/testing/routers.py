@@ -1,4 +1,4 @@
-"""The suite for routers."""
+"""Conformance suite for routers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from djinn_client.hookspecs.routers import Router
 
 
 class RouterConformance:
-    """Subclass it and give the fixture `router`, without calling `begin`."""
+    """Conformance suite. Subclass it and define the fixture `router`, which has not called `begin`."""
 
     @pytest.fixture
     def router(self) -> Router:
-        """The router."""
+        """Return the router under test."""
         return missing(self, "router", "your router")  # type: ignore[return-value]
 
     def test_it_is_a_router(self, router: Router) -> None:
-        """It has every member, and a name."""
+        """The router has every member, and a name."""
         require_protocol(router, "routers")
         assert router.name, "`name` is empty, which is the name of the router of one executor"
 

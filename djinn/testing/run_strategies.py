@@ -1,4 +1,4 @@
-"""The suite for run strategies."""
+"""Conformance suite for run strategies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Counted(RunOffer):
 
 
 class _Watched(RunStrategy):
-    """A strategy under test, whose offers are counted. Registers itself as a plugin would."""
+    """Wrapper of the strategy under test that counts its offers. It registers itself as a plugin would."""
 
     djinn_api_version = API_VERSION
 
@@ -69,29 +69,29 @@ class _Watched(RunStrategy):
 
 
 class RunStrategyConformance(Ending):
-    """Subclass it and give the fixtures `strategy` and `programs`.
+    """Conformance suite. Subclass it and define the fixtures `strategy` and `programs`.
 
-    `programs` returns functions of tensors on which the strategy acts, with inputs on the CPU: by name a pair. An executor in a thread of
-    the test runs them.
+    `programs` maps names to pairs: a function of tensors on which the strategy acts, and its inputs on the CPU. An executor
+    in a thread of the test runs them.
     """
 
     @pytest.fixture
     def strategy(self) -> RunStrategy:
-        """The run strategy."""
+        """Return the run strategy under test."""
         return missing(self, "strategy", "your run strategy")  # type: ignore[return-value]
 
     @pytest.fixture
     def programs(self) -> Programs:
-        """Programs on which it acts."""
+        """Return programs on which the strategy acts, by name."""
         return missing(self, "programs", "functions with their inputs, by name")  # type: ignore[return-value]
 
     def test_it_is_a_run_strategy(self, strategy: RunStrategy) -> None:
-        """It has every member, and makes no offer for a template without ops."""
+        """The strategy has every member, and makes no offer for a template without ops."""
         require_protocol(strategy, "run_strategies")
         assert strategy.acts_on(TemplateFacts((), torch.device("cpu"))) is None, "it acts on a template without ops"
 
     def test_results_are_those_of_the_ops(self, strategy: RunStrategy, programs: Programs) -> None:
-        """Each program gives the same in every run, and the strategy takes part in it."""
+        """Each program returns equal results in each run, and the strategy takes part."""
         assert programs, "`programs` must have a program"
         try:
             for name, (program, inputs) in programs.items():

@@ -17,12 +17,12 @@ def sample_graphs() -> Mapping[str, Graph]:
 
 
 def empty() -> Graph:
-    """A program without ops."""
+    """Return a graph without ops."""
     return ProgramBuilder().graph()
 
 
 def perceptron(batch: int = 8, width: int = 32) -> Graph:
-    """Two linear layers with a ReLU between them."""
+    """Return a graph of two linear layers with a ReLU between them."""
     builder = ProgramBuilder()
     x, w1, w2 = builder.input(batch, width), builder.input(width, 4 * width), builder.input(4 * width, width)
     hidden = builder.op("aten::mm", x, w1, shape=(batch, 4 * width), module="mlp.up")
@@ -33,7 +33,7 @@ def perceptron(batch: int = 8, width: int = 32) -> Graph:
 
 
 def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
-    """One `scaled_dot_product_attention`."""
+    """Return a graph with one `scaled_dot_product_attention`."""
     builder = ProgramBuilder()
     query, key, value = (builder.input(1, heads, length, width) for _ in range(3))
     builder.op("aten::scaled_dot_product_attention", query, key, value, shape=(1, heads, length, width))
@@ -41,7 +41,7 @@ def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
 
 
 def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
-    """Attention as two batched products with a softmax between them."""
+    """Return a graph of attention as two batched products with a softmax between them."""
     builder = ProgramBuilder()
     query, value = builder.input(heads, length, width), builder.input(heads, length, width)
     key = builder.view("aten::transpose.int", builder.input(heads, length, width), shape=(heads, width, length))
@@ -54,7 +54,7 @@ def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Grap
 
 
 def mutation() -> Graph:
-    """A write through a view: the same op reads different values before and after it."""
+    """Return a graph with a write through a view. An op reads different values before and after the write."""
     builder = ProgramBuilder()
     x = builder.input(4, 4)
     before = builder.op("aten::sum", x, shape=())
@@ -67,7 +67,7 @@ def mutation() -> Graph:
 
 
 def randomness() -> Graph:
-    """Two samples from one generator differ, and the first one advances the state for the second."""
+    """Return a graph with two samples of one generator. The first one advances the state for the second."""
     builder = ProgramBuilder()
     x = builder.input(16)
     unused = builder.op("aten::rand_like", x, shape=(16,), random=True)
@@ -78,7 +78,7 @@ def randomness() -> Graph:
 
 
 def repetition() -> Graph:
-    """Repeated work, scalars that are equal but differ in type, and an unused result."""
+    """Return a graph with repeated work, scalars that differ only in type, and an unused result."""
     builder = ProgramBuilder()
     x = builder.input(8, 8, dtype=torch.int64)
     first = builder.op("aten::mul.Scalar", x, shape=(8, 8), slots=(2,))

@@ -1,4 +1,4 @@
-"""The suite for schedulers."""
+"""Conformance suite for schedulers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
 class SchedulerConformance(OnGraphs):
-    """Subclass it and give the fixture `scheduler`."""
+    """Conformance suite. Subclass it and define the fixture `scheduler`."""
 
     @pytest.fixture
     def scheduler(self) -> Scheduler:
-        """The scheduler."""
+        """Return the scheduler under test."""
         return missing(self, "scheduler", "your scheduler")  # type: ignore[return-value]
 
     def test_it_is_a_scheduler(self, scheduler: Scheduler) -> None:
-        """It has every member."""
+        """The scheduler has every member."""
         require_protocol(scheduler, "schedulers")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])

@@ -40,7 +40,7 @@ def open_connections() -> tuple[OpenSession, ...]:
 
 
 def executor_figures(device: int = 0) -> Mapping[str, int]:
-    """Return counters of the executor: `values` of the session, `memory_...` and others. One round trip."""
+    """Return counters of an executor, such as `values` of the session and `memory_...`. Needs one round trip."""
     return open_session().router.ask(StatsRequest(), StatsReply, device).values
 
 
@@ -60,7 +60,7 @@ def unsent_instructions() -> int:
 
 
 def break_connection(number: int = 0) -> None:
-    """Break a connection of the session as a network does. The session resumes if its server lets it.
+    """Break a connection of the session, as a network does. The session resumes if its server allows it.
 
     Raises:
         DjinnError: the connection does not exist, or the session cannot survive its break.
@@ -76,7 +76,7 @@ def break_connection(number: int = 0) -> None:
 
 
 def kill_executor(number: int = 0) -> None:
-    """Kill an executor that runs on this machine, as the kernel does when memory is short.
+    """Kill an executor on this machine, as the kernel does if memory is short.
 
     Raises:
         DjinnError: the executor runs on another machine.

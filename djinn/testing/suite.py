@@ -1,4 +1,4 @@
-"""Base of all conformance suites: each test ends, even if the plugin hangs."""
+"""Base classes of all conformance suites. Each test ends, even if the plugin hangs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = 120.0  # seconds for a single wait, on a machine that also does other 
 
 
 def require_protocol(item: object, kind: str) -> None:
-    """Fail if `item` does not satisfy the Protocol of its kind. The message names the faulty member."""
+    """Fail if `item` does not implement the Protocol of its kind. The message names the faulty member."""
     entry_of_kind = next(entry for entry in KINDS if entry.name == kind)
     assert not (problem := complaint(item, entry_of_kind)), f"a hook would have {problem}"
 
@@ -47,7 +47,7 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
 
 
 def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
-    """Return the result of a started call. If it does not end in `seconds` (None: `SECONDS`), fail with the advice `mend`."""
+    """Return the result of a started call. If it takes longer than `seconds` (None: `SECONDS`), fail with `mend`."""
     limit = SECONDS if seconds is None else seconds
     try:
         return future.result(limit)
@@ -58,7 +58,7 @@ def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
 
 
 class Ending:
-    """Base of all suites: a test fails if its own thread waits forever."""
+    """Base class of all suites. A test fails if its thread waits forever."""
 
     # Limit of a test in seconds. Override it if your plugin needs long for good reasons.
     limit_seconds: ClassVar[float] = 600.0
@@ -89,9 +89,9 @@ class Ending:
 
 
 class OnGraphs(Ending):
-    """Base of the suites for plugins that work on graphs."""
+    """Base class of suites for plugins that work on graphs."""
 
     @pytest.fixture
     def graphs(self) -> Mapping[str, Graph]:
-        """The graphs to try, by name. Override to add your own to `djinn.testing.sample_graphs()`."""
+        """Return the graphs to try, by name. Override it to add your own to `djinn.testing.sample_graphs()`."""
         return sample_graphs()

@@ -1,4 +1,4 @@
-"""The suite for transports under TLS."""
+"""Conformance suite for transports under TLS."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from djinn_core.hookspecs.transports import TlsOptions, Transport
 
 
 class TlsTransportConformance(TransportConformance):
-    """Subclass it in addition to `TransportConformance` if your transport can be `secured`. It tests all that TLS affects."""
+    """Conformance suite for a transport that can be `secured`. Subclass it besides `TransportConformance`."""
 
     @pytest.fixture
     def plain(self) -> Transport:
-        """The transport before it is secured."""
+        """Return the transport before it is secured."""
         return missing(self, "plain", "your transport")  # type: ignore[return-value]
 
     @pytest.fixture
     def tls(self, tmp_path: Path) -> TlsOptions:
-        """A certificate, and the setting to trust it."""
+        """Return a certificate, and the setting to trust it."""
         return self_signed_tls(tmp_path)
 
     @pytest.fixture
     def transport(self, plain: Transport, tls: TlsOptions) -> Transport:
-        """The transport under TLS."""
+        """Return the transport under TLS."""
         secured = plain.secured(tls)
         assert secured is not None, "`secured` must return the transport under TLS, and returned None: it has no TLS"
         return secured

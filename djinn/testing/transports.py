@@ -1,4 +1,4 @@
-"""The suite for transports."""
+"""Conformance suite for transports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcome(future: Future[R], mend: str) -> R:
 
 
 class Served:
-    """A listening transport that gives its connections to the test."""
+    """A transport that listens and passes its connections to the test."""
 
     def __init__(self, transport: Transport, url: str, limits: Limits) -> None:
         self.transport = transport
@@ -53,7 +53,7 @@ class Served:
         self._over = threading.Event()
 
     def connect(self, url: str = "", limits: Limits = LIMITS) -> tuple[Connection, Connection]:
-        """Both ends of a new connection, the client's first."""
+        """Return both ends of a new connection, the client's end first."""
         client = self.transport.connect(url or self.listener.url, limits, SECONDS)
         try:
             server = self._accepted.get(timeout=SECONDS)
@@ -75,7 +75,7 @@ class Served:
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """True if two frames hold the same bytes in the same buffers."""
+    """Return True if two frames have equal bytes in equal buffers."""
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
 
@@ -111,10 +111,11 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 class TransportConformance(Ending):
-    """Subclass it and give the fixtures `transport` and `listen_url`, a URL at which any number of listeners can listen.
+    """Conformance suite. Subclass it and define the fixtures `transport` and `listen_url`.
 
-    If connections do not run over TCP or Unix sockets that the URL names, have the fixture `wire` return False. It skips the tests
-    that need a relay or a foreign client, and `test_calls_in_any_order` breaks no connections.
+    Any number of listeners must be able to listen at `listen_url`. If the URL names no TCP or Unix socket, the fixture
+    `wire` must return False. Then tests that need a relay or a foreign client are skipped, and
+    `test_calls_in_any_order` breaks no connections.
 
     A wait that does not end fails after 10 s. The environment variable CONFORMANCE_SECONDS changes that.
     """
@@ -126,31 +127,31 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def transport(self) -> Transport:
-        """The transport."""
+        """Return the transport under test."""
         return missing(self, "transport", "your transport")  # type: ignore[return-value]
 
     @pytest.fixture
     def listen_url(self) -> str:
-        """URL to listen at, such as `tcp://127.0.0.1:0`. Each listener at it needs an address of its own, as with port 0."""
+        """Return a URL to listen at, such as `tcp://127.0.0.1:0`. Each listener needs its own address, as with port 0."""
         return missing(self, "listen_url", "a URL to listen at")  # type: ignore[return-value]
 
     @pytest.fixture
     def wire(self) -> bool:
-        """True if a plain socket can connect to the listener's URL: over TCP to `SCHEME://HOST:PORT`, or to the Unix socket `SCHEME:///PATH`."""
+        """Return True if a plain TCP or Unix socket can connect to the listener's URL."""
         return True
 
     @pytest.fixture
     def uncounted_bytes(self) -> int:
-        """Number of bytes of a connection that the counters may leave out, each way.
+        """Return how many bytes of a connection its counters may leave out, in each direction.
 
-        None, where the transport makes every byte itself. A library that makes a handshake or frames of its own (WebSocket,
-        HTTP) does not say how many bytes those are: override it with a bound.
+        The default is None: the transport itself makes every byte. If a library makes a handshake or frames (WebSocket, HTTP),
+        override this with a bound.
         """
         return 0
 
     @pytest.fixture
     def served(self, transport: Transport, listen_url: str) -> Iterator[Served]:
-        """The transport, listening with `LIMITS`."""
+        """Yield the transport, listening with `LIMITS`."""
         served = Served(transport, listen_url, LIMITS)
         yield served
         outcome(
@@ -160,12 +161,12 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def ends(self, served: Served) -> tuple[Connection, Connection]:
-        """The two ends of a connection, the client's first."""
+        """Return the two ends of a connection, the client's end first."""
         return served.connect()
 
     @pytest.fixture(params=["up", "down"])
     def way(self, ends: tuple[Connection, Connection], request: pytest.FixtureRequest) -> tuple[Connection, Connection]:
-        """Sender and receiver: from client to server, then from server to client."""
+        """Return sender and receiver, first from client to server, then from server to client."""
         return ends if request.param == "up" else (ends[1], ends[0])
 
     def test_it_is_a_transport(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
@@ -433,7 +434,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
     def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
-        """If `accept` returns or raises, its sent frames still arrive, and the next client is served."""
+        """After `accept` returns or raises, sent frames still arrive, and the next client is served."""
 
         def accept(connection: Connection) -> None:
             connection.send(Frame(b"refused"))
@@ -469,7 +470,7 @@ class TransportConformance(Ending):
         again.close()
 
     def test_calls_in_any_order(self, transport: Transport, listen_url: str, wire: bool) -> None:
-        """Connections are lossless queues in any order of calls (Hypothesis: `djinn.testing.transports_stateful`)."""
+        """Connections are lossless queues in any order of calls (`djinn.testing.transports_stateful`)."""
         pytest.importorskip("hypothesis", reason="it needs Hypothesis: `pip install hypothesis`")
         from djinn.testing.transports_stateful import run_transport_states
 

@@ -1,4 +1,4 @@
-"""A Hypothesis state machine for transports: any order of calls on connections, compared with a model of two queues.
+"""Hypothesis state machine for transports: calls in any order on connections, compared with a model of two queues.
 
 `TransportConformance` runs it. To run more examples, or examples of your own settings, call `run_transport_states`.
 """
@@ -56,7 +56,10 @@ def outcome(call: Future[None], mend: str) -> None:
 
 @attrs.define(eq=False)
 class _End:
-    """One end of a connection. `mute`, `deaf`: a `send` or a `receive` has failed for good."""
+    """One end of a connection.
+
+    `mute`: True if a `send` has failed for good. `deaf`: True if a `receive` has failed for good.
+    """
 
     connection: Connection
     closing: Future[None] | None = None
@@ -76,8 +79,8 @@ class _Way:
 
     Attributes:
         unread: frames that were sent and not received.
-        sending: the `send` of the newest of them, if it may wait for a reader.
-        doubtful: True if that `send` was cut short, so that the frame may arrive or not.
+        sending: running `send` of the newest frame, if it may wait for a reader.
+        doubtful: True if the `send` was cut short, so that its frame may or may not arrive.
     """
 
     sender: _End
@@ -87,7 +90,7 @@ class _Way:
     doubtful: bool = False
 
     def settle(self) -> None:
-        """Wait for a `send` that was cut short."""
+        """Wait for the end of a `send` that was cut short."""
         sending, self.sending = self.sending, None
         if sending is None:
             return
@@ -139,7 +142,7 @@ class TransportStateMachine(RuleBasedStateMachine):
     pairs = Bundle("pairs")
 
     def __init__(self, transport: Transport, listen_url: str, wire: bool = True) -> None:
-        """The arguments are those of `run_transport_states`."""
+        """The arguments are as in `run_transport_states`."""
         super().__init__()
         self._transport = transport
         self._wire = wire
@@ -151,13 +154,13 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @initialize(target=pairs)
     def connect_first(self) -> _Pair:
-        """Connect without a relay."""
+        """Connect the first pair, without a relay."""
         return self._connect(relayed=False)
 
     @precondition(lambda self: len(self._connected) < _MOST_PAIRS)
     @rule(target=pairs, relayed=st.booleans())
     def connect(self, relayed: bool) -> _Pair:
-        """Connect, through a relay that can break the connection, or without one."""
+        """Connect a pair. `relayed`: True to use a relay that can break the connection."""
         return self._connect(relayed and self._wire)
 
     def _connect(self, relayed: bool) -> _Pair:
@@ -313,7 +316,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def facts_hold(self) -> None:
-        """The properties of each end can be read at any time. Counters include the frames that passed."""
+        """Check that properties of each end can be read, and that counters include the frames that passed."""
         for end in (end for pair in self._connected for end in pair.ends):
             connection = end.connection
             assert connection.bytes_sent >= end.sent, "`bytes_sent` leaves out bytes of frames"
@@ -350,7 +353,7 @@ def run_transport_states(
     steps: int = 30,
     shrink: bool = True,
 ) -> None:
-    """Run the state machine.
+    """Run the state machine with random calls.
 
     Args:
         transport: the transport to try.

@@ -1,4 +1,4 @@
-"""The suite for weight formats."""
+"""Conformance suite for weight formats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TENSORS = {
 
 
 class _InMemory(WeightFile):
-    """A file with weights whose bytes are in memory, as `WeightFile`."""
+    """A weight file whose bytes are in memory."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self.data, self.name, self.size = data, name, len(data)
@@ -40,27 +40,27 @@ class _InMemory(WeightFile):
 
 
 class WeightFormatConformance(Ending):
-    """Subclass it and give the fixtures `form` and `make_file`."""
+    """Conformance suite. Subclass it and define the fixtures `form` and `make_file`."""
 
     @pytest.fixture
     def form(self) -> WeightFormat:
-        """The weight format."""
+        """Return the weight format under test."""
         return missing(self, "form", "your weight format")  # type: ignore[return-value]
 
     @pytest.fixture
     def make_file(self) -> MakeFile:
-        """A function that returns the bytes of a file with tensors, which it takes by name."""
+        """Return a function that makes the bytes of a file from tensors by name."""
         return missing(self, "make_file", "a function that makes the bytes of a file of tensors by name")  # type: ignore[return-value]
 
     def test_it_is_a_weight_format(self, form: WeightFormat) -> None:
-        """It has every member, and endings with their dots."""
+        """The format has every member, and suffixes with their dots."""
         require_protocol(form, "weight_formats")
         assert form.suffixes, "no file has this format"
         assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "`.example`, in lower case"
         assert all(name.endswith(form.suffixes) for name in form.whole), "`whole` names files of this format"
 
     def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
-        """Names, dtypes, shapes and contents equal those that were written."""
+        """Names, dtypes, shapes and contents equal those that were written, for whole tensors and parts."""
         file = _InMemory(make_file(_TENSORS), f"model{form.suffixes[0]}")
         header = form.read_header(file)
         assert header.tensors.keys() == _TENSORS.keys()
@@ -76,7 +76,7 @@ class WeightFormatConformance(Ending):
     def test_what_is_cut_off_or_changed_is_refused_or_read(self, form: WeightFormat, make_file: MakeFile) -> None:
         """`read_header` raises only `ValueError` or `OSError` for damaged files.
 
-        The executor checks the places of tensors.
+        The executor itself checks the positions of tensors.
         """
         data = make_file(_TENSORS)
         for place in range(0, len(data), 1 + len(data) // 100):

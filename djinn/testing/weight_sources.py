@@ -1,4 +1,4 @@
-"""The suite for weight sources."""
+"""Conformance suite for weight sources."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
 
 class WeightSourceConformance(Ending):
-    """Subclass it and give the fixtures `source` and `place`."""
+    """Conformance suite. Subclass it and define the fixtures `source` and `place`."""
 
     @pytest.fixture
     def source(self) -> WeightSource:
-        """The weight source."""
+        """Return the weight source under test."""
         return missing(self, "source", "your weight source")  # type: ignore[return-value]
 
     @pytest.fixture
     def place(self) -> Place:
-        """A function that stores the bytes of a file for the source.
+        """Return a function that stores the bytes of a file for the source.
 
-        It returns the address, and permissions that allow it.
+        The function returns the address, and permissions to read it.
         """
         return missing(self, "place", "a function that stores bytes, and returns their address and permissions")  # type: ignore[return-value]
 
     def test_it_is_a_weight_source(self, source: WeightSource) -> None:
-        """It has every member, and its name is a scheme."""
+        """The source has every member, and its name is a URL scheme."""
         require_protocol(source, "weight_sources")
         assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
 
     def test_it_reads_every_byte_in_any_part_and_order(self, source: WeightSource, place: Place) -> None:
-        """Several threads read at the same time; the version is the same before and after."""
+        """Several threads can read at the same time, and the version does not change."""
         file = _only(source, *place(SAMPLE_FILE))
         assert file.size == len(SAMPLE_FILE)
         before = file.version()
@@ -61,7 +61,7 @@ class WeightSourceConformance(Ending):
         assert file.version() == before
 
     def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
-        """Writes to it stay out of the file. A file without a mapping is read."""
+        """Writes to a mapping do not change the file. A file that cannot be mapped is read."""
         file = _only(source, *place(SAMPLE_FILE))
         with contextlib.suppress(OSError):
             buffer = file.map()
@@ -98,7 +98,7 @@ class WeightSourceConformance(Ending):
             open_permitted(source, address + _MISSING, permissions)
 
     def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
-        """The address begins with the source's name, and the file's name says what it is."""
+        """An executor opens the address and finds the tensors."""
         address, permissions = place(SAMPLE_FILE)
         reader = WeightReader([source], permissions)
         opened = reader.open(address)

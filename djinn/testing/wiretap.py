@@ -1,4 +1,4 @@
-"""Raw sockets beside a transport: an unauthenticated client, and a relay that counts the bytes it passes on."""
+"""Raw sockets for tests of transports: an unauthenticated client, and a relay that counts bytes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def dial(url: str, timeout: float = 60.0) -> socket.socket:
 
 
 class CountingRelay:
-    """Passes bytes on between clients and the server at `target`, counts them, and pauses. A context manager.
+    """Context manager of a relay between clients and the server at `target`. It counts bytes, and can pause.
 
     Attributes:
-        url: where clients connect instead.
-        bytes_up, bytes_down: bytes passed on from clients to the server, and back.
+        url: URL at which clients connect to the relay.
+        bytes_up, bytes_down: bytes passed on to the server, and to the clients.
     """
 
     def __init__(self, target: str, directory: Path, pause_bytes: int = _NEVER) -> None:
@@ -41,7 +41,7 @@ class CountingRelay:
         Args:
             target: the server's URL.
             directory: holds the relay's own socket if the target has a path and no host.
-            pause_bytes: after each `pause_bytes` bytes in one direction, a connection stops until `resume`.
+            pause_bytes: after this many bytes in one direction, a connection stops until `resume`.
         """
         self._pause_bytes = pause_bytes
         self._resumed = threading.Condition()
