@@ -58,7 +58,7 @@ class MeteredSession(Protocol):
         """Return the counters since the session began, by their names in `/metrics`, in constant time."""
 
     def measured(self) -> SessionGauges:
-        """Return the present gauges."""
+        """Return the current gauges of the session."""
 
     def served(self) -> Mapping[str, ModelTimes]:
         """Return durations of requests, by model."""

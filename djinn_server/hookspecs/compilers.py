@@ -26,7 +26,7 @@ class CompilerContext:
         metas: metadata of the inputs in the last run.
         device: the device that runs the template.
         writes: positions of the inputs that the template writes into.
-        grows: by input, the dimensions whose sizes change from run to run, all by the same law; empty if every run has
+        grows: by input, the dimensions whose sizes change from run to run, all by the same rule; empty if every run has
             the same shapes.
         threads: torch threads of the executor.
     """

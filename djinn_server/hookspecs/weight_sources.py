@@ -219,7 +219,7 @@ class NamingSource(WeightSource):
     most_files: int
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return no places: `find` opens the addresses of this source."""
+        """Return an empty sequence, because `find` opens the addresses of this source."""
         return ()
 
     @abstractmethod

@@ -43,7 +43,7 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
 
 
 class ReportSessions(msgspec.Struct, frozen=True, tag="report"):
-    """Order: send a `Sessions` report with this number."""
+    """Order: report the sessions of the executor. The report (`Sessions`) repeats `number`."""
 
     number: Count
 

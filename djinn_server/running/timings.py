@@ -23,7 +23,7 @@ class OpTimes:
         self._found: dict[int, tuple[Any, Any]] = {}
 
     def begin(self) -> Any:
-        """Return a moment of the device's clock, before an instruction."""
+        """Return the current time of the device's clock. Called before each instruction."""
         return self._timer.mark()
 
     def end(self, instruction: int, begun: Any) -> None:

@@ -79,7 +79,7 @@ class WrittenFile(WeightSink):
             self._at, data = self._at + len(existing), data[len(existing) :]
 
     def commit(self) -> None:
-        """Check that the file did not change during the comparison."""
+        """End the comparison. Raise `DifferentContents` if the file changed in the meantime."""
         self._check(self._file.version() == self._version)
 
     def discard(self) -> None:

@@ -186,7 +186,7 @@ class Swept:
 
 
 def swept_probes() -> Iterator[Swept]:
-    """Return a probe for each footprint."""
+    """Return a probe for each size in `FOOTPRINTS`: a pass over weights of this size in total."""
     for footprint in FOOTPRINTS:
         count = max(4, footprint >> 21)  # tensors of two megabytes, like the weights of models that exceed the caches
         passes = max(2, min(32, _SWEPT // footprint))

@@ -67,7 +67,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Return how to run a node for some rows. Return None if no rule applies."""
+    """Return how an op can run on a part of the rows of its inputs. Return None if it must run on all rows."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 
