@@ -23,7 +23,7 @@ _log = get_logger("djinn.server")
 
 
 class ServedSession(Protocol):
-    """A session of one client, as the executor uses it."""
+    """Interface of a session: what the executor may call on the session of a client."""
 
     wakeup: Wakeup
 

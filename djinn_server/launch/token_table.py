@@ -113,7 +113,7 @@ def read_private(path: Path) -> bytes:
 
     Raises:
         OSError: the file cannot be read.
-        ConfigurationError: others may read it.
+        ConfigurationError: other users may read the file.
     """
     with path.open("rb") as file:
         check_mode(path, file.fileno())
@@ -146,7 +146,7 @@ def read_table(path: Path) -> TokenTable:
     """Read and parse the token table in a file.
 
     Raises:
-        ConfigurationError: it cannot be read, is not a token table, or others may read it.
+        ConfigurationError: the file cannot be read, is not a token table, or may be read by other users.
     """
     try:
         return parse_table(read_private(path), path)
@@ -166,7 +166,7 @@ def change_table(path: Path) -> Iterator[TableChange]:
     """Lock a file and yield its token table, or an empty one. At the end of the block, write the changed table.
 
     Raises:
-        ConfigurationError: it cannot be read or written, or others may read it.
+        ConfigurationError: the file cannot be read or written, or other users may read it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

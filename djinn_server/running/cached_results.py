@@ -163,7 +163,7 @@ class InputView:
     stride: tuple[int, ...]
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the same view of an input of another run."""
+        """Return this view (dtype, offset, shape, stride) of another tensor: the input of a later run."""
         view = torch.empty(0, dtype=self.dtype, device=tensor.device)
         return view.set_(tensor.untyped_storage(), self.offset, self.shape, self.stride)
 

@@ -63,7 +63,7 @@ class BindingRelation(msgspec.Struct):
 
     @property
     def reliable(self) -> bool:
-        """True if the relation was right often enough for a prediction."""
+        """True if the relation gave the right bindings often enough to predict the next ones."""
         return self.held >= _HELD and self.steps is not None and None not in self.sources
 
 

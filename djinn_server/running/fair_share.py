@@ -109,7 +109,7 @@ class FairShare:
     def share(
         self, charge: Callable[[float], None] | None = None, before_wait: Callable[[], None] = lambda: None
     ) -> Share:
-        """Return the share of a new session. The arguments are attributes of `Share`."""
+        """Return a share of the device for a new session. The parameters are explained at `Share`."""
         return Share(turns=self, charge=charge, before_wait=before_wait)
 
     def device_seconds(self) -> float:

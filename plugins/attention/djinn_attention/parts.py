@@ -129,10 +129,7 @@ def _other(graph: Graph, found: Found) -> int:
 
 
 def without_softmax(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield linear attentions.
-
-    In these, features of keys are multiplied with values first, and then with features of queries.
-    """
+    """Yield attentions without softmax (linear attention): queries times the product of keys and values."""
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
         if index in taken or index in gradients or len(graph.nodes[index].inputs) != 2:

@@ -1,4 +1,7 @@
-"""The fifth of the probes that measures most, for background measurements. Other ops count as their kind."""
+"""The most informative fifth of the probes, for measurements in the background.
+
+An op that no probe measures gets the times of its kind.
+"""
 
 from __future__ import annotations
 

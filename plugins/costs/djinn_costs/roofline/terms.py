@@ -41,7 +41,7 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Return the terms of any other op: start, elements, and elements above each knot."""
+    """Return the terms of any other op: start, number of elements, and their excess over each number in `KNOTS`."""
     return (1.0, elements, *(max(0.0, elements - knot) for knot in KNOTS))
 
 
