@@ -12,6 +12,7 @@ docs/architecture.md explains the terms. In the order in which a client's progra
 - `admission_limits`, `tenancy`, `rate_limit`, `usage_quota`, `disk_quota`: permissions and limits of tenants.
 - `session`: handlers of a client's messages. `session_runs`: runs of its submissions.
 - `session_machine`: choice of a session's next step. `session_loop`: execution of the step.
+- `lane_group`: submissions of a session that run at the same time on a CPU.
 - `session_pauses`: waits without a thread. `session_threads`: threads of all sessions.
 - `session_registry`: live sessions. `idle`: sessions whose values leave the device.
 - `weights`: uploads, and a store of weights by digest that need not be sent again.

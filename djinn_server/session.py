@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import attrs
-import msgspec
 import torch
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError, UnsupportedOperation
@@ -62,6 +61,7 @@ from djinn_server.context import ExecutorContext
 from djinn_server.devices import device_figures, reset_device_peak
 from djinn_server.handshake import instance
 from djinn_server.idle import IdleMoves
+from djinn_server.lane_group import LaneGroup, LaneRun, ReplySender, Send
 from djinn_server.malformed import (
     Unreadable,
     UnreadableSubmit,
@@ -124,10 +124,6 @@ from djinn_server.weights.uploads import UploadAssembly, place_part
 
 _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
-FAILURES_LIMIT = 4  # failures of one submission that the client is told of before it fetches what depends on them
-FAILURE_MESSAGE_LIMIT = 400  # characters
-LANE_SECONDS = 0.001  # of a submission that is worth a lane
-TOGETHER = 4  # submissions a lane that run together: they are answered together
 BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all sessions
 
 
@@ -154,6 +150,7 @@ class ExecutorSession:
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
+        self._lanes_met = False  # True if submissions ran concurrently in the last group
         self._loop = SessionLoop(self, self._reads, self._wanted, context.threads, context.idle_seconds)
         self._peer_values = PeerValues(
             context,
@@ -475,52 +472,69 @@ class ExecutorSession:
             yield from self._await_operands(bound, work)
             waited = time.perf_counter()
         turn = DeviceTurn(bound, work, submit, bound.slots if bound is not None else (), started, decoded, waited)
-        group, turns = self._gather(turn, connection), self.device.turns
         connection.copy_borrowed()  # what was sent and not taken yet may be written now
-        if len(group) > 1:
-            turns.run(self._turn, self._compute_together(group))
-        else:
-            if bound is not None and bound.joint is not None:
-                timed = self._timings is not None and self._timings.ops
-                turn.pending = self._runs.pending(bound, bound.joint, work, timed=timed)
-            turns.run(self._turn, self._compute(turn), turn.pending)
-        executed = [*map(self._wait, group)]
-        took = turns.take_seconds(self._turn) / len(group)
-        for member, at in zip(group, executed, strict=True):
-            self._answer(member, at, took, connection)
+        if (group := self._lane_group(turn, connection)) is not None:
+            self._run_in_lanes(group, connection)
+            return
+        if bound is not None and bound.joint is not None:
+            timed = self._timings is not None and self._timings.ops
+            turn.pending = self._runs.pending(bound, bound.joint, work, timed=timed)
+        self.device.turns.run(self._turn, self._compute(turn), turn.pending)
+        self._wait(turn)
+        self._answer(turn, self.device.turns.take_seconds(self._turn), connection, connection.send)
 
-    def _gather(self, turn: DeviceTurn, connection: ExecutorChannel) -> list[DeviceTurn]:
-        """Return this submission, with later submissions that have arrived and may run concurrently with it."""
-        group, runs, bound, quota = [turn], self._runs, turn.bound, self._usage.quota
-        if bound is None or bound.seconds < LANE_SECONDS or not (runs.has_lanes and self.device.lanes.pay_for(bound)):
-            return group
-        if quota.requests_a_second or quota.values or quota.seconds_an_hour:  # a refusal leaves what came before it
-            return group
-        accesses = [runs.access(bound, turn.work)]
-        while (earlier := accesses[-1]) is not None and len(group) < TOGETHER * self.device.lanes.count:
+    def _lane_group(self, turn: DeviceTurn, connection: ExecutorChannel) -> LaneGroup | None:
+        """Return a submission with the next one, if both may run concurrently; alone, if the next one has not arrived but probably will."""
+        quota = self._usage.quota  # a refusal leaves what came before it
+        limited = quota.requests_a_second or quota.values or quota.seconds_an_hour or self._timings is not None
+        if turn.bound is None or limited or (access := self._runs.access(turn.bound, turn.work)) is None:
+            return None
+        group = LaneGroup(self.device, self._runs, self.values.lock)
+        group.add(turn, access)
+        joined = self._join(group, connection)
+        return group if joined or (joined is None and self._lanes_met) else None
+
+    def _run_in_lanes(self, group: LaneGroup, connection: ExecutorChannel) -> None:
+        """Run submissions concurrently, and independent ones that arrive meanwhile, and answer them."""
+        with ReplySender(connection) as sender:
+            answer = partial(self._answer_lane, connection, sender.send)
+            steps = group.steps(partial(self._join, group, connection), self._begin_reply, answer, sender)
+            self.device.turns.run(self._turn, steps)
+        self.device.turns.take_seconds(self._turn)  # `LaneRun.seconds` has them
+        self._lanes_met = group.met
+        for run in group.ended:
+            self._answer_lane(connection, connection.send, run)
+
+    def _answer_lane(self, connection: ExecutorChannel, send: Send, run: LaneRun) -> None:
+        self._wait(run.turn)
+        self._answer(run.turn, run.seconds, connection, send)
+
+    def _join(self, group: LaneGroup, connection: ExecutorChannel) -> bool | None:
+        """Add the next message to a group if it is an independent submission. Return False if it is another one, None if none has arrived."""
+        with self.values.lock:  # an upload may arrive
             submit = self._loop.following(connection)
-            if type(submit) is not Submit or self._uploads.wanted or self._reads.reading or self._timings is not None:
-                break
-            bound = self._templates.get(submit.digest) if submit.digest else None
-            if (bound_copy := bind_copy(bound, submit)) is None:
-                break
-            copy, work = bound_copy
-            access = runs.access(copy, work)
-            if access is None or not access.may_join(earlier):
-                break  # it is handled after these
-            self._loop.machine.pop()
-            self._number(submit)
-            if bound is not None and copy is not None:
-                bound.slots, bound.inputs = copy.slots, copy.inputs
-                self._counts.template_cache_hits += 1
-            self._wanted.begin(work)
-            now = time.perf_counter()
-            group.append(DeviceTurn(bound, work, submit, () if copy is None else copy.slots, now, now, now))
-            accesses.append(access.joined(earlier))
-        return group
+        waits = self._uploads.wanted or self._reads.reading or self._wanted.client_left.is_set()
+        if type(submit) is not Submit or waits:
+            return None if submit is None else False
+        bound = self._templates.get(submit.digest) if submit.digest else None
+        if (bound_copy := bind_copy(bound, submit)) is None:
+            return False
+        copy, work = bound_copy
+        access = self._runs.access(copy, work)
+        if access is None or not group.admits(access):
+            return False
+        self._loop.machine.pop()
+        self._number(submit)
+        if bound is not None and copy is not None:
+            bound.slots, bound.inputs = copy.slots, copy.inputs
+            self._counts.template_cache_hits += 1
+        self._wanted.begin(work)
+        now = time.perf_counter()
+        group.add(DeviceTurn(bound, work, submit, () if copy is None else copy.slots, now, now, now), access)
+        return True
 
-    def _answer(self, turn: DeviceTurn, executed: float, took: float, connection: ExecutorChannel) -> None:
-        """Send the reply to a submission that has run."""
+    def _answer(self, turn: DeviceTurn, took: float, connection: ExecutorChannel, send: Send) -> None:
+        """Send the reply to a submission that has run. `took`: its device seconds."""
         bound, work, submit, pending = turn.bound, turn.work, turn.submit, turn.pending
         started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
@@ -536,7 +550,7 @@ class ExecutorSession:
             begun = self._runs.ended(bound, pending, took) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
-        timing = Timing(begun - waited + work.rested, decoded - started, took, done - executed, pressure)
+        timing = Timing(begun - waited + work.rested, decoded - started, took, done - turn.executed, pressure)
         if bound is not None:
             self._notes.ran(bound.digest, work.inputs, work.outputs, took)
             bound.seconds = min(took, 2.0 * bound.seconds)  # one run may be interrupted
@@ -549,15 +563,15 @@ class ExecutorSession:
             self._counts.layout_corrections += len(run.layout_mismatches)
         if self._observed:
             self._notify_completed(submit, timing, len(run.failures))
-        failures = tuple([_abridged(f) for f in run.failures[:FAILURES_LIMIT]]) if run.failures else ()
+        failures = run.reported_failures() if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
         found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
             if self.device.timer.runs_late:  # its ops were issued before the device ran them
-                begun = max(begun, executed - took)
-            moments = {"taken": started, "ready": waited, "begun": begun, "executed": executed, "done": done}
+                begun = max(begun, turn.executed - took)
+            moments = {"taken": started, "ready": waited, "begun": begun, "executed": turn.executed, "done": done}
             each = work.op_times.packed(bound.template.count) if bound is not None and work.op_times else b""
             times = timings.times(moments, self.values.held, each)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.measurements else ()
@@ -567,7 +581,7 @@ class ExecutorSession:
         if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
             self._context.threads.promote_follower()  # the client may not read
         log = connection.journal.rounded if self._rounded else connection.journal.checked
-        connection.send(log(Frame(encode(completed), responses.body)))
+        send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
             self._runs.ahead.follow(submit, bound, work, took)
 
@@ -581,37 +595,27 @@ class ExecutorSession:
             turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
             self.values.free(turn.freed)
         turn.outcome = run = yield from self._runs.run(bound, work, turn.pending)
-        self._wanted.end(work, run)
         turn.executed = time.perf_counter()
         if work.synchronize and not self.device.timer.runs_late:
             _synchronize(self.device.runtime, work, run)
-        turn.responses = Responses.start(work, self.values, self.device.runtime, self._reply_bytes, self._counts)
+        self._begin_reply(turn)
 
-    def _compute_together(self, group: Sequence[DeviceTurn]) -> Steps:
-        """Run submissions concurrently, as `_compute` does. Their freed values are released after all replies."""
-        began = time.perf_counter()
-        yield from self._runs.run_together(group)
-        executed = time.perf_counter()
-        for turn in group:
-            turn.begun, turn.executed = began, executed
-            self._wanted.end(turn.work, turn.outcome)
-            turn.responses = Responses.start(
-                turn.work, self.values, self.device.runtime, self._reply_bytes, self._counts
-            )
+    def _begin_reply(self, turn: DeviceTurn) -> None:
+        """Issue the copies of the values that a submission fetches, after its ops."""
+        self._wanted.end(turn.work, turn.outcome)
+        turn.responses = Responses.start(turn.work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
-    def _wait(self, turn: DeviceTurn) -> float:
-        """Wait for a submission's ops and copies, without a turn on the device. Return the time when the ops had run."""
+    def _wait(self, turn: DeviceTurn) -> None:
+        """Wait for a submission's ops and copies, without a turn on the device."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
-        executed = turn.executed
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
             _synchronize(self._turn.reached or self.device.runtime, work, run)
-            executed = time.perf_counter()
+            turn.executed = time.perf_counter()
         turn.responses.finish()
         if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
             watch.check_failures((*run.failures, *turn.responses.results), self._wanted)
             if work.fetch or work.synchronize:
                 watch.completed()
-        return executed
 
     def _number(self, submit: Submit) -> None:
         """Check a submission's number and count it. From now on, the session must answer the submission.
@@ -893,7 +897,3 @@ def _synchronize(what: Any, work: RunRequest, run: RunOutcome) -> None:
         what.synchronize()
     except RuntimeError as error:
         run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))
-
-
-def _abridged(failure: Failure) -> Failure:
-    return msgspec.structs.replace(failure, message=failure.message[:FAILURE_MESSAGE_LIMIT])

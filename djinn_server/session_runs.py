@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from functools import partial
 
 from djinn_core.errors import ProtocolError, QuotaExceeded, TransportError
@@ -157,60 +157,49 @@ class SessionRuns:
         failure = Failure(work.sequence, -1, "", type(error).__name__, text)
         return refuse_run(bound.template, work, bound.slots, self._values, failure)
 
-    @property
-    def has_lanes(self) -> bool:
-        """True if submissions of the session may run concurrently."""
-        ahead = self.ahead is not None and self.ahead.pending
-        return self.alone and self.memory is None and not ahead
-
     def access(self, bound: BoundTemplate | None, work: RunRequest) -> Access | None:
-        """Return the storages that a bound submission uses; None if it cannot run concurrently."""
+        """Return the storages that a submission uses; None if it should not run concurrently with others."""
+        ahead = self.ahead is not None and self.ahead.pending
+        if not self.alone or self.memory is not None or ahead:
+            return None
         if bound is None:
             return access_of(None, work, (), ())
-        choice = self._choice(bound)
-        if choice is not None and not choice.runs_plain(exact=self._exact):
+        if not self._device.lanes.pay_for(bound):
             return None
+        choice = self._choice(bound)
+        if choice is not None and (choice.candidates or choice.caches):
+            return None  # the arbiter times its runs one by one
         if bound.template.moves or bound.draws.first(bound.slots) is not None:
             return None
         growth = self._growth(bound, choice)
         grown = [] if growth is None else [position for position, _ in growth.appends]
         return access_of(bound, work, self._device.own, grown)
 
-    def run_together(self, turns: Sequence[DeviceTurn]) -> Steps:
-        """Run independent submissions concurrently, and set their outcomes. An internal error fails one of them."""
+    def begin_in_lane(self, turn: DeviceTurn) -> TemplateRun | None:
+        """Return the run of a submission, as `LaneRuns.begin_in_lane` does."""
+        bound, work = turn.bound, turn.work
+        assert bound is not None
+        work.rest = self._cancellation.pauses
         self._device.numeric_settings.compute_under(self.numeric_settings)
-        runs, calls = list[tuple[DeviceTurn, BoundTemplate, TemplateRun]](), list[Callable[[], bool]]()
-        for turn in turns:
-            if (bound := turn.bound) is None:
-                turn.outcome = RunOutcome()
-                continue
+        with self._values.lock:
             try:
-                run, call = self._begun(bound, turn)
+                self._before_run(bound, work)
+                growth = self._growth(bound, self._choice(bound))
+                return TemplateRun(bound.template, work, turn.slots, self._values, growth=growth)
             except Exception as error:
-                turn.outcome = self._fail(error, bound, turn.work)
-                continue
-            runs.append((turn, bound, run))
-            calls.append(call)
-        ended: dict[int, bool | Exception] = {}
-        while unfinished := [number for number in range(len(calls)) if not ended.get(number)]:
-            if ended:
-                yield from self._pause(False, *[turn.work for turn in turns])
-            ended.update(zip(unfinished, self._device.lanes.run([calls[number] for number in unfinished]), strict=True))
-        for (turn, bound, run), end in zip(runs, ended.values(), strict=True):
-            try:
-                if isinstance(end, Exception):
-                    raise end
-                turn.outcome = run.finish()
-            except Exception as error:
-                turn.outcome = self._fail(error, bound, turn.work)
+                turn.outcome = self._fail(error, bound, work)
+                return None
 
-    def _begun(self, bound: BoundTemplate, turn: DeviceTurn) -> tuple[TemplateRun, Callable[[], bool]]:
-        """Return the run of a submission, and a function that advances it. The function returns True at the end."""
-        self._before_run(bound, turn.work)
-        turn.work.rest = self._cancellation.pauses
-        choice = self._choice(bound)
-        run = TemplateRun(bound.template, turn.work, turn.slots, self._values, growth=self._growth(bound, choice))
-        return run, run.advance
+    def finish_in_lane(self, turn: DeviceTurn, run: TemplateRun, error: Exception | None) -> None:
+        """Store the results of a run, as `LaneRuns.finish_in_lane` does."""
+        assert turn.bound is not None
+        with self._values.lock:
+            try:
+                if error is not None:
+                    raise error
+                turn.outcome = run.finish()
+            except Exception as failure:
+                turn.outcome = self._fail(failure, turn.bound, turn.work)
 
     def _run(
         self, bound: BoundTemplate, work: RunRequest, pending: JointRun | None
@@ -250,13 +239,13 @@ class SessionRuns:
         )
         if choice is None or guard is not None or work.op_times is not None:
             while not run.advance():
-                yield from self._pause(bound.template.random, work)
+                yield from self.pause(bound.template.random, work)
         else:
             names, cacheable = self._shares.names, None
             if choice.caches and choice.facts.cacheable_ops is not None and names is not None:
                 ops, table = choice.facts.cacheable_ops, self._device.cached_results
                 cacheable = CacheableRun(ops, run, names, table, self.numeric_settings)
-            pause = partial(self._pause, bound.template.random, work)
+            pause = partial(self.pause, bound.template.random, work)
             served = ServedRun(choice.facts, run, bound.slots, pause, cacheable)
             yield from self._device.arbiter.run(choice, served, exact=self._exact)
             if cacheable is not None:
@@ -289,7 +278,7 @@ class SessionRuns:
     def _exact(self) -> bool:
         return self.numeric_settings is None or self.numeric_settings.exact
 
-    def _pause(self, random: bool, *works: RunRequest) -> Steps:
+    def pause(self, random: bool, *works: RunRequest) -> Steps:
         """Yield the device in the middle of runs. `random`: True if the runs draw random numbers."""
         began = time.perf_counter()
         yield

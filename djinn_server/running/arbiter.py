@@ -164,10 +164,6 @@ class TemplateChoice:
                 fastest = candidate
         return fastest
 
-    def runs_plain(self, *, exact: bool) -> bool:
-        """Return True if the next run is op by op: no offer is used or in a trial."""
-        return self.cache(exact=exact) is None and self.next(exact=exact) is None
-
     def stage(self, candidate: Candidate) -> Stage:
         """Return the stage of an offer, as `RunOffer.stage`; `idle` if the offer has failed."""
         return "idle" if candidate.failed else self._call_offer(candidate, candidate.offer.stage) or "idle"

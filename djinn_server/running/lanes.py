@@ -6,7 +6,7 @@ Each lane uses as many threads of PyTorch as the executor, so an op computes the
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Final
 
@@ -18,6 +18,7 @@ from djinn_core.system.limits import processors
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.run_request import RunRequest
 
+RUN_SECONDS: Final = 1e-3  # time of a run from which a lane pays
 OP_SECONDS: Final = 2e-4  # mean time of an op from which lanes pay: below it, threads mostly wait for each other
 
 
@@ -28,24 +29,19 @@ class Lanes:
         count: number of lanes; 1: submissions run one after another.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.count = max(processors() // torch.get_num_threads(), 1) if device.type == "cpu" else 1
+    def __init__(self, device: torch.device, count: int | None = None) -> None:
+        """`count`: None: one on an accelerator, and on a CPU the processors divided by the threads of PyTorch."""
+        threads = torch.get_num_threads() if device.type == "cpu" else processors()
+        self.count = count or max(processors() // threads, 1)
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
 
     def pay_for(self, bound: BoundTemplate) -> bool:
         """Return True if the template's ops take long enough for concurrent runs to be faster."""
-        return self.count > 1 and bound.seconds >= OP_SECONDS * bound.template.count
+        return self.count > 1 and bound.seconds >= max(RUN_SECONDS, OP_SECONDS * bound.template.count)
 
-    def run(self, calls: Sequence[Callable[[], bool]]) -> Sequence[bool | Exception]:
-        """Make the calls, at most `count` at a time. Return their results in order, or the error of a call that raised."""
-        return [*self._pool.map(_result_of, calls)]
-
-
-def _result_of(call: Callable[[], bool]) -> bool | Exception:
-    try:
-        return call()
-    except Exception as error:
-        return error
+    def start(self, call: Callable[[], bool]) -> Future[bool]:
+        """Make a call in a lane, once one is free."""
+        return self._pool.submit(call)
 
 
 def _use_process_threads() -> None:
@@ -68,10 +64,6 @@ class Access:
         """
         used = earlier.reads | earlier.fetches | earlier.writes
         return self.reads.isdisjoint(earlier.writes) and self.writes.isdisjoint(used)
-
-    def joined(self, other: Access) -> Access:
-        """Return the union of the accesses of both submissions."""
-        return Access(self.reads | other.reads, self.fetches | other.fetches, self.writes | other.writes)
 
 
 def access_of(bound: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:

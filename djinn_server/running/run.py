@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -51,8 +50,14 @@ class RunOutcome(msgspec.Struct):
     native_ops: int = 0  # that the library ran
     rounded: bool = False  # True if results may be rounded in another way than by the ops
 
+    def reported_failures(self) -> tuple[Failure, ...]:
+        """Return the first failures with short messages, which the client gets before it fetches results that depend on them."""
+        first = self.failures[:_REPORTED]
+        return tuple([msgspec.structs.replace(one, message=one.message[:_MESSAGE_CHARACTERS]) for one in first])
 
-_POISONING: Final = threading.Lock()  # runs in lanes share their session's values
+
+_REPORTED: Final = 4  # failures of a submission
+_MESSAGE_CHARACTERS: Final = 400  # of a reported failure
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
 Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
 
@@ -167,7 +172,7 @@ class TemplateRun:
         with inference_mode(True):
             while step < count:
                 if step in short:
-                    with _POISONING:
+                    with self._values.lock:
                         step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
                     continue
                 try:
@@ -201,7 +206,7 @@ class TemplateRun:
 
     def _failed(self, stop: FailedStep) -> int:
         """Handle a failed instruction: repair it, or poison its values. Return the next instruction to run."""
-        with _POISONING:
+        with self._values.lock:
             return self._poisoned(stop)
 
     def _poisoned(self, stop: FailedStep) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Protocol, TypeGuard
 
@@ -125,6 +126,7 @@ class ValueTable:
         table: the values. Only this object changes it.
         held: bytes of all storages, on or off the device, with their sizes when they were added.
         highest: peak of `held` after a run.
+        lock: held to change the table while runs of the session are in lanes.
         growing: tensors with spare capacity by handle, with a counter of their copies (`growing.py`). Only readers of
             `table` see them; other readers get a dense copy.
     """
@@ -135,6 +137,7 @@ class ValueTable:
         self._storages: dict[int, _Held] = {}
         self.held = 0
         self.highest = 0
+        self.lock = threading.Lock()
         self.growing: dict[int, Copied] = {}
 
     def __len__(self) -> int:

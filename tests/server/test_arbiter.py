@@ -261,7 +261,7 @@ def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch,
     assert reasons(logged) == ["it raised KeyError: 'broken'"]
 
 
-@pytest.mark.parametrize("method", ["begin", "before_write", "free", "figures"])
+@pytest.mark.parametrize("method", ["begin", "free", "figures"])
 def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monkeypatch, method):
     begin, _ = running
     events = []

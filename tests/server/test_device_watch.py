@@ -444,6 +444,7 @@ def test_op_that_ran_out_of_memory_runs_once_more_unless_it_writes(writes, tries
         table={},
         indexed=False,
         growing={},
+        lock=contextlib.nullcontext(),
         sharing_memory=lambda *_: [],
         poison=lambda *_: None,
         moved=lambda *_: None,

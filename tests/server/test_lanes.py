@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 
 import pytest
 import torch
@@ -18,12 +19,13 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Goodbye, InitialBindings, Submit, Template, decode, encode
 from djinn_core.wire.templates import digest_of
 from djinn_core.wire.upload_messages import UploadPart
-from djinn_server import session
 from djinn_server.builtins.cpu import CpuRuntime
 from djinn_server.context import ExecutorContext
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running import lanes as lanes_module
+from djinn_server.running import responses
+from djinn_server.running.lanes import Lanes
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
 
@@ -86,22 +88,22 @@ class Program:
         self.answers.append((message.sequence, [failure.op for failure in message.failures], results))
 
     def run(self, lanes, values):
-        """Return the answers, and the numbers of runs at a time."""
-        context = ExecutorContext.of(CpuRuntime())
-        context.usage.quota, context.device.lanes.count = self.quota, lanes
-        plain, sizes = context.device.lanes.run, []
-        context.device.lanes.run = lambda calls: (sizes.append(len(calls)), plain(calls))[1]
+        """Return the answers, and the number of runs in lanes."""
+        self.context = context = ExecutorContext.of(CpuRuntime())
+        context.usage.quota, context.device.lanes = self.quota, Lanes(torch.device("cpu"), lanes)
+        start, runs = context.device.lanes.start, []
+        context.device.lanes.start = lambda call: (runs.append(call), start(call))[1]
         served = ExecutorSession(context)
         for number, value in values.items():
             served.values[number] = value.clone()
         served.serve(PlainExecutorChannel(self))
         served.close()
-        return self.answers, sizes
+        return self.answers, len(runs)
 
 
 @pytest.fixture(autouse=True)
 def brief_runs_join(monkeypatch):
-    monkeypatch.setattr(session, "LANE_SECONDS", 0.0)
+    monkeypatch.setattr(lanes_module, "RUN_SECONDS", 0.0)
     monkeypatch.setattr(lanes_module, "OP_SECONDS", 0.0)
 
 
@@ -141,8 +143,8 @@ def test_independent_submissions_run_concurrently(monkeypatch):
     monkeypatch.setattr(TemplateRun, "advance", meeting)
     products(program, 2)
     values = matrices(4)
-    answers, sizes = program.run(2, values)
-    assert sizes == [2]
+    answers, runs = program.run(2, values)
+    assert runs == 2
     expected = [(values[handle(1)] @ values[handle(number)]).numpy().tobytes() for number in (2, 3)]
     assert answers == [(1, [], expected[:1]), (2, [], expected[1:])]
 
@@ -150,10 +152,110 @@ def test_independent_submissions_run_concurrently(monkeypatch):
 def test_submissions_of_small_ops_run_one_after_another(monkeypatch):
     monkeypatch.setattr(lanes_module, "OP_SECONDS", SECONDS)
     program = Program()
-    most = 2 * session.TOGETHER
-    products(program, most + 4)
-    answers, sizes = program.run(2, matrices(most + 5))
-    assert (len(answers), sizes) == (most + 4, [most]), "the first ones run before the template's time is known"
+    products(program, 40)
+    answers, runs = program.run(2, matrices(41))
+    assert len(answers) == 40
+    assert runs < 20, "the first ones run before the template's time is known"
+
+
+class Answering(Program):
+    """A client whose later submissions arrive after `after` answers; `later` is the number of frames that wait."""
+
+    def __init__(self, after):
+        super().__init__()
+        self.after, self.later = after, 1
+
+    def receive(self, timeout=None):
+        if self._frames and len(self._frames) <= self.later and len(self.answers) < self.after:
+            raise TimeoutError
+        return super().receive(timeout)
+
+
+def run_waits_for(monkeypatch, number, event, seconds=SECONDS):
+    """Let the run of a submission begin its ops once an event has happened, or after `seconds`."""
+    plain = TemplateRun.advance
+
+    def waiting(run, stop=None):
+        if run.work.sequence == number:
+            event.wait(seconds)
+        return plain(run, stop)
+
+    monkeypatch.setattr(TemplateRun, "advance", waiting)
+
+
+def test_submission_joins_once_an_earlier_one_is_answered(monkeypatch):
+    program, plain, third = Answering(after=1), TemplateRun.finish, threading.Event()
+    run_waits_for(monkeypatch, 2, third, 5.0)
+    ended = []
+
+    def noting(run):
+        ended.append(run.work.sequence)
+        if run.work.sequence == 3:
+            third.set()
+        return plain(run)
+
+    monkeypatch.setattr(TemplateRun, "finish", noting)
+    products(program, 3)
+    answers, runs = program.run(2, matrices(4))
+    assert [number for number, _, _ in answers] == [1, 2, 3]
+    assert ended == [1, 3, 2], "the client sends the third one after the first answer, while the second one runs"
+    assert runs == 3
+
+
+def test_client_that_does_not_read_keeps_no_device():
+    begun = []
+
+    class Slow(Program):
+        def send(self, frame):
+            if not begun:
+                turns = self.context.device.turns
+                share, until = turns.share(), time.monotonic() + 10.0
+                while not turns.begin_if_free(share) and time.monotonic() < until:
+                    time.sleep(0.001)
+                begun.append(turns.busy)
+                if time.monotonic() < until:
+                    turns.leave(share)
+            super().send(frame)
+
+    program, until = Slow(), time.monotonic() + 10.0
+    products(program, 12)
+    answers, _ = program.run(2, matrices(13))
+    assert time.monotonic() < until, "the reply waited for a turn that waited for the reply"
+    assert [number for number, _, _ in answers] == [*range(1, 13)]
+
+
+def test_memory_of_unsent_reply_is_not_written(monkeypatch):
+    sending, scaled, plain = threading.Event(), threading.Event(), TemplateRun.finish
+    monkeypatch.setattr(responses, "COPIED_AT_ONCE", 0)  # small values are borrowed, too
+    run_waits_for(monkeypatch, 3, scaled, 1.0)
+
+    def noting(run):
+        outcome = plain(run)
+        if run.work.sequence == 4:
+            scaled.set()
+        return outcome
+
+    class Slow(Program):
+        def receive(self, timeout=None):
+            if len(self._frames) == 1 and not sending.is_set():
+                raise TimeoutError  # the client has not sent the last submission yet
+            return super().receive(timeout)
+
+        def send(self, frame):
+            if len(self.answers) == 1:
+                sending.set()
+                scaled.wait(1.0)
+            super().send(frame)
+
+    monkeypatch.setattr(TemplateRun, "finish", noting)
+    program, values = Slow(), matrices(4)
+    program.submit(SCALE, [handle(4)], slots=[1.0])  # so that its template is known
+    products(program, 2)
+    program.submit(SCALE, [handle(100)], slots=[2.0], fetch=[handle(100)])
+    answers, _ = program.run(2, values)
+    product = values[handle(1)] @ values[handle(2)]
+    assert answers[1][2] == [product.numpy().tobytes()]
+    assert answers[3][2] == [(product * 2.0).numpy().tobytes()]
 
 
 def test_random_programs_equal_one_lane():
@@ -177,9 +279,9 @@ def test_random_programs_equal_one_lane():
                 else:
                     program.fetch(choose.choice(known))
             program.fetch(*known)
-            answers, sizes = program.run(lanes, matrices(6))
+            answers, runs = program.run(lanes, matrices(6))
             found.append(answers)
-            joined += sum(sizes)
+            joined += runs
         assert found[0] == found[1], seed
     assert joined > 100
 
@@ -207,8 +309,8 @@ def test_submissions_keep_own_slots_and_inputs():
     program, values = Program(), matrices(4)
     for number, factor in enumerate((2.0, 3.0, 4.0), start=1):
         program.submit(SCALE, [handle(number)], slots=[factor], fetch=[handle(number)])
-    answers, sizes = program.run(2, values)
-    assert sizes == [3]
+    answers, runs = program.run(2, values)
+    assert runs == 3
     expected = [(values[handle(n)] * factor).numpy().tobytes() for n, factor in enumerate((2.0, 3.0, 4.0), start=1)]
     assert [results[0] for _, _, results in answers] == expected
 
@@ -225,8 +327,8 @@ def test_internal_error_fails_one_submission(monkeypatch, place):
     monkeypatch.setattr(TemplateRun, place, broken)
     program = Program()
     products(program, 4)
-    answers, sizes = program.run(2, matrices(5))
-    assert sum(sizes) >= 3
+    answers, runs = program.run(2, matrices(5))
+    assert runs >= 3
     assert [bool(failures) for _, failures, _ in answers] == [False, True, False, False]
 
 
