@@ -14,8 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import djinn
 
-pytestmark = pytest.mark.usefixtures("fresh_processes")
-
 TYPE = "remote_accelerator"
 
 SCRIPT = """

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
+from pathlib import Path
 
 import attrs
 import pytest
@@ -16,7 +18,7 @@ import djinn_commands.demo
 from djinn.errors import StartupError
 from djinn.planning import ExecutionPhase, PatternMatch, WorkloadProfile, WorkloadType
 from djinn.testing import CommandConformance, PluginConformance
-from djinn_commands.demo import show, table
+from djinn_commands.demo import server, show, table
 from djinn_commands.demo.command import PARTS, demo
 from djinn_commands.demo.library import passages
 from djinn_commands.demo.measure import Findings, Measured, MeasuredRun, measure, summarise
@@ -63,12 +65,21 @@ def printed(results, width):
     return stream.getvalue()
 
 
-def test_remote_training_equals_local(python, tmp_path):
+@pytest.fixture
+def forked_djinn(python, tmp_path):
+    """A command `djinn` that is forked from a prepared process, as are its executors."""
+    file = tmp_path / "djinn"
+    python.write_executable(file, [str(Path(sys.executable).with_name("djinn"))])
+    return file
+
+
+def test_remote_training_equals_local(python, forked_djinn, tmp_path):
     picture = tmp_path / "demo.svg"
     # In a separate process, because the demo configures Djinn and ends a server.
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DJINN_")}
     (tmp_path / "sitecustomize.py").write_text(
-        f"from djinn_commands.demo import training\ntraining.EPOCHS = {long_or(2, 6)}\n"
+        f"from djinn_commands.demo import server, training\ntraining.EPOCHS = {long_or(2, 6)}\n"
+        f"server._djinn = lambda: [{str(forked_djinn)!r}]\n"
     )
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), environ.get("PYTHONPATH")]))
     done = python.run(
@@ -85,7 +96,8 @@ def test_remote_training_equals_local(python, tmp_path):
     assert "https://cdn" not in picture.read_text()
 
 
-def test_failed_server_start_gives_reason():
+def test_failed_server_start_gives_reason(forked_djinn, monkeypatch):
+    monkeypatch.setattr(server, "_djinn", lambda: [str(forked_djinn)])
     message = r"(?s)server ended with code .*no device 'quantum'.*djinn doctor"
     with pytest.raises(StartupError, match=message), running_server("quantum", 1):
         pass
