@@ -109,9 +109,9 @@ class StrategyRun(ABC):
     def digest(self, nbytes: int) -> bytes | None:
         """Return a digest of everything that decides the results of the cacheable ops; None if they draw random numbers or an operand failed.
 
-        It covers the ops, their numbers, the session's numeric settings, and layout and contents of the operands. At most `nbytes` bytes of
-        operands are read. An operand that is not read equals itself, until a program writes into it. Digests of bytes that were uploaded or read
-        from a weight store are known. So are those of results that `results` has returned or `reuse` has given.
+        The digest covers the ops, their numbers, the session's numeric settings, and layout and contents of the operands. At most
+        `nbytes` bytes of operands are read. An operand that is not read counts as unchanged until a program writes into it. Some
+        digests need no reading: those of uploaded bytes, of weights from a store, and of results of `results` and `reuse`.
         """
         return None
 

@@ -100,7 +100,7 @@ class HeldExecutor:
 
     @contextlib.contextmanager
     def relay_address(self) -> Iterator[str]:
-        """Yield the URL through which the gateway relays: an address of the executor's machine, as its holder checked."""
+        """Yield the executor's first URL, for the gateway's relay. The executor's holder has checked its address."""
         yield self.ready.urls[0]
 
     def wait_ready(self, timeout: float) -> Ready:

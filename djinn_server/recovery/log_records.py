@@ -101,7 +101,7 @@ class LoggedTransfer(msgspec.Struct, frozen=True):
         """Decode the values of the transfer from its record.
 
         Raises:
-            SessionLost: its buffers do not have the sizes of its items.
+            SessionLost: the buffers in the record do not have the sizes of the values.
         """
         sizes = [item.size for item in self.header.items if item.size]
         if sizes != [memoryview(buffer).nbytes for buffer in frame.body]:

@@ -84,7 +84,7 @@ class PooledPlan:
         equal_slots: pairs of slots that must be equal.
         made: new values that outlive the program, with executor and planned bytes.
         leaves: additional bytes in use on each executor afterwards.
-        crowded: True if an executor lacked room for all of them.
+        crowded: True if an executor had too little free memory for these bytes when the plan was made.
         moved: values whose memory moved, with their new executor.
         copied: values with copies, and the copies' executors.
         dropped: copies that the plan frees.
@@ -92,7 +92,7 @@ class PooledPlan:
         dead: inputs that the program no longer holds afterwards.
         rewrite: rewrite of the recorded program; None if it is unchanged.
         own: values that exist only in the rewritten program.
-        turn: the executor in turn; None if the plan does not depend on turns.
+        turn: the executor whose turn it was, if independent programs take turns on the executors; None otherwise.
         link_changes: number of link changes when the plan was made.
         profile: profile of the first program.
         relied: instructions and slots that must be unchanged, as in `relied_on`.
