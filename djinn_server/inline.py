@@ -105,7 +105,9 @@ def begin(settings: Settings, client: str) -> tuple[Connection, str]:
     disk = DiskQuota()
     device = limited(opened, bytes_of(settings.memory_gib), disk)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
-    context = ExecutorContext(SharedDevice(device.runtime, registry.operators), weights=weights, disk=disk)
+    context = ExecutorContext(
+        SharedDevice(device.runtime, registry.operators, has_program=True), weights=weights, disk=disk
+    )
     config = ExecutorConfig(compilers=settings.compilers)
     begin_strategies(context, strategies_of(registry, config), compilers_of(registry, config))
     operators = CustomOperators(settings.operators, registry.operators, tenants=False)

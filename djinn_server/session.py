@@ -376,8 +376,7 @@ class ExecutorSession:
             if memory is not None and not self._all_restored(memory):
                 return None
             fields = take_values(self.values, self._host_memory, frozenset([value_.handle for value_ in stored]))
-            self.device.randomness.hand_to(self._runs.randomness)
-            random = octets_of(self.device.randomness.get_state())
+            random = octets_of(self.device.randomness.state_of(self._runs.randomness))
         if fields is None:
             return None
         bound_templates = [value for _, value in self._templates.everything()]
@@ -444,8 +443,7 @@ class ExecutorSession:
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
             self._reads.read_again(snapshot.stored)
-            self.device.randomness.hand_to(self._runs.randomness)
-            self.device.randomness.set_state(tensor_of(snapshot.random))
+            self.device.randomness.restore(self._runs.randomness, tensor_of(snapshot.random))
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
         self._number(submit)

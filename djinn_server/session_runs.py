@@ -147,6 +147,7 @@ class SessionRuns:
         except Exception as error:
             return self._fail(error, bound, work)
         finally:
+            self._device.randomness.give_back()
             if watch is not None and issuing is not None:
                 watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
 
@@ -281,6 +282,7 @@ class SessionRuns:
     def pause(self, random: bool, *works: RunRequest) -> Steps:
         """Yield the device in the middle of runs. `random`: True if the runs draw random numbers."""
         began = time.perf_counter()
+        self._device.randomness.give_back()
         yield
         for work in works:
             work.rested += time.perf_counter() - began

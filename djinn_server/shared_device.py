@@ -24,15 +24,17 @@ from djinn_server.running.storage_names import StorageNames
 class SharedDevice:
     """A device that the sessions of this process use in turns."""
 
-    def __init__(self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = ()) -> None:
-        """`libraries`: as in `own_operators`."""
+    def __init__(
+        self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = (), *, has_program: bool = False
+    ) -> None:
+        """`libraries`: as in `own_operators`. `has_program`: True if this process runs the program of the client, too."""
         self.runtime = runtime
         self.timer = DeviceTimer(runtime)
         self.turns = FairShare(
             IssuedTurns(runtime) if self.timer.runs_late else None,
             simulated=runtime.take_seconds if runtime.keeps_time else None,
         )
-        self.randomness = DeviceRandomness(runtime.device)
+        self.randomness = DeviceRandomness(runtime.device, borrowed=has_program)
         self.numeric_settings = ProcessNumericSettings()
         self.lanes = Lanes(runtime.device)
         self.own = own_operators(runtime, self.timer, self.randomness, libraries)

@@ -51,9 +51,12 @@ def tensor_of(octets: bytes) -> torch.Tensor:
 class DeviceRandomness:
     """The default generator of a device. It holds the state of one session at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, borrowed: bool = False) -> None:
+        """`borrowed`: True if the program in this process draws from the generator, too. Sessions then have it during their runs only."""
         self._generator = default_generator(device)
         self._holder: SessionRandomness | None = None
+        self._borrowed = borrowed
+        self._programs_state: torch.Tensor | None = None
 
     def hand_to(self, session: SessionRandomness) -> None:
         """Load a session's random state into the generator. Only the session that has the device calls this."""
@@ -61,8 +64,27 @@ class DeviceRandomness:
             return
         if self._holder is not None:
             self._holder.state = self._generator.get_state()
+        elif self._borrowed:
+            self._programs_state = self._generator.get_state()
         self._generator.set_state(session.state)
         self._holder = session
+
+    def give_back(self) -> None:
+        """Restore the state of the program if the generator is borrowed."""
+        if self._programs_state is not None and self._holder is not None:
+            self._holder.state = self._generator.get_state()
+            self._generator.set_state(self._programs_state)
+            self._holder = None
+
+    def state_of(self, session: SessionRandomness) -> torch.Tensor:
+        """Return the random state of a session as a tensor of bytes."""
+        return self._generator.get_state() if self._holder is session else session.state
+
+    def restore(self, session: SessionRandomness, state: torch.Tensor) -> None:
+        """Set the random state of a session. Only the session that has the device calls this."""
+        self.hand_to(session)
+        self.set_state(state)
+        self.give_back()
 
     def forget(self, session: SessionRandomness) -> None:
         """Drop the random state of a session, because the session has ended."""
