@@ -94,6 +94,7 @@ def test_texts_do_not_install_from_package_index(files, root):
         "'pip install ' + 'djinn-' + name",
         "f'pip install djinn-{scheme}'",
         "f'Install the plugin, which would be called djinn-{scheme}'",
+        "'no cost model: install djinn-costs'",
         "'uv tool install djinn'",
         "'pipx inject djinn djinn-tcp'",
         "run(python, '-m', 'pip', 'install', 'djinn>=26')",
