@@ -232,6 +232,38 @@ class BeamDecoder(Decoder):
         return [*super().shown(), self.table.cpu()]
 
 
+class PreallocatedDecoder(Decoder):
+    """A cache of fixed size, whose next position is a number of the program."""
+
+    def __init__(self, device, attend, depth=1):
+        super().__init__(device, attend, depth)
+        self.position = BEGIN
+        self.keys, self.values = (
+            torch.cat((one, torch.zeros(1, HEADS, 300, WIDTH, dtype=one.dtype, device=one.device)), 2)
+            for one in (self.keys, self.values)
+        )
+
+    def forward(self):
+        row = self.row
+        for _ in range(self.depth):
+            row = torch.tanh(row * 1.5) + 0.1
+        query, key, value = (row @ weight for weight in self.weights)
+        self.keys[:, :, self.position], self.values[:, :, self.position] = key[:, :, 0], value[:, :, 0]
+        self.position += 1
+        keys, values = self.keys[:, :, : self.position], self.values[:, :, : self.position]
+        self.row = self.attend(query, keys, values, self.bias)
+
+
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize("steps", [RUNS, 140])  # the longer one outgrows its first capacity
+def test_step_with_a_preallocated_cache_is_a_graph(steps):
+    there, here = PreallocatedDecoder(REMOTE, fused, 23 + steps % 7), PreallocatedDecoder("cpu", fused, 23 + steps % 7)
+    torch.testing.assert_close(there.steps(steps), here.steps(steps))
+    assert grown(lambda: there.steps(5))[1] == 5
+    here.steps(5)
+    assert_close(there, here)
+
+
 @pytest.mark.usefixtures("session")
 def test_beams_change_places_in_the_buffers():
     there, here = BeamDecoder(REMOTE, fused, 20), BeamDecoder("cpu", fused, 20)

@@ -125,6 +125,7 @@ class GrowingGraphs(HotTemplates):
 
     name = "growing-graphs"
     exact = False
+    counters = True
     skipped = SKIPPED_OPS
     maybe_dynamic = MAYBE_DYNAMIC_OPS
 

@@ -228,7 +228,7 @@ class GrowingRegion(RecordedRegion):
     def _record(self, tensors: Sequence[torch.Tensor], weights: frozenset[int]) -> Recording | None:
         if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
             return None
-        capacity = capacity_for(self._n + max(plus for _, plus in self._grows.values()))
+        capacity = capacity_for(self._n + max([plus for _, plus in self._grows.values()], default=0))
         grown = {i: new_buffer(tensors[i], capacity, *grows) for i, grows in self._grows.items()}
         buffers = {i: memory_span(tensors[i]).clone() for i in range(len(tensors)) if i not in weights | self.growing}
         given: list[Any] = [*tensors]

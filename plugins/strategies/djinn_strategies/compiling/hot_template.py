@@ -131,6 +131,7 @@ class HotTemplate(RunOffer):
     slots: Sequence[Any] = ()  # of the run before
     skipped: frozenset[str] = frozenset()  # as for `find_region`, and `maybe_dynamic`
     maybe_dynamic: frozenset[str] = frozenset()
+    counters: bool = False  # as for `infer_size_relation`
     checked: bool = attrs.field(init=False, default=True)
     refusal: str = attrs.field(init=False, default="")
     phase: Phase = attrs.field(init=False)
@@ -229,7 +230,7 @@ class HotTemplate(RunOffer):
 
     def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
         """Adopt the compiled code."""
-        grows = "yes" if job.relation.base else "no"
+        grows = "no" if job.relation.base is None else "yes"
         self._report("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
         self.phase, self.refusal = AdoptedPhase(self, job, compiled), ""
 
@@ -335,7 +336,11 @@ class ObservingPhase:
             # the template allows it.
             template, region = self.hot.template, self.region
             relation = infer_size_relation(
-                self._observed, liftable_slots(template, region), not self.hot.tries, region.slots
+                self._observed,
+                liftable_slots(template, region),
+                not self.hot.tries,
+                region.slots,
+                counters=self.hot.counters,
             )
             if isinstance(relation, SizeRelation):
                 self.hot.begin(

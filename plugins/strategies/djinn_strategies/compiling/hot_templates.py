@@ -19,10 +19,12 @@ class HotTemplates(RunStrategy):
     Attributes:
         counts: counters since the executor began.
         skipped, maybe_dynamic: ops that it may run among others, as for `find_region`.
+        counters: as for `infer_size_relation`.
     """
 
     skipped: ClassVar[frozenset[str]] = frozenset()
     maybe_dynamic: ClassVar[frozenset[str]] = frozenset()
+    counters: ClassVar[bool] = False
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or Thresholds()
@@ -42,6 +44,7 @@ class HotTemplates(RunStrategy):
             self.counts,
             skipped=self.skipped,
             maybe_dynamic=self.maybe_dynamic,
+            counters=self.counters,
         )
         with self._lock:
             self.templates.add(hot)

@@ -148,7 +148,7 @@ class _RegionGraphBuilder:
 
     def _base(self) -> Any:
         if self.n is None:
-            assert self.relation.base is not None
+            assert isinstance(self.relation.base, tuple)
             source, dimension = self.relation.base
             tensor = self.nodes[self.region.inputs[source]]
             self.n = self.graph.call_function(torch.ops.aten.sym_size.int, (tensor, dimension))

@@ -45,7 +45,7 @@ class SizeRelation:
     """The relation by which sizes, strides and slots differ between runs.
 
     Attributes:
-        base: the input and the dimension whose size is `n`; None if no size varies.
+        base: the input and the dimension whose size is `n`, or the slot that is `n`; None if no size varies.
         sizes: varying dimensions, by input. strides: varying strides, by input. slots: varying slots.
         smallest: the least `n` for which no size is below 2.
         floats: slots that may be any float.
@@ -53,7 +53,7 @@ class SizeRelation:
     """
 
     example: ObservedRun
-    base: tuple[int, int] | None = None
+    base: tuple[int, int] | int | None = None
     sizes: dict[int, dict[int, LinearSize]] = attrs.field(factory=dict)
     strides: dict[int, dict[int, LinearSize]] = attrs.field(factory=dict)
     slots: dict[int, LinearSize] = attrs.field(factory=dict)
@@ -82,6 +82,8 @@ def infer_size_relation(
     liftable: Collection[int] = (),
     keep_constant: bool = True,
     used: range | None = None,
+    *,
+    counters: bool = False,
 ) -> SizeRelation | NonlinearSlots | None:
     """Return the relation of all runs in `observed`; None if there is none. The last run is the example.
 
@@ -90,6 +92,7 @@ def infer_size_relation(
         liftable: slots that may vary freely if they are floats.
         keep_constant: True if constant liftable slots have to stay constant.
         used: the slots that the region uses; None: all.
+        counters: True if `n` may be a slot where no size varies, such as the position in a preallocated cache.
     """
     example = observed[-1]
     used = range(len(example.slots)) if used is None else used
@@ -102,23 +105,23 @@ def infer_size_relation(
     differing = [key for key in differing if key[0] != "slot" or key[1] not in floats]
     if not differing:
         return SizeRelation(example, floats=floats, used=used)
-    lines = _fit_lines(flat, differing)
+    base = next((key for key in differing if key[0] == "size"), None)
+    if base is None and counters:
+        base = next((key for key in differing if all(type(numbers.get(key)) is int for numbers in flat)), None)
+    lines = {} if base is None else _fit_lines(flat, differing, base)
     if len(lines) < len(differing):
         nonlinear = [key for key in differing if key not in lines]
         slots = frozenset([key[1] for key in nonlinear if key[0] == "slot"])
         return NonlinearSlots(slots) if len(slots) == len(nonlinear) else None
-    base = next(key for key in differing if key[0] == "size")
+    assert base is not None
     return attrs.evolve(_relation(example, base, lines), floats=floats, used=used)
 
 
 Key = tuple[Any, ...]
 
 
-def _fit_lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key]) -> dict[Key, LinearSize]:
-    """Return the varying numbers that are linear functions of the first varying size."""
-    base = next((key for key in differing if key[0] == "size"), None)
-    if base is None:
-        return {}
+def _fit_lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key], base: Key) -> dict[Key, LinearSize]:
+    """Return the varying numbers that are linear functions of the number `base`."""
     n = [numbers[base] for numbers in flat]
     values = {key: [numbers.get(key) for numbers in flat] for key in differing}
     found = {key: _fit_line(n, some) for key, some in values.items() if all(isinstance(value, int) for value in some)}
@@ -145,9 +148,8 @@ def _fit_line(n: Sequence[Any], values: Sequence[Any]) -> LinearSize | None:
 
 
 def _relation(example: ObservedRun, base: Key, lines: dict[Key, LinearSize]) -> SizeRelation:
-    relation = SizeRelation(
-        example, (base[1], base[2]), smallest=_smallest([v for k, v in lines.items() if k[0] == "size"])
-    )
+    smallest = _smallest([line for key, line in lines.items() if key[0] == "size"])
+    relation = SizeRelation(example, base[1] if base[0] == "slot" else (base[1], base[2]), smallest=smallest)
     for key, line in lines.items():
         if key[0] == "slot":
             relation.slots[key[1]] = line
@@ -197,9 +199,8 @@ class SizeGuard:
         self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int]
     ) -> int | None:
         assert self._relation.base is not None
-        source, dimension = self._relation.base
-        base = tensors[source]
-        if base.dim() <= dimension or (n := int(base.shape[dimension])) < self._relation.smallest:
+        n = _value_of(self._relation.base, tensors, slots)
+        if n is None or n < self._relation.smallest:
             return None
         for index, meta, sizes, strides in self._varying_inputs:
             tensor = tensors[index]
@@ -214,6 +215,15 @@ class SizeGuard:
             if type(slot) is not int or slot != line.at(n):
                 return None
         return n
+
+
+def _value_of(base: tuple[int, int] | int, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
+    """Return the `n` of a run; None if the run has no such number."""
+    if isinstance(base, int):
+        number = slots[base]
+        return number if type(number) is int else None
+    source, dimension = base
+    return int(tensors[source].shape[dimension]) if tensors[source].dim() > dimension else None
 
 
 def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> ObservedRun | None:
