@@ -1,4 +1,4 @@
-"""The run strategy `batches`: sessions that wait with the same template run it together."""
+"""The run strategy `batches`: run a template once for several sessions that wait with the same template."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ _log = get_logger("djinn.server")
 
 @attrs.define
 class BatchCounters:
-    """Counters of a device's batches, under their names in `/metrics`.
+    """Counters of the batches on one device. `/metrics` shows them under their names.
 
     Attributes:
-        batches: runs of a template for several sessions. batched_submissions: submissions in batches.
-        batched_products, batched_rows: products, and adjacent instructions, that were computed for several sessions at
-            once.
+        batches: runs of a template for several sessions.
+        batched_submissions: submissions that ran in a batch.
+        batched_products: matrix products that were computed for several sessions at once.
+        batched_rows: row-wise instructions that were computed for several sessions at once.
     """
 
     batches: int = 0
@@ -48,10 +49,11 @@ class BatchCounters:
 
 
 class Batches(RunStrategy):
-    """The batches of a device.
+    """Run submissions of several sessions together on one device.
 
     Attributes:
-        counts: counters since the executor began. packed: copies of weights.
+        counts: counters since the executor started.
+        packed: copies of weights in a layout for products with few rows.
     """
 
     name = "batches"
@@ -65,7 +67,7 @@ class Batches(RunStrategy):
         self.counts = BatchCounters()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Use the device of an executor, as `RunStrategy.begin` does."""
+        """Start to batch on the device of an executor, as `RunStrategy.begin` does."""
         self._device = device = context.device
         others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
         for name, other in others.items():
@@ -75,7 +77,7 @@ class Batches(RunStrategy):
         return True
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer for a template with products of inputs that it does not write."""
+        """Return an offer if the template multiplies by inputs that it does not write."""
         if not isinstance(template, ServedFacts):
             return None
         compiled, aliases = template.template, aliases_of(template.template, self._device.own)
@@ -86,11 +88,11 @@ class Batches(RunStrategy):
         return BatchedTemplate(self.run_joined, compiled, products, rows, draws_of(compiled), name)
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters and the bytes of the copies."""
+        """Return the counters, and the bytes of the packed weights."""
         return {**attrs.asdict(self.counts), "batch_weight_bytes": self.packed.nbytes}
 
     def _gather(self, pending: PendingRun) -> Sequence[PendingRun]:
-        """Return the runs of other sessions that join this one. Their sessions wait for the end of the batch."""
+        """Return runs of other sessions that join the run `pending`. These sessions wait for the end of the batch."""
         share = pending.owner.share
         if not share.group and not self._device.turns.waiting:
             return ()
@@ -106,7 +108,7 @@ class Batches(RunStrategy):
         return [one.pending for one in joined if isinstance(one.pending, PendingRun)]
 
     def run_joined(self, pending: PendingRun) -> Generator[None, None, None]:
-        """Run a submission with those that join it, and set the outcomes of all."""
+        """Run `pending` in one batch with the runs that join it, and set the outcome of each run."""
         joined = self._gather(pending)
         if not joined:
             return
@@ -120,7 +122,7 @@ class Batches(RunStrategy):
             self._end(batch, began)
 
     def _end(self, batch: Batch, began: float) -> None:
-        """Wake all sessions of the batch."""
+        """Wake all sessions of the batch, and count the batch."""
         first, group = batch.members[0], tuple([one.owner.share for one in batch.members])
         for one in batch.members:
             one.began = began
@@ -150,5 +152,5 @@ class Batches(RunStrategy):
 
 @hookimpl
 def djinn_register_run_strategies() -> Iterable[RunStrategy]:
-    """Return the strategy."""
+    """Register the run strategy `batches`."""
     return [Batches()]

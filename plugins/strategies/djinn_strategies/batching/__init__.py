@@ -1,1 +1,1 @@
-"""Batches across sessions: products with shared weights, and the ops between them, for all sessions at once."""
+"""Batch several sessions: compute products with shared weights once for all sessions, and row-wise ops next to them."""

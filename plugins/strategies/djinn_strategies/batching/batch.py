@@ -1,8 +1,8 @@
-"""A batch: runs of one template by several sessions.
+"""Run one template for several sessions in a batch.
 
-Most instructions run separately for each session, so sessions may have caches of different lengths, in-place writes and
-failing ops. Products with a shared weight are computed for all sessions at once, so the weight is read from memory
-once. Row-wise instructions next to a product are batched as well.
+Most instructions run separately for each session. Therefore the caches of the sessions may differ in length, and one
+session may fail alone. Products with a shared weight are computed once for all sessions, so the device reads the weight
+from memory once. Row-wise instructions next to a product are batched as well.
 """
 
 from __future__ import annotations
@@ -38,16 +38,19 @@ _log = get_logger("djinn.server")
 
 @attrs.define(eq=False)
 class BatchedTemplate(RunOffer):
-    """A template that may run in batches.
+    """Offer to run a template in batches.
 
     Attributes:
-        run_joined: runs a submission with those of other sessions that join it. It does nothing if none joins.
-        products: products that are computed for several sessions at once. rows: row-wise instructions, batched if next
-            to a product.
-        draws: random draws of the template. numbers: numbers of the products, by instruction. between: row-wise
-            instructions, by instruction.
+        run_joined: runs a pending run in a batch with runs of other sessions. If no run joins, it does nothing.
+        template: the compiled template.
+        products: products that a batch computes once for all sessions.
+        rows: row-wise instructions, which a batch computes once for all sessions if they are next to a product.
+        draws: random draws of the template.
+        name: the first digits of the template's digest, for logs.
         seconds: time of the latest run, per session.
-        trials: by the memory of the first weight and the numeric settings.
+        trials: trials by the memory of the first weight, then by numeric settings.
+        numbers: index in `products`, by instruction.
+        between: row-wise instructions, by number of the instruction.
     """
 
     run_joined: Callable[[PendingRun], Generator[None, None, None]]
@@ -68,23 +71,30 @@ class BatchedTemplate(RunOffer):
         self.between = {row.step: row for row in self.rows.steps}
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Run the ops: there is nothing to gain for one session."""
+        """Run the ops. A batch of one session would not save time."""
         yield from run.advance()
 
     def join(self, submission: JoinableSubmission) -> JointRun | None:
-        """Return a submission as a run that others may join; None if its first weight is no tensor."""
+        """Return the submission as a run that can join a batch.
+
+        If its first weight is not a plain tensor, return None.
+        """
         weight = submission.values.table.get(submission.work.inputs[self.products[0].source])
         return PendingRun(self, submission, weight.untyped_storage()) if type(weight) is torch.Tensor else None
 
 
 @attrs.define(eq=False)
 class PendingRun(JointRun):
-    """A run whose session waits for its turn.
+    """A run whose session waits for the device.
 
     Attributes:
-        owner: the submission and its session. weight: memory of the first weight; equal for sessions of one model.
-        progress: the run in a batch.
-        outcome, error: the result in a batch. began: when the batch began; 0.0 without a batch.
+        batched: the offer of the template.
+        owner: the submission and its session.
+        weight: memory of the first weight. Sessions of one model share this memory.
+        progress: state of the run in a batch.
+        outcome: result of the run, if a batch has finished it.
+        error: error of the run, if a batch has finished it.
+        began: time at which the batch began. Without a batch, it is 0.0.
     """
 
     batched: BatchedTemplate
@@ -97,11 +107,11 @@ class PendingRun(JointRun):
 
     @property
     def over(self) -> bool:
-        """True if another session has finished this run in a batch."""
+        """True if a batch of another session has finished this run."""
         return self.outcome is not None or self.error is not None
 
     def run(self) -> Generator[None, None, RunOutcome | None]:
-        """Run the submission with those of other sessions, as `JointRun.run` does."""
+        """Run the submission in a batch with submissions of other sessions, as `JointRun.run` does."""
         if not self.over:
             yield from self.batched.run_joined(self)
         if self.error is not None:
@@ -109,12 +119,12 @@ class PendingRun(JointRun):
         return self.outcome
 
     def ended(self, seconds: float) -> float | None:
-        """Note the time of the run, as `JointRun.ended` does."""
+        """Record the time of the run, as `JointRun.ended` does."""
         self.batched.seconds = seconds
         return self.began or None
 
     def joins(self, other: object) -> bool:
-        """Return True if `other` runs the same template with the same weights, under the same settings."""
+        """Return True if `other` runs the same template with the same weights and numeric settings."""
         return (
             isinstance(other, PendingRun)
             and other.batched is self.batched
@@ -124,12 +134,13 @@ class PendingRun(JointRun):
 
 
 class Batch:
-    """Runs of one template. All of them wait for the end of the batch.
+    """Runs of one template for several sessions. Every session waits until the batch has finished.
 
     Attributes:
-        members: the runs. batched: their template.
-        products, rows: number of products, and of instructions between products, that were computed for several runs at
-            once.
+        members: the runs.
+        batched: the offer of their template.
+        products: number of products that were computed once for several runs.
+        rows: number of row-wise instructions that were computed once for several runs.
     """
 
     def __init__(
@@ -139,7 +150,7 @@ class Batch:
         randomness: DeviceRandomness,
         resume: Callable[[], None],
     ) -> None:
-        """`resume`: called after the batch yielded the device to other sessions."""
+        """Prepare a batch. `resume` is called each time the batch gets the device back from other sessions."""
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
@@ -149,9 +160,9 @@ class Batch:
         self._resume = resume
 
     def run(self) -> Steps:
-        """Run all of them, and periodically yield the device to other sessions.
+        """Run all members, and yield the device to other sessions now and then.
 
-        An executor error fails only its own run.
+        An error of one run, raised on the executor, does not affect the other runs.
         """
         self.trial.begin(len(self.members))
         for member in self.members:
@@ -198,7 +209,10 @@ class Batch:
         member.outcome.rounded = True
 
     def _run_chain(self, start: int, stop: int) -> int:
-        """Compute instructions from `start` to before `stop` for all runs at `start`; return the first remaining one."""
+        """Compute instructions from `start` to before `stop` for all runs that have reached `start`.
+
+        Return the first instruction that still has to run.
+        """
         runs = self._runs_at(start)
         if len(runs) < 2:
             return start + 1
@@ -220,7 +234,7 @@ class Batch:
         return max(step, start + 1)
 
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:
-        """Return the runs at an instruction whose operands are valid."""
+        """Return the runs that have reached instruction `start` and whose operands are valid."""
         runs = [member.progress for member in self.members if member.error is None and member.progress is not None]
         runs = [run for run in runs if run.step == start and not run.outcome.halt.value and not run.claims]
         number = self.batched.numbers.get(start)
@@ -232,7 +246,10 @@ class Batch:
         return [run for run in runs if _shares(product, runs[0].env, run.env)]
 
     def _compute(self, joined: JoinedRuns, step: int) -> bool:
-        """Compute an instruction for all runs, or in a trial for each run. Return False if each run has to compute it."""
+        """Compute an instruction once for all runs. During a trial, compute it separately for each run as well.
+
+        Return False if the instruction has to run separately for each run.
+        """
         number = self.batched.numbers.get(step)
         try:
             with torch.inference_mode():
@@ -249,7 +266,10 @@ class Batch:
         return done
 
     def _run_known_chain(self, joined: JoinedRuns, start: int) -> int:
-        """Compute a known chain, if there is one; return the first remaining instruction."""
+        """Compute a recorded chain of instructions, if one exists.
+
+        Return the first instruction that still has to run.
+        """
         chain = self.trial.known.get((start, len(joined.runs)))
         if chain is None:
             return start
@@ -302,7 +322,10 @@ class Batch:
         return True
 
     def _multiply(self, joined: JoinedRuns, product: Product) -> bool:
-        """Compute a product with a weight that all runs share."""
+        """Compute a product once for all runs, with the weight that they share.
+
+        Return False if this is not possible.
+        """
         first, number = joined.runs[0].env, self.batched.numbers[product.step]
         rows = joined.rows(product.rows) or joined.flat_rows(product.rows)
         if rows is None or not _fits(product, rows.whole, first[product.weight]):
@@ -330,14 +353,14 @@ class Batch:
         return True
 
     def _unwritten(self, product: Product) -> bool:
-        """Return True if the weight is never written: a writing session would get its own copy first."""
+        """Return True if no program writes the weight. A session that writes gets its own copy of the weight first."""
         return all(
             storage_of(one.owner.work.inputs[product.source]) in one.owner.shares.storages for one in self.members
         )
 
 
 def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
-    """Return the result of an instruction that a run computes separately."""
+    """Return a function that computes an instruction separately for one run and returns its result."""
     store = joined.runs[0].template.steps[step].store
 
     def alone(session: int) -> torch.Tensor:
@@ -357,6 +380,6 @@ def _fits(product: Product, rows: Any, weight: Any) -> bool:
 
 
 def _shares(product: Product, first: Environment, other: Environment) -> bool:
-    """Return True if weight and bias of two sessions have the same memory and layout."""
+    """Return True if the weight and the bias of two sessions have the same memory and layout."""
     places = (product.weight,) if product.bias is None else (product.weight, product.bias)
     return first is other or all(is_same(first[place], other[place]) for place in places)

@@ -1,4 +1,4 @@
-"""Several runs at the same instructions: their rows are joined along the first dimension of one tensor."""
+"""Join the rows of several runs: concatenate them along the first dimension, so that one op computes all of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,30 @@ MOST_ROWS: Final = 64  # larger products are not bound by reading weights
 
 @attrs.frozen(eq=False)
 class Rows:
-    """Rows of several sessions in one tensor. `sizes`: number of rows of each session."""
+    """Rows of several sessions, concatenated in one tensor.
+
+    Attributes:
+        whole: the tensor with the rows of all sessions.
+        sizes: number of rows of each session.
+    """
 
     whole: torch.Tensor
     sizes: tuple[int, ...]
 
     def parts(self) -> Sequence[torch.Tensor]:
-        """Return the rows of each session in separate memory, so that sessions cannot affect each other."""
+        """Return the rows of each session as a separate copy, so that sessions cannot write into each other's rows."""
         return torch.ops.aten.split_with_sizes_copy(self.whole, self.sizes)  # type: ignore[no-any-return]
 
 
 @attrs.frozen
 class ChainOperand:
-    """A value that a chain takes from the runs.
+    """A value from the environments of the runs that a chain reads.
 
-    `shared`: one value for all runs; otherwise each run has rows of this shape.
+    Attributes:
+        place: place of the value.
+        shared: True if all runs have the same value. Otherwise each run has its own rows.
+        shape: shape of the shared value, or of each row.
+        dtype: dtype of the value.
     """
 
     place: int
@@ -43,14 +52,19 @@ class ChainOperand:
 
 @attrs.frozen
 class KnownChain:
-    """Recorded instructions that were computed for several runs at once.
+    """Record of consecutive instructions that were computed once for several runs.
 
-    They are reused for equal operands and numbers.
+    If a later batch has operands of equal shapes and equal numbers, it repeats the chain without preparing each
+    instruction.
 
     Attributes:
-        stop: the first instruction after the chain. sizes: rows of each run.
-        slots: range of the places of its numbers. numbers: numbers of each run. together: numbers for all runs.
-        made: places of results that are needed afterwards.
+        stop: the first instruction after the chain.
+        sizes: number of rows of each run.
+        operands: values that the chain reads from the runs.
+        slots: first and end place of the chain's numbers in the environment.
+        numbers: numbers that each run had.
+        together: numbers for the joined rows.
+        made: places of results that are read after the chain.
     """
 
     stop: int
@@ -63,15 +77,19 @@ class KnownChain:
 
 
 class JoinedRuns:
-    """Runs of one template at the same instruction, and an environment with the rows of all of them.
+    """Runs of one template at the same instruction, with their values joined in one environment.
 
     Attributes:
-        runs: the runs. env: an environment for all runs. made: places of results that are not in the runs' own
-            environments yet.
+        runs: the runs.
+        env: the environment with the joined values.
+        made: places of joined results that the runs' own environments do not have yet.
     """
 
     def __init__(self, runs: Sequence[TemplateRun], kept: frozenset[int]) -> None:
-        """`kept`: environment places of values that no instruction writes. Their joined rows are cached."""
+        """Join `runs`.
+
+        `kept`: places of values that no instruction writes. The joined rows of such values are cached.
+        """
         self.runs = runs
         self.made: set[int] = set()
         self._kept = kept
@@ -84,15 +102,15 @@ class JoinedRuns:
         self._sizes: set[tuple[int, ...]] = set()
 
     def begin(self) -> None:
-        """Begin a chain."""
+        """Start to record a chain of instructions."""
         self._operands, self._slots, self._sizes = {}, [], set()
 
     def has_runs(self, runs: Sequence[TemplateRun]) -> bool:
-        """Return True if these are the joined runs."""
+        """Return True if `runs` are the joined runs, in the same order."""
         return len(runs) == len(self.runs) and all(one is other for one, other in zip(runs, self.runs, strict=True))
 
     def rows(self, place: int) -> Rows | None:
-        """Return the joined value at a place; None if the values of the runs do not fit together."""
+        """Return the joined value at a place. If the values of the runs cannot be concatenated, return None."""
         found = self._rows.get(place)
         if found is None:
             found = join_rows([run.env[place] for run in self.runs])
@@ -105,7 +123,7 @@ class JoinedRuns:
         return found
 
     def shared(self, place: int) -> bool:
-        """Return True if a value is equal for all runs."""
+        """Return True if all runs have the same value at a place."""
         value = self.runs[0].env[place]
         if not all(is_same(value, run.env[place]) for run in self.runs[1:]):
             return False
@@ -117,20 +135,23 @@ class JoinedRuns:
         return place in self._rows
 
     def put(self, place: int, rows: Rows) -> None:
-        """Note a result for all runs."""
+        """Store the joined result of an instruction."""
         self._rows[place] = rows
         self.made.add(place)
 
     def prepare_step(self, row: RowStep) -> tuple[int, ...] | None:
-        """Prepare an instruction for all runs. Return the rows of each; None if each run has to compute it separately."""
+        """Put the operands and numbers of an instruction into the joined environment.
+
+        Return the number of rows of each run. If the instruction has to run separately for each run, return None.
+        """
         sizes = self._prepare_operands(row)
         return sizes if sizes is not None and self._prepare_numbers(row, sizes) else None
 
     def compute(self, row: RowStep) -> torch.Tensor:
-        """Return the result of a prepared instruction.
+        """Run a prepared instruction on the joined rows, and return its result.
 
         Raises:
-            Exception: the op cannot be computed this way.
+            Exception: any error of the op, for example if it does not accept joined rows.
         """
         self._template.steps[row.step].store(self.env)
         result, self.env[row.place] = self.env[row.place], None
@@ -143,13 +164,16 @@ class JoinedRuns:
             self.made.discard(place)
 
     def flat_rows(self, place: int) -> Rows | None:
-        """Return the rows of values that differ in dimensions before the last; None if there are too many rows."""
+        """Flatten the value of each run to a matrix, and concatenate the matrices.
+
+        If they have too many rows, return None.
+        """
         flat = [run.env[place].reshape(-1, run.env[place].shape[-1]) for run in self.runs]
         sizes = tuple(map(len, flat))
         return Rows(torch.cat(flat), sizes) if sum(sizes) <= MOST_ROWS else None
 
     def give(self, step: int, place: int, results: Sequence[torch.Tensor]) -> None:
-        """Give each run its result of instruction `step`."""
+        """Store `results`, the separately computed results of instruction `step`, in the environments of the runs."""
         self.scatter(step)
         self._operands = None
         release = self._template.steps[step].release
@@ -157,7 +181,7 @@ class JoinedRuns:
             run.pass_steps(step + 1, release, {} if place in release else {place: result})
 
     def scatter(self, stop: int) -> None:
-        """Give each run its part of the results. All runs continue with instruction `stop`."""
+        """Copy joined results into the environments of the runs. All runs continue with instruction `stop`."""
         self.clear()
         places = [*self.made]
         parts = [self._rows[place].parts() for place in places]
@@ -170,7 +194,7 @@ class JoinedRuns:
             del self._rows[place]
 
     def recorded(self, stop: int) -> KnownChain | None:
-        """Return a record of the instructions since `begin`; None if some were not computed for all runs."""
+        """Return a record of the instructions since `begin`. If some ran separately for each run, return None."""
         if self._operands is None or not self.made or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
@@ -179,7 +203,7 @@ class JoinedRuns:
         return KnownChain(stop, sizes, (*self._operands.values(),), slots, numbers, together, (*self.made,))
 
     def prepare_chain(self, chain: KnownChain) -> bool:
-        """Prepare a known chain. Return False if operands or numbers differ from the recorded ones."""
+        """Prepare a recorded chain. Return False if the operands or numbers of the runs differ from the record."""
         env, (first, stop) = self.env, chain.slots
         if not all(_are_like(run.env[first:stop], chain.numbers) for run in self.runs):
             return False
@@ -200,12 +224,12 @@ class JoinedRuns:
         return True
 
     def put_all(self, chain: KnownChain) -> None:
-        """Note the results of a known chain."""
+        """Store the results of a recorded chain."""
         for place in chain.made:
             self.put(place, Rows(self.env[place], chain.sizes))
 
     def clear(self) -> None:
-        """Keep no value in the environment."""
+        """Remove all values from the joined environment."""
         self.env[self._head :] = [None] * (len(self.env) - self._head)
 
     def _note_operand(self, place: int, shared: bool, value: torch.Tensor) -> None:
@@ -214,7 +238,10 @@ class JoinedRuns:
             self._operands.setdefault(place, ChainOperand(place, shared, shape, value.dtype))
 
     def _prepare_operands(self, row: RowStep) -> tuple[int, ...] | None:
-        """Put the operands into the environment. Return the rows of each session; None if they do not fit together."""
+        """Put the operands of an instruction into the joined environment.
+
+        Return the number of rows of each session. If the operands cannot be joined, return None.
+        """
         sizes, dim, weights = None, 0, list[torch.Tensor]()
         for position, place in enumerate(row.operands):
             if not self.has(place) and (position or row.rule == "each") and self.shared(place):
@@ -230,9 +257,9 @@ class JoinedRuns:
         return sizes if broadcast else None
 
     def _prepare_numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
-        """Put the numbers of an instruction into the environment.
+        """Put the numbers of an instruction into the joined environment.
 
-        Return False if they differ by run, or depend on rows.
+        Return False if the numbers differ between runs, or if they depend on the number of rows.
         """
         self._slots += row.slots
         first, stop = row.slots
@@ -252,7 +279,7 @@ class JoinedRuns:
 
 
 def join_rows(values: Sequence[Any]) -> Rows | None:
-    """Return the rows of several values in one tensor; None if the values do not have rows of one kind."""
+    """Concatenate several values along the first dimension. Return None if their shapes or dtypes do not allow that."""
     first = values[0]
     if type(first) is not torch.Tensor or first.dim() < 2:
         return None

@@ -1,4 +1,7 @@
-"""Products of a template with its inputs as weights, which can be computed for several sessions at once."""
+"""Find the matrix products of a template whose weights are inputs.
+
+A batch computes them for several sessions at once.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,17 @@ PRODUCTS: Final = {
 
 @attrs.frozen
 class Product:
-    """An instruction that multiplies rows with a weight. `rows`, `weight` and `bias` are places in the environment.
+    """An instruction that multiplies rows by a weight.
 
     Attributes:
-        step: number of the instruction. place: place of its result. release: places that are free after it.
-        bias: None if there is none.
-        transposed: True if the weight has a row for each column of the result.
+        step: number of the instruction.
+        op: name of the op.
+        rows: place of the left operand in the environment.
+        weight: place of the weight.
+        bias: place of the bias. Without a bias, it is None.
+        transposed: True if the weight has a row for each column of the result, as in `linear`.
+        place: place of the result.
+        release: places that can be freed after the instruction.
         source: position of the input that owns the weight's memory.
     """
 
@@ -46,7 +54,7 @@ class Product:
 
 
 def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
-    """Return the products whose weights are inputs, or views of inputs, that the template does not write."""
+    """Return the products whose weight is an input, or a view of an input, that the template does not write."""
     first = len(template.constants) + template.slots
     sources = {first + position: position for position in range(template.inputs) if position not in aliases.written}
     found: list[Product] = []

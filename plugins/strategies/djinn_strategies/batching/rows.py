@@ -1,4 +1,4 @@
-"""Row-wise instructions: they can compute the rows of several sessions at once."""
+"""Find row-wise instructions. A batch computes them once for the rows of several sessions."""
 
 from __future__ import annotations
 
@@ -37,12 +37,16 @@ RULES: Final[Mapping[str, Rule]] = {
 
 @attrs.frozen
 class RowStep:
-    """A row-wise instruction, if its operands satisfy `rule`. Places refer to the environment.
+    """An instruction that computes each row separately, if its operands satisfy `rule`.
 
     Attributes:
-        step: number of the instruction. place: place of its result. release: places that are free after it.
-        operands: places of its operands. slots: range of the places of its numbers.
+        step: number of the instruction.
+        rule: condition that the operands must satisfy.
+        operands: places of the operands in the environment.
+        place: place of the result.
+        slots: first and end place of its numbers in the environment.
         span: number of trailing dimensions that a norm reduces.
+        release: places that can be freed after the instruction.
     """
 
     step: int
@@ -56,14 +60,22 @@ class RowStep:
 
 @attrs.frozen
 class RowSteps:
-    """The possibly row-wise instructions of a template. `kept`: places of values whose memory is never written."""
+    """The instructions of a template that may be row-wise.
+
+    Attributes:
+        steps: the instructions.
+        kept: places of values whose memory the template never writes.
+    """
 
     steps: tuple[RowStep, ...]
     kept: frozenset[int]
 
 
 def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
-    """Return the possibly row-wise instructions of a template. `written`: positions of the inputs that may be written."""
+    """Return the instructions of a template that may be row-wise.
+
+    `written`: positions of inputs that may be written.
+    """
     roots = _roots(template)
     kept = _unwritten(template, roots, written)
     found: list[RowStep] = []
@@ -78,9 +90,9 @@ def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
 
 
 def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collection[int] | None) -> tuple[range, ...]:
-    """Return runs of consecutive batchable instructions with a product among them.
+    """Return ranges of consecutive instructions that can be batched. Each range contains at least one product.
 
-    `steps`: the row-wise instructions to include; None: all.
+    `steps`: the row-wise instructions to include. If None, all are included.
     """
     multiplied = {one.step for one in products}
     numbers = sorted(multiplied | {one.step for one in rows if steps is None or one.step in steps})
@@ -88,7 +100,7 @@ def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collecti
 
 
 def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
-    """Return, by place, the places of the values whose memory the value may share."""
+    """Return for each place the places of the values whose memory it may share."""
     first = len(template.constants) + template.slots
     roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.made)}
     for step in template.steps:
@@ -110,7 +122,7 @@ def _unwritten(
 
 
 def _is_one_output(template: CompiledTemplate, roots: Mapping[int, frozenset[int]], place: int) -> bool:
-    """Return True if a view may be replaced by a copy: its memory is no input's, and at most one output's."""
+    """Return True if a copy may replace a view: the view shares memory with no input and with at most one output."""
     first = len(template.constants) + template.slots
     if any(root < first + template.inputs for root in roots[place]):
         return False

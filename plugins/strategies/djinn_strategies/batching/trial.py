@@ -1,6 +1,6 @@
-"""Trials of batched instructions: compare batched with separate results, and time both ways.
+"""Decide by trial runs whether batched instructions are faster, and whether their results are equal.
 
-During a trial, each session gets its separately computed results.
+During a trial, each session gets the results that were computed for it separately.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ WAYS: Final[tuple[Way, ...]] = ("packed", "joined")
 
 @attrs.frozen
 class Operands:
-    """Operands of one product: the rows of all sessions, the shared weight and the shared bias.
+    """Operands of one product for all sessions.
 
-    `sizes`: rows of each session.
+    Attributes:
+        rows: rows of all sessions, concatenated.
+        sizes: number of rows of each session.
+        weight: the weight, which all sessions share.
+        bias: the bias, which all sessions share, or None.
     """
 
     rows: torch.Tensor
@@ -47,7 +51,16 @@ class Operands:
 
 @attrs.define
 class Samples:
-    """Samples of one instruction: the least seconds one by one, and of the ways that gave the same results."""
+    """Measurements of one instruction.
+
+    Attributes:
+        alone: least seconds to compute the instruction separately for each session.
+        ways: least seconds by batching method. The value is infinite if the results differed.
+        difference: how the results of a batching method differed.
+        refused: batching methods with different results, or that raised.
+        runs: number of measurements.
+        weight: position of the product's weight in memory.
+    """
 
     alone: float = math.inf
     ways: dict[Way, float] = attrs.field(factory=lambda: dict.fromkeys(WAYS, math.inf))
@@ -57,23 +70,34 @@ class Samples:
     weight: WeightPlace | None = None
 
     def seconds(self, way: Way) -> float:
-        """Return the least seconds with products computed in a way; the separate time if this product cannot be."""
+        """Return the least seconds with a batching method.
+
+        If the method cannot compute this product, return `alone`.
+        """
         return self.ways[way] if math.isfinite(self.ways[way]) else self.alone
 
 
 @attrs.define(eq=False)
 class BatchTrial:
-    """Trial of the products of a template with the weights of one model, and of the instructions between them.
+    """Measure for a template, with the weights of one model, whether batching saves time.
 
     Attributes:
-        ways: the batching method of each product; None: not batched. Empty until decided.
-        sessions: number of sessions in the first batch of the last trial. Batches of half that size are too small for
-            it.
-        decided: True once the trial is over. trying: True during a batch of the trial.
-        refused: number of sessions up to which batching was slower; 0: batching is faster, or undecided.
-        known: chains by their first instruction and the number of runs.
+        products: products of the template.
+        rows: row-wise instructions of the template.
+        packed: copies of weights on the device.
+        timer: clock of the device.
+        ways: batching method of each product. None means that the product is not batched. Empty without a decision.
+        sessions: number of sessions when the trial started. A batch of at most half that size is not measured.
+        decided: True once the trial is over.
+        trying: True during a batch that is measured.
+        refused: number of sessions up to which batching was slower. It is 0 if batching is faster or nothing is
+            decided.
         reason: why batching was rejected.
-        pause: remaining runs without batching, after batches in which no product could be batched.
+        pause: number of coming runs without batching. Batches in which no product could be batched cause a pause.
+        without_products: number of consecutive batches in which no product was batched.
+        samples: measurements of each product.
+        row_samples: measurements of row-wise instructions, by number of the instruction.
+        known: recorded chains, by first instruction and number of runs.
     """
 
     products: Sequence[Product]
@@ -99,16 +123,20 @@ class BatchTrial:
         self._tried_chains = chains(self.products, self.rows, None)
 
     def compute(self, number: int, operands: Operands) -> torch.Tensor | None:
-        """Return the result of product `number` for all sessions; None if each session has to compute it."""
+        """Return the result of product `number` for all sessions. If the product is not batched, return None."""
         way = self.ways[number] if self.ways else None
         return None if way is None else self._computed(self.products[number], way, operands)
 
     def try_product(
         self, number: int, operands: Operands, alone: Callable[[int], torch.Tensor], unwritten: bool
     ) -> Sequence[torch.Tensor]:
-        """Return the results of product `number`, computed separately. `alone`: computes one session's result.
+        """Measure product `number` with each batching method. Return the separately computed result of each session.
 
-        `unwritten`: True if the weight is never written.
+        Args:
+            number: index of the product.
+            operands: operands for all sessions.
+            alone: computes the result of one session, by its index.
+            unwritten: True if no program writes the weight, so that a packed copy stays valid.
         """
         product, samples = self.products[number], self.samples[number]
         if unwritten:
@@ -126,16 +154,26 @@ class BatchTrial:
         alone: Callable[[int], torch.Tensor],
         together: Callable[[], torch.Tensor],
     ) -> Sequence[torch.Tensor]:
-        """Return the results of an instruction between products, computed separately."""
+        """Measure a row-wise instruction with and without batching.
+
+        Return the separately computed result of each session.
+
+        Args:
+            step: number of the instruction.
+            sizes: number of rows of each session.
+            alone: computes the result of one session, by its index.
+            together: computes the result for all sessions at once.
+        """
         samples = self.row_samples.setdefault(step, Samples(ways={"joined": math.inf}))
         results = self._alone(samples, len(sizes), alone)
         self._try("joined", samples, results, sizes, together)
         return results
 
     def begin(self, sessions: int) -> None:
-        """Begin a batch.
+        """Start a batch of `sessions` sessions.
 
-        Twice as many sessions as at the start of the last trial restart the trial: other methods may be faster.
+        The trial restarts if there are at least twice as many sessions as when it started, because another method may
+        be faster.
         """
         if sessions >= 2 * self.sessions:
             self.sessions, self.decided = sessions, False
@@ -144,18 +182,20 @@ class BatchTrial:
 
     @property
     def chains(self) -> Sequence[range]:
-        """Return the chains of consecutive instructions, with a product, to try or to batch."""
+        """Return the chains of instructions to batch, or during a trial all chains that could be batched."""
         return self._tried_chains if self.trying else self._chains
 
     def remember(self, start: int, chain: KnownChain | None) -> None:
-        """Cache the chain that starts at an instruction, for this number of runs."""
+        """Cache the recorded chain that starts at instruction `start`, for its number of runs."""
         if not self.trying and chain is not None:
             self.known[start, len(chain.sizes)] = chain
 
     def decide(self, computed: int) -> bool:
-        """Decide after a batch if every product has enough samples. Return True if decided.
+        """End the trial if every product has enough measurements, and choose the batching method.
 
-        `computed`: number of its batched products.
+        Return True if it ended.
+
+        `computed`: number of products that the last batch has batched.
         """
         self.without_products = 0 if computed else self.without_products + 1
         if self.without_products >= CHECKS:
@@ -186,7 +226,7 @@ class BatchTrial:
         self.samples, self.row_samples = [Samples() for _ in self.products], {}
 
     def _decide_rows(self) -> frozenset[int]:
-        """Return the instructions between products with equal results, if batching them is faster."""
+        """Return the row-wise instructions to batch: all with equal results, or none if batching is not faster."""
         tried = {step: one for step, one in self.row_samples.items() if math.isfinite(one.ways["joined"])}
         together = sum(one.ways["joined"] for one in tried.values())
         return frozenset(tried if together <= GAIN * sum(one.alone for one in tried.values()) else ())
@@ -247,13 +287,13 @@ class BatchTrial:
 
 
 def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
-    """Return the rows of each session in separate memory, so that sessions cannot affect each other."""
+    """Return the rows of each session as a separate copy, so that sessions cannot write into each other's rows."""
     parts = torch.ops.aten.split_with_sizes_copy(rows, sizes)
     return [part if part.shape == shape else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how a result differs from the session's own result; empty if only by rounding."""
+    """Describe how a result differs from the session's own result. Return an empty text if only rounding differs."""
     if other := layout_difference(expected, found):
         return other
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0

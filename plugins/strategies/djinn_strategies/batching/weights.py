@@ -1,4 +1,4 @@
-"""Packed copies of weights, in the layout that a library multiplies fastest with a few rows."""
+"""Keep packed copies of weights, in the layout in which a library multiplies a few rows fastest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 @attrs.frozen
 class WeightPlace:
-    """The position of a weight in its memory, without a reference to the memory."""
+    """Identify a weight by its memory and layout, without keeping the memory alive."""
 
     memory: ReferenceType[torch.UntypedStorage]
     layout: Layout
@@ -25,16 +25,16 @@ class WeightPlace:
 
 @attrs.frozen(eq=False)
 class _Copy:
-    """A copy and its users."""
+    """A packed copy of a weight, with the trials that use it."""
 
     packed: torch.Tensor
     users: WeakSet[object]
 
 
 class PackedWeights:
-    """Packed copies of weights that nothing writes, for as long as their memory lives.
+    """Cache of packed copies of weights that no program writes. A copy is freed with the memory of its weight.
 
-    Used only during a turn of the device.
+    Call the methods only during a turn of the device.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -48,15 +48,22 @@ class PackedWeights:
         return sum(storage.nbytes() for storage, packed in list(self._kept.items()) if packed)
 
     def get(self, weight: torch.Tensor) -> torch.Tensor | None:
-        """Return the packed copy of a weight, if any."""
+        """Return the packed copy of a weight, or None if the weight has no copy."""
         found = self._kept.get(weight.untyped_storage(), {}).get(_layout(weight))
         return None if found is None else found.packed
 
     def pack(self, weight: torch.Tensor, transposed: bool, rows: int, user: object) -> torch.Tensor | None:
-        """Pack a weight for products with this number of rows.
+        """Pack a weight for products with `rows` rows, and return the copy. The weight must never be written.
 
-        Return None if the device has no such layout, or no memory, or if the copies would take more than the weight's storage: views of it
-        vary. `transposed`: as in `Product`. `user` holds the copy until it calls `drop`. The weight must never be written.
+        Return None if the device has no such layout or too little memory. Return None also if the copies of this memory
+        would
+        exceed its size, as with many different views of it.
+
+        Args:
+            weight: the weight.
+            transposed: as in `Product`.
+            rows: number of rows of the left operand.
+            user: keeps the copy alive until it calls `drop`.
         """
         copies = self._kept.setdefault(weight.untyped_storage(), {})
         found = copies.get(_layout(weight))
@@ -73,14 +80,14 @@ class PackedWeights:
         return packed
 
     def writing(self, values: Iterable[torch.Tensor]) -> None:
-        """Free the copies of these values, which are written now, and pack them no more."""
+        """Free the copies of values that a program is about to write, and never pack these values again."""
         for value in values if self._kept else ():
             if value.untyped_storage() in self._kept:
                 del self._kept[value.untyped_storage()]
                 self._written.add(value.untyped_storage())
 
     def drop(self, place: WeightPlace, user: object) -> None:
-        """Free the packed copy of a weight, if this was its last user."""
+        """Remove a user of the packed copy of a weight. Free the copy if it has no other user."""
         memory = place.memory()
         found = self._kept.get(memory) if memory is not None else None
         copy = found.get(place.layout) if found is not None else None
@@ -92,7 +99,7 @@ class PackedWeights:
 
 
 def place_of(weight: torch.Tensor) -> WeightPlace:
-    """Return the position of a weight in its memory."""
+    """Return the memory and layout of a weight."""
     return WeightPlace(ref(weight.untyped_storage()), _layout(weight))
 
 
