@@ -82,10 +82,10 @@ class InvalidStage(DjinnError):  # noqa: N818 - says what the value is
 
 @public("does-not-fit")
 class DoesNotFit(InvalidStage):
-    """A program needs more memory than the devices have, or dtypes or ops that they lack.
+    """A program needs more memory than the devices have, or dtypes or ops that the devices lack.
 
     Attributes:
-        pinned: True if other devices could run it, but the user's `pins` exclude them.
+        pinned: True if other devices could run the program, but the user's `pins` exclude them.
     """
 
     pinned = False
@@ -170,9 +170,10 @@ class RemoteError(DjinnError, RuntimeError):
 
     Attributes:
         op: overload name of the op that failed, such as `aten::index.Tensor`.
-        site: `file:line` of the user's code that issued it, or an empty string.
-        module_path: names of the modules inside which it was issued, such as `transformer.h.3.attn`, or an empty string.
-        words: message of the exception on the executor, which `str()` shows with op and line.
+        site: `file:line` of the user's code that issued the op, or an empty string.
+        module_path: path of the innermost module that issued the op, such as `transformer.h.3.attn`, or an empty
+            string.
+        words: message of the exception on the executor. `str()` shows this message with the op and the line.
     """
 
     tells_of_op = True

@@ -81,12 +81,15 @@ def in_context(**facts: Any) -> Iterator[None]:
 
 
 class Logger:
-    """A structlog logger that writes to the standard logger `name`. It is made with its first message."""
+    """A structlog logger that writes to the standard logger `name`.
+
+    The structlog logger is created with the first message.
+    """
 
     __slots__ = ("_facts", "_name", "_standard", "_structured")
 
     def __init__(self, name: str, facts: Mapping[str, Any]) -> None:
-        """`facts`: fields of all its messages."""
+        """Create a logger. `facts`: fields of all its messages."""
         self._name = name
         self._facts = facts
         self._standard = logging.getLogger(name)
@@ -291,7 +294,11 @@ recent: Final = RecentLines()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Djinn's own handler, distinguished from the user's by its type. `shown_level` is the level of the last `show`; None before."""
+    """Djinn's own log handler. Its type distinguishes it from the user's handlers.
+
+    Attributes:
+        shown_level: level of the last `show`; None before.
+    """
 
     def __init__(self, stream: TextIO, shown_level: int | None) -> None:
         super().__init__(stream)

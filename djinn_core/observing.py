@@ -1,4 +1,4 @@
-"""Events of a process, created only if an observer requests them, and passed to each such observer."""
+"""Events of a process. An event is created only if an observer requests it, and is passed to each such observer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = get_logger("djinn.observers")
 
 
 class Sink:
-    """Calls an observer on the thread of the event.
+    """Pass events to one observer, on the thread of the event.
 
     Attributes:
         observer: the observer.
@@ -47,7 +47,7 @@ class Sink:
         """Stop accepting events."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until the observer has received all accepted events, at most `seconds`."""
+        """Wait at most `seconds` until the observer has received all accepted events."""
 
     def failed(self, what: str, error: Exception) -> None:
         """Log an exception of the observer, once per text. `what`: the event or member that raised."""
@@ -59,7 +59,7 @@ class Sink:
 
     @property
     def who(self) -> dict[str, str]:
-        """Return the observer and its plugin, for the log."""
+        """Return the names of the observer and its plugin, as fields of a log message."""
         return {"observer": self.observer.name, "plugin": self.plugin}
 
 
@@ -87,7 +87,7 @@ class _Sinks:
 
 
 class Events:
-    """Sends events of a process to its observers.
+    """Send events of a process to its observers.
 
     Attributes:
         process: `client`, `gateway` or `executor`; empty without observers.
@@ -105,7 +105,7 @@ class Events:
         return self._sinks.all
 
     def become(self, sinks: Iterable[Sink]) -> None:
-        """Replace the observers by those of `sinks` that request events of this process."""
+        """Replace the observers by the observers of `sinks` that request events of this process."""
         self._sinks.become(sink for sink in sinks if self.process in sink.observer.processes)
 
     def bound(self, **facts: Any) -> Self:

@@ -40,7 +40,7 @@ PACKAGES = {name: folder for folder, names in _OF_PACKAGES.items() for name in n
 class LazyGroup(click.Group):
     """A group whose subcommands are imported when they run, so that `djinn --help` does not wait for PyTorch.
 
-    The group includes the commands of plugins. Plugins are searched only if a command of theirs is named, or to list all
+    The group includes the commands of plugins. Plugins are searched only to run a command of a plugin, or to list all
     commands.
     """
 
@@ -60,7 +60,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve as click does. For an unknown name, suggest a similar one, and name plugins whose commands failed to load."""
+        """Return click's resolution of the command line. For an unknown name, suggest a similar name.
+
+        The error also names plugins whose commands failed to load.
+        """
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             if args[0] in PACKAGES:
                 ctx.fail(" ".join([_to_install(args[0]), *_broken_plugins(_plugin_commands(ctx))]))
@@ -112,7 +115,9 @@ def _every_command() -> PluginCommands:
 
 
 def _plugin_commands(ctx: click.Context) -> PluginCommands:
-    """Return the commands of the enabled plugins, from a cache. If a setting is invalid, return those of all plugins.
+    """Return the commands of the enabled plugins, from a cache.
+
+    If a setting is invalid, return the commands of all plugins.
 
     So `djinn doctor`, which reports the invalid setting, still runs.
     """
@@ -190,7 +195,9 @@ def _find_in_working_directory() -> None:
 def main() -> None:
     """A remote accelerator as a local PyTorch device.
 
-    Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file; `djinn doctor --all` shows which won.
+    Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file. `djinn doctor --all` shows the
+    source of
+    each setting.
     """
     # Report an invalid setting before any work starts. `doctor` reports it itself.
     _prepare()

@@ -16,12 +16,12 @@ from djinn_core.ir.graph import Graph, Node
 
 @attrs.frozen
 class Probe:
-    """A small program whose run time shows a cost model the speed of a device.
+    """A small program whose run time tells a cost model how fast a device is.
 
     Attributes:
         name: unique among the probes of a cost model.
-        prepare: makes operands on the given device, and returns the function to time: ordinary PyTorch on these operands.
-        repeats: how many times the timed function repeats its work; its time is divided by that.
+        prepare: allocates operands on a device, and returns the function to time: ordinary PyTorch on these operands.
+        repeats: how many times the timed function repeats its work. The measured time is divided by this number.
         quick: True for the few probes that run when a device is measured in the background.
     """
 
@@ -55,11 +55,17 @@ class CostModel(ABC):
         """Return the cost of `node` on `device`, or None to leave it to the next model."""
 
     def probes(self) -> Iterable[Probe]:
-        """Return the programs to time. Each is timed several times; together they may take a few seconds. None by default."""
+        """Return the programs to time; empty by default.
+
+        Each program is timed several times. All of them together may take a few seconds.
+        """
         return ()
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
-        """Return parameters as JSON values, from the seconds of each probe by its name. Probes that failed are missing."""
+        """Return parameters as JSON values, fitted to the measured seconds of each probe (by name).
+
+        Failed probes are missing.
+        """
         del seconds
         return {}
 

@@ -31,17 +31,21 @@ class Event:
 
 
 class Observer(ABC):
-    """Receive the events of its process, never single ops.
+    """Receive the events of a process. Single ops are no events.
 
-    A client calls it on the thread that caused the event, from several threads at a time: return quickly. Gateways and executors
-    call it on a separate thread, one event after another. There events wait in a queue of 10,000, so a slow observer delays
-    nothing. A full queue drops events, and a warning counts them. An exception is logged once per text with the name of the
+    A client calls the observer on the thread that caused the event, from several threads at a time: return quickly.
+    Gateways and
+    executors call it on a separate thread, one event after another. There events wait in a queue of 10,000, so a slow
+    observer
+    delays nothing. A full queue drops events, and a warning counts them. An exception is logged once per text with
+    the name of the
     plugin.
 
     Attributes:
         name: unique among observers.
-        events: names of the requested events; None: all. Read again after each `connected`. Events that no observer requests are
-            not made.
+        events: names of the requested events; None: all. Read again after each `connected`. Events that no observer
+            requests are
+            not created.
         processes: the processes whose events it receives.
     """
 
@@ -54,9 +58,10 @@ class Observer(ABC):
         """Handle an event."""
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """Return the W3C `traceparent` for a message to an executor; empty: none.
+        """Return the W3C `traceparent` for a message to an executor, or an empty string for no trace.
 
-        The first observer by name that returns one decides. Clients call it on the sending thread before they send.
+        The first observer by name that returns a `traceparent` decides. Clients call this on the sending thread
+        before they send.
 
         Args:
             kind: `submission`, or `transfer` (of another executor's value to this executor).

@@ -50,16 +50,20 @@ class OperatorLibrary:
     every_tenant: bool = True
 
     def metadata(self, op: str) -> Callable[..., Any] | None:
-        """Return a function that computes the results of `op` on meta tensors.
+        """Return a function that computes the results of `op` on meta tensors, or None.
 
-        None: the op has a fake kernel (`torch.library.register_fake`) or a kernel for the meta device. If it has neither, each call waits for
-        the executor.
+        None: PyTorch uses the op's fake kernel (`torch.library.register_fake`) or its kernel for the meta device. If
+        it has neither,
+        each call waits for the executor.
         """
         del op
         return None
 
     def cast_policy(self, op: str) -> CastPolicy | None:
-        """Return how autocast calls `op`. None: as `torch.library.register_autocast` says for the op, or without a cast."""
+        """Return how autocast calls `op`, or None.
+
+        None: autocast casts as `torch.library.register_autocast` says for the op, or does not cast.
+        """
         del op
         return None
 
@@ -78,10 +82,11 @@ class OperatorLibrary:
         del op, arguments
 
     def implementation(self, op: str) -> Callable[..., Any] | None:
-        """Return the function that runs `op` on the executor, if `op` is one of Djinn's own ops: today `djinn::layout_call`.
+        """Return the function that runs `op` on the executor, or None.
 
-        None: the library does not have the op. The first library that has it runs it. It needs no `--operators`, so the function must
-        check what any client may send.
+        Only ops of Djinn itself are requested: today `djinn::layout_call`. None: the library does not have the op.
+        The first library
+        that has the op runs it. The op needs no `--operators`, so the function must check arguments of any client.
         """
         del op
         return None

@@ -21,7 +21,7 @@ from djinn_core.ir.stream import ALONE, Stream
 
 @attrs.frozen(repr=False)
 class OptimizationContext(ShortRepr):
-    """Everything that an optimization may look at.
+    """The input of an optimization.
 
     Attributes:
         graph: the graph as recorded; values and nodes keep their ids through all rewrites.
@@ -30,11 +30,12 @@ class OptimizationContext(ShortRepr):
         topology: devices and links.
         plan: the plan after the previous optimizations.
         kept: values that are still needed when the program ends.
-        placement: devices of the nodes, in the second pass after placement; None in the first.
-        resident, copies: in the second pass, the devices where inputs live, and other devices with copies of them, as in
+        placement: devices of the nodes, in the second pass after placement; None in the first pass.
+        resident: in the second pass, the device of each input, as in `PlacementContext`.
+        copies: in the second pass, the other devices with copies of an input, as in `PlacementContext`.
+        stream: the programs of this structure that are in flight.
+        margin: share of the single-device time that several devices must be predicted to save, as in
             `PlacementContext`.
-        stream: which programs of its structure are under way.
-        margin: share of the single-device time that several devices must be predicted to save, as in `PlacementContext`.
     """
 
     graph: Graph
@@ -51,17 +52,22 @@ class OptimizationContext(ShortRepr):
 
 
 class Optimization(ABC):
-    """Rewrite a program without changing its results. The planner calls it once for each new graph, in the client, from any thread.
+    """Rewrite a program without changing its results.
 
-    The planner verifies each rewrite before it applies it. If `optimize` raises or breaks a rule, the planner logs a warning
+    The planner calls it once for each new graph, in the client, from any thread.
+
+    The planner verifies each rewrite before it applies it. If `optimize` raises or breaks a rule, the planner logs a
+    warning
     that names the optimization and leaves the plan as it was.
 
     Attributes:
         name: unique among optimizations.
-        before, after: names of optimizations that must run after or before this one; unknown names are ignored.
+        before: names of optimizations that must run after this one; unknown names are ignored.
+        after: names of optimizations that must run before this one; unknown names are ignored.
         after_placement: True to run once more when the placement is known.
-        exact: False if results may differ in rounding from those of the program as written. The setting `exact`, which is on by
-            default, leaves such an optimization out.
+        exact: False if results may differ in rounding from those of the program as written. The setting `exact`,
+            which is on by
+            default, disables such an optimization.
         tolerates_growth: as in `Pattern`.
     """
 
@@ -75,7 +81,8 @@ class Optimization(ABC):
     def wants(self, ops: frozenset[str]) -> bool:
         """Return True if a program with these ops, such as `aten::linear`, should be planned for this optimization.
 
-        The default is True. Called for each new program of a session with one executor. If no optimization returns True, the
+        The default is True. Called for each new program of a session with one executor. If every optimization returns
+        False, the
         program runs as recorded.
         """
         del ops
@@ -83,7 +90,7 @@ class Optimization(ABC):
 
     @abstractmethod
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return a rewrite with the reason for it, or `applied=False` with the reason against."""
+        """Return a rewrite and its reason, or `applied=False` with the reason why nothing is rewritten."""
 
 
 @attrs.frozen
@@ -91,9 +98,9 @@ class Trial:
     """Executor times of programs of one structure. Runs with an optimization alternate with runs without it.
 
     Attributes:
-        optimization: its name.
+        optimization: name of the optimization.
         with_it: seconds of each run with the optimization, the oldest first, without warm-up runs.
-        without: seconds of each run without it, likewise.
+        without: seconds of each run without it, the oldest first, without warm-up runs.
     """
 
     optimization: str
@@ -106,9 +113,9 @@ class PlacementTrial:
     """Times of programs of one structure on one executor and over several, each from submission to result.
 
     Attributes:
-        policy: name of the placement policy that divides them.
+        policy: name of the placement policy that divides the programs.
         alone: seconds of each run on one executor, the oldest first, without warm-up runs.
-        apart: seconds of each run over several executors, likewise.
+        apart: seconds of each run over several executors, the oldest first, without warm-up runs.
         moving: predicted seconds to copy weights to the executors that use them, and to copy moved values back.
     """
 
@@ -119,14 +126,17 @@ class PlacementTrial:
 
 
 class Judge(Optimization):
-    """An optimization that decides from measured runs whether the others pay. Without a judge, the client measures no trials.
+    """An optimization that decides from measured runs whether other optimizations save time.
 
-    The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they must be quick.
+    Without a judge, the client measures no trials.
+
+    The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they
+    must be quick.
     If a method raises, the client logs a warning that names the judge and keeps the plan.
     """
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: a judge decides about the optimizations of plans that others want."""
+        """Return False. A judge only decides about plans that other optimizations requested."""
         del ops
         return False
 

@@ -21,18 +21,21 @@ from djinn_core.ir.stream import ALONE, Stream
 
 @attrs.frozen(repr=False)
 class PlacementContext(ShortRepr):
-    """Everything that a placement policy may look at.
+    """The input of a placement policy.
 
     Attributes:
-        resident: device id by value, for inputs that already live on a device; other inputs are uploaded to their placement. The
+        resident: device id by value, for inputs that already are on a device; other inputs are uploaded to their
+            placement. The
             entry for `RANDOM_STATE` is the device on which random ops must run.
         copies: ids of the other devices that hold a copy of an input.
         pins: devices by patterns of module paths, from the setting `pins`.
-        stream: which programs of its structure are under way.
+        stream: the programs of this structure that are in flight.
         fetch: values that the client requests after the program.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that
+            are not
             listed have no limit.
-        margin: share of the single-device time that several devices must be predicted to save before they are used; 1 if the
+        margin: share of the single-device time that several devices must be predicted to save before they are used; 1
+            if the
             program should run on one device whenever it fits there.
     """
 

@@ -21,13 +21,14 @@ from djinn_core.ir.short_repr import ShortRepr
 
 @attrs.frozen(repr=False)
 class SchedulingContext(ShortRepr):
-    """Everything that a scheduler may look at.
+    """The input of a scheduler.
 
     Attributes:
-        resident: device id by value, for inputs that already live on a device; other inputs must be uploaded.
+        resident: device id by value, for inputs that already are on a device; other inputs must be uploaded.
         fetch: values that the client requests after the program.
         copies: ids of the other devices that hold a copy of an input.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are not
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that
+            are not
             listed have no limit.
         latency_target: seconds in which the program should complete; 0: as soon as possible.
     """

@@ -11,7 +11,10 @@ from djinn_core.hookspecs.transports import Connection, Frame, Limits
 
 
 class SessionChannel(Connection):
-    """A connection that may use the memory of sent frames until `copy_borrowed` is called, and that may continue over another connection after a break."""
+    """A connection that survives breaks: it may continue over another connection.
+
+    It may use the memory of sent frames until `copy_borrowed` is called.
+    """
 
     @abstractmethod
     def copy_borrowed(self) -> None:
@@ -19,7 +22,7 @@ class SessionChannel(Connection):
 
     @abstractmethod
     def expire(self) -> None:
-        """Allow no further connection. The current one continues."""
+        """Forbid reconnection. The current connection continues."""
 
 
 def passed_on(name: str) -> Any:
@@ -28,7 +31,7 @@ def passed_on(name: str) -> Any:
 
 
 class WrappedConnection(SessionChannel):
-    """Base of session channels over another connection, whose properties it passes on."""
+    """Base of session channels over another connection. Its properties are those of the inner connection."""
 
     bytes_sent = passed_on("bytes_sent")
     bytes_received = passed_on("bytes_received")
@@ -62,7 +65,7 @@ class PlainChannel(WrappedConnection):
         self._inner.limits = limits
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. Its buffers are the caller's again when this returns."""
+        """Send a frame. The caller may reuse its buffers when this returns."""
         self._inner.send(frame)
 
     def receive(self, timeout: float | None = None) -> Frame:
@@ -77,4 +80,4 @@ class PlainChannel(WrappedConnection):
         """Do nothing: `send` borrows no memory."""
 
     def expire(self) -> None:
-        """Do nothing: there is no further connection."""
+        """Do nothing: a plain channel never reconnects."""

@@ -31,12 +31,15 @@ class TransportCapabilities:
     """Capabilities of a transport.
 
     Attributes:
-        same_host: it only reaches servers on this machine. A server listens with it if `--transport` names it; the executor of a
-            program, if it is faster than `local`.
-        relayed: the server's gateway passes its frames on; False if the executor listens itself.
-        speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends have first.
-        named_only: it is used only if its scheme is named: by the operator (`--transport ucx=5560`) and in the address that a
-            client was given (`ucx://gpu-box:5560`).
+        same_host: True if the transport only reaches servers on this machine. A server listens with it if
+            `--transport` names it.
+            The executor of a program listens with it if it is faster than `local`.
+        relayed: True if the server's gateway relays its frames; False if the executor itself listens.
+        speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends
+            have first.
+        named_only: True if the transport is used only on request: the operator names its scheme (`--transport
+            ucx=5560`), and the
+            address that the client connects to has it (`ucx://gpu-box:5560`).
     """
 
     same_host: bool = False
@@ -66,7 +69,8 @@ class TlsOptions:
     """TLS identity of one end of a connection, and the peers that it accepts.
 
     Attributes:
-        certificate, key: PEM files with this end's certificate chain and its key. None: a client without a certificate.
+        certificate: PEM file with this end's certificate chain. None: a client without a certificate.
+        key: PEM file with the private key of `certificate`.
         authority: PEM file with the authorities that may sign the other end's certificate. None: a client uses the
             machine's authorities, a server requests no certificate.
         fingerprints: `sha256:` and the hexadecimal digest of each accepted server certificate. If there are any,
@@ -98,21 +102,23 @@ class Connection(ABC):
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
-        """Send a frame. The frame may still be in flight when this returns, but its buffers are the caller's again.
+        """Send a frame. The caller may reuse its buffers when this returns, even if the frame is still in flight.
 
         A frame of up to 128 KiB must not wait for a reader at the other end; a larger frame may.
 
         Raises:
-            TransportError: the connection is broken, or another thread closed it. No further frame can be sent. The buffers
-                are the caller's again: the other end must not accept a frame whose buffers may have changed in flight.
+            TransportError: the connection is broken, or another thread closed it. No further frame can be sent. The
+                caller may
+                reuse the buffers: the other end must not accept a frame whose buffers may have changed in flight.
         """
 
     @abstractmethod
     def receive(self, timeout: float | None = None) -> Frame:
         """Return the next frame. Wait at most `timeout` seconds, or forever if it is None.
 
-        The buffers of the frame are the caller's while a view of them exists, because tensors are made of them. A transport
-        may reuse their memory afterwards, for example from a pool that is registered with its device.
+        The caller owns the buffers of the frame while a view of them exists, because tensors share their memory. A
+        transport
+        may reuse the memory afterwards, for example from a pool that is registered with its device.
 
         Raises:
             TimeoutError: no frame arrived in time. No data is lost.
@@ -121,9 +127,10 @@ class Connection(ABC):
         """
 
     def descriptor(self) -> int | None:
-        """Return a descriptor that becomes readable when the next frame begins to arrive, or the end of the connection.
+        """Return a descriptor that becomes readable when the next frame begins to arrive, or when the connection ends.
 
-        It is called after `receive` has raised TimeoutError. None, the default, means that there is no such descriptor now. An idle
+        It is called after `receive` has raised TimeoutError. None, the default, means that no such descriptor exists
+        now. An idle
         session of a connection with a descriptor needs no thread.
         """
         return None
@@ -151,7 +158,7 @@ class Connection(ABC):
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that this end took off the wire, as `bytes_sent`."""
+        """Bytes that this end took off the wire, framing included."""
         return 0
 
     @property
@@ -193,15 +200,17 @@ class Listener(ABC):
 
 
 class Transport(ABC):
-    """Move frames between a client and a server.
+    """Carry frames between a client and a server.
 
-    A server and its executors listen with each transport that reaches other machines, and with those that `--transport` names. A
-    client tries the transports of both ends in order of `speed`. An exception other than `TransportError` fails the start of the
-    client or the server. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
+    A server and its executors listen with each transport that reaches other machines, and with the transports that
+    `--transport`
+    names. A client tries the transports of both ends in order of `speed`. An exception other than `TransportError`
+    fails the start
+    of the client or the server. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
 
     Attributes:
         name: unique among transports.
-        schemes: URL schemes that it serves, such as `("tcp",)`; unique among transports.
+        schemes: URL schemes of the transport, such as `("tcp",)`; unique among transports.
         capabilities: its properties. By default it reaches other machines directly, with the lowest rank.
     """
 
@@ -221,22 +230,27 @@ class Transport(ABC):
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
         """Listen at `url` (port 0: any free port) and call `accept` in a new thread for each connection.
 
-        Close the connection when `accept` returns or raises, unless it returns True: then `accept` has kept it, and its session closes it.
+        Close the connection when `accept` returns or raises, unless it returns True. After True, the session closes
+        the connection.
 
         Raises:
             TransportError: the address cannot be bound.
         """
 
     def secured(self, tls: TlsOptions) -> Transport | None:
-        """Return this transport under TLS, with a name and schemes of its own such as `tcps`.
+        """Return this transport under TLS, with a name and schemes of its own such as `tcps`; None if it has no TLS.
 
-        None, the default, means that it has no TLS: a server with a certificate does not listen with it. `connect` of the
-        result raises `TransportError` if the server's certificate does not satisfy `tls`.
+        The default is None: a server with a certificate does not listen with the transport. `connect` of the result
+        raises
+        `TransportError` if the server's certificate does not satisfy `tls`.
         """
         return None
 
     def facts(self) -> str:
-        """Return one line for `djinn doctor`, such as the version of a library; empty, the default, for none. Must not raise."""
+        """Return one line for `djinn doctor`, such as the version of a library; by default an empty string.
+
+        Must not raise.
+        """
         return ""
 
 

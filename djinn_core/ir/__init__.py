@@ -1,1 +1,1 @@
-"""Intermediate representation: the frozen data classes that the pipeline's stages exchange, without I/O and globals."""
+"""Intermediate representation: the frozen data classes that the pipeline's stages exchange, without I/O or global state."""

@@ -30,7 +30,9 @@ from djinn_core.ir.program import Slot
 def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of the call of `node` by their schema names, defaults included.
 
-    Tensors appear as value ids, numbers as numbers, dtypes and the like by name, devices as `device`, generators as None.
+    Tensors appear as value ids, and numbers as numbers. Dtypes, layouts and memory formats appear by name. Devices
+    appear as
+    `device`, and generators as None.
     """
     form = node.form
     reader = _readers.get(id(form))
@@ -78,7 +80,7 @@ def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
 
 
 class _ReaderMaker:
-    """Makes readers. It counts operands and slots in the order of the form."""
+    """Create readers for arguments. Operands and slots are counted in the order of the form."""
 
     def __init__(self, operands: Iterator[int], slots: Iterator[int]) -> None:
         self._operands, self._slots = operands, slots

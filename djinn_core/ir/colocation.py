@@ -14,13 +14,14 @@ Homes = Mapping[int, str]
 
 @attrs.define(eq=False)
 class Colocation:
-    """Blocks of storages, and the nodes that run with them. Each block has one home device.
+    """Groups of storages that must share a device, called blocks, and the nodes that run with them.
 
-    Its key is the number of one of its storages, the leader. A node without outputs and writes has no block: it may run
-    anywhere.
+    A block's key is the number of one of its storages, the leader. A node without outputs and writes has no block: it
+    may run
+    on any device.
 
     Attributes:
-        nodes: block by node, for the nodes that have one.
+        nodes: block by node. Nodes without a block are missing.
     """
 
     nodes: dict[int, int] = attrs.field(factory=dict)
@@ -71,7 +72,7 @@ class Colocation:
 
 
 def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
-    """Return the colocation blocks of the running nodes. `replace`: substitutes of replaced values."""
+    """Return the colocation blocks of the nodes that run. `replace`: substitutes of replaced values."""
     colocation = Colocation()
     every, bound = graph.nodes, colocation.nodes
     for number in nodes:
@@ -84,7 +85,7 @@ def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> 
 
 
 def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) -> dict[int, str]:
-    """Return the device of each block with storages that already live on a device; the first device if several differ."""
+    """Return the device of each block with storages that already are on a device; the first device if several differ."""
     homes: dict[int, str] = {}
     if RANDOM_STATE in resident:
         homes[blocks.leader(RANDOM_STATE)] = resident[RANDOM_STATE]

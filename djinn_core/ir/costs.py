@@ -21,7 +21,8 @@ class CostEstimate:
     Attributes:
         flops: floating-point operations as `torch.utils.flop_counter` counts them on the meta device: products,
             convolutions and attention only (a multiply-add counts as two).
-        bytes_read, bytes_written: memory traffic in bytes.
+        bytes_read: bytes read from memory.
+        bytes_written: bytes written to memory.
         seconds: predicted time.
         model: name of the cost model.
         operations: arithmetic of every kind, elementwise ops and reductions included.
@@ -89,7 +90,10 @@ class DeviceCapabilities:
 
     @property
     def speeds(self) -> tuple[float, float]:
-        """Operations per second and bytes per second. Unknown values are assumed by kind: one laptop core, or a mid-range accelerator."""
+        """Return operations per second and bytes per second.
+
+        Unknown speeds are assumed: one laptop core, or a mid-range accelerator.
+        """
         flops, bandwidth = (5e10, 1e10) if self.kind == "cpu" else (2e13, 5e11)
         return self.flops or flops, self.bandwidth or bandwidth
 
@@ -103,7 +107,8 @@ class Link:
     """A measured path from one device to another, or from the client (`client`).
 
     Attributes:
-        source, target: ids of devices, `client`, or groups of devices.
+        source: id of the sending device, `client`, or a group of devices.
+        target: id of the receiving device, `client`, or a group of devices.
         bandwidth: bytes a second; 0: unlimited.
         latency: seconds.
     """
@@ -122,15 +127,18 @@ class Link:
 class NetworkTopology(ShortRepr):
     """Devices and the links between them.
 
-    A link may name groups instead of devices. A link from `rack0` to `rack0` connects any two devices in that group. A
-    link from `client` to `*` connects the client and any device. Links of devices take precedence over links of groups,
+    A link may name groups instead of devices. A link from `rack0` to `rack0` connects any two devices in that group.
+    A
+    link from `client` to `*` connects the client and any device. Links of devices take precedence over links of
+    groups,
     and inner groups over outer groups. `djinn.topology()` returns the topology of the session; its links are measured
     at the first call.
 
     Attributes:
         devices: in the order of their indexes, unless `indexes` says otherwise.
         links: measured and configured links.
-        indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if they are the devices in order; set once
+        indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if the order of `devices` applies. Set
+            once
             executors have joined or left.
     """
 
@@ -184,7 +192,7 @@ class NetworkTopology(ShortRepr):
 
 @attrs.frozen(repr=False)
 class Costs(ShortRepr):
-    """Result of `estimate`.
+    """Result of the stage `estimate`: the cost of each node on each device.
 
     Attributes:
         by_device: estimates of all nodes, by device id.

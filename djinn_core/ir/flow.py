@@ -1,7 +1,9 @@
 """Data flow (use-def chains) of a graph from op to op, past views, casts and copies.
 
-A value names the node that made a tensor, but not later in-place writers. The *source* of an operand is the node that
-last wrote its data, or a graph input. Sources are integers: `n >= 0` is the node `n`, and a negative one is `~position`
+A value names the node that created a tensor, but not later in-place writers. The *source* of an operand is the node
+that
+last wrote its data, or a graph input. Sources are integers: `n >= 0` is the node `n`, and a negative source is
+`~position`
 of an input in `graph.inputs`. All tables are built in linear time, once a graph.
 """
 
@@ -38,12 +40,12 @@ T = TypeVar("T")
 
 @attrs.define(eq=False, slots=False)
 class Flow:
-    """The data flow of a graph.
+    """The data flow of a graph: which node or input the data of each operand comes from.
 
     Attributes:
         sources: for each node, the source of each operand.
         looks: for each node, True if it only passes data on: views, casts, copies, dropout in evaluation mode.
-        computed: for each node, the source of its result past pass-through nodes; a computing node itself.
+        computed: for each node, the source of its result past pass-through nodes. A computing node is its own source.
         effective: for each node, the source of each operand past pass-through nodes.
     """
 
@@ -66,7 +68,7 @@ class Flow:
             computed.append(node.id if passed is None else effective[passed])
 
     def shared(self, make: Callable[[Graph], T]) -> T:
-        """Return `make(graph)`, cached for all matchers. Callers must not change the result."""
+        """Return `make(graph)` from a cache that all matchers share. Callers must not change the result."""
         if make not in self._shared:
             self._shared[make] = make(self.graph)
         shared: T = self._shared[make]
@@ -96,7 +98,7 @@ class Flow:
         return self.effective[node.id][node.inputs.index(value)]
 
     def source(self, value: int) -> int:
-        """Return the source that made `value`, past pass-through nodes. Later writes into it do not count."""
+        """Return the source that created `value`, past pass-through nodes. Later writes into `value` do not count."""
         maker = self.graph.producer(value)
         return self.computed[maker.id] if maker is not None else self._outside[value]
 
@@ -155,7 +157,10 @@ class Flow:
                     queue.append(earlier)
 
     def descendants(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
-        """Return the ids of nodes that depend on `source`'s result, nearest first; bounds as for `ancestors`."""
+        """Return the ids of nodes that depend on `source`'s result, nearest first.
+
+        The walk stops at ops in `stop` and after `limit` nodes.
+        """
         queue, seen = deque([self.beyond(source)]), {self.beyond(source)}
         while queue and limit:
             for user in self.users(queue.popleft()):
@@ -171,7 +176,7 @@ class Flow:
 
 
 class _SourceWalk:
-    """Walks the nodes in order and finds each operand's source."""
+    """Walk the nodes in order and find the source of each operand."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -195,7 +200,10 @@ class _SourceWalk:
         return sources
 
     def _written(self, own: frozenset[int], value: int) -> int:
-        """Return the last writer of the data of `value`; for values in `own` (written by the node), of the storage."""
+        """Return the last writer of the data of `value`.
+
+        For values in `own`, which the node writes, return the last writer of the storage.
+        """
         maker = self._makers[value]
         everything = value in own
         for writer, written in reversed(self._writes[storage_of(value)]):

@@ -14,48 +14,48 @@ import msgspec
 
 
 class Operand(msgspec.Struct, frozen=True, tag="t"):
-    """The next tensor operand."""
+    """Argument of a form: the next tensor operand of the program."""
 
 
 class SlotArg(msgspec.Struct, frozen=True, tag="s"):
-    """The next slot: an int or a float."""
+    """Argument of a form: the next number (int or float) in the program's slot list."""
 
 
 class ComplexSlot(msgspec.Struct, frozen=True, tag="c"):
-    """The next two slots: real and imaginary part of a complex number."""
+    """Argument of a form: a complex number, whose real and imaginary part are the next two slots."""
 
 
 class ScalarTensor(msgspec.Struct, frozen=True, tag="k"):
-    """A 0-dim CPU tensor made from the next slot (two slots where `dtype` is complex)."""
+    """Argument of a form: a 0-dim CPU tensor made from the next slot, or from two slots if `dtype` is complex."""
 
     dtype: str
 
 
 class Constant(msgspec.Struct, frozen=True, tag="b"):
-    """None, a bool or a string that the op takes as it is."""
+    """Argument of a form: None, a bool or a string that is passed to the op unchanged."""
 
     value: bool | str | None
 
 
 class Enumerated(msgspec.Struct, frozen=True, tag="e"):
-    """A dtype, layout or memory format, by its name in `torch`."""
+    """Argument of a form: a dtype, layout or memory format, by its name in `torch`."""
 
     kind: Literal["dtype", "layout", "memory_format"]
     name: str
 
 
 class SelfDevice(msgspec.Struct, frozen=True, tag="d"):
-    """The executor's own device (`cpu` where the program names the CPU)."""
+    """Argument of a form: the executor's own device, or `cpu` if the program names the CPU."""
 
     cpu: bool = False
 
 
 class SessionGenerator(msgspec.Struct, frozen=True, tag="g"):
-    """The session's random generator on the executor's device."""
+    """Argument of a form: the session's random generator on the executor's device."""
 
 
 class ListArg(msgspec.Struct, frozen=True, tag="l"):
-    """A list of arguments."""
+    """Argument of a form: a list of arguments."""
 
     items: tuple[Argument, ...]
 
@@ -66,15 +66,16 @@ Argument = (
 
 
 class Form(msgspec.Struct, frozen=True):
-    """One way to call an op.
+    """An op call without its operands and numbers.
 
     Attributes:
         op: overload name, such as `aten::add.Tensor`.
         args: positional arguments.
         kwargs: keyword arguments, in the order in which they take operands and slots.
-        results: for each result, `new` (a value of its own), `none` (nothing to keep: undefined, or the result is one
-            of the operands, written in place).
-        sequence: whether the op returns a list or tuple of results.
+        results: `new` or `none` for each result. `new`: the call creates a value. `none`: the result is undefined, or
+            is an
+            operand that the op wrote in place.
+        sequence: True if the op returns a list or tuple of results.
     """
 
     op: str
@@ -84,7 +85,7 @@ class Form(msgspec.Struct, frozen=True):
     sequence: bool
 
     def arguments(self) -> Sequence[Argument]:
-        """Every leaf argument, in the order of operands and slots."""
+        """Every argument that is not a list, in the order of operands and slots."""
         arguments: list[Argument] = []
         _gather((*self.args, *[argument for _, argument in self.kwargs]), arguments)
         return arguments
@@ -101,7 +102,7 @@ class Form(msgspec.Struct, frozen=True):
 
     @property
     def new_count(self) -> int:
-        """Number of values that a call makes."""
+        """Number of values that a call creates."""
         return self.results.count("new")
 
 

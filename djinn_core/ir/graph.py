@@ -29,17 +29,19 @@ _NAMED = 8  # number of op kinds in a graph's `repr`
 
 @attrs.frozen
 class Node:
-    """One op.
+    """A graph node: one op call.
 
     Attributes:
         id: position in program order.
         op: overload name, such as `aten::mm`.
-        inputs, outputs: value ids; an output that is one of the inputs (in place) is not listed.
+        inputs: value ids of the tensor operands.
+        outputs: value ids of new results. A result that is one of the inputs (in place) is not listed.
         writes: value ids that the op writes into.
         slots: scalars of the op.
         random: True if the op reads and advances the random state.
         module: path of the `nn.Module` that issued the op, or an empty string.
-        form: the form of the call: where inputs and slots go, and what is constant. `djinn.planning.arguments(node)`
+        form: the form of the call: the positions of inputs and slots, and the constants.
+            `djinn.planning.arguments(node)`
             returns the arguments by their schema names.
         operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
@@ -67,10 +69,11 @@ def _operation(op: str) -> str:
 
 @attrs.frozen
 class Edge:
-    """`target` must run after `source`, because of data flow, mutation or randomness.
+    """A dependence: `target` must run after `source`, because of data flow, mutation or randomness.
 
     Attributes:
-        source, target: node ids.
+        source: id of the node that runs first.
+        target: id of the node that runs later.
         kind: `data`, or `order` for mutation and randomness.
     """
 
@@ -133,7 +136,10 @@ class Graph(ShortRepr):
 
     @cached_property
     def edges(self) -> Sequence[Edge]:
-        """Data edges from a value's maker or last writer to its readers; order edges from readers to the next writer."""
+        """All dependences: data edges from a value's producer or last writer to its readers, and order edges.
+
+        An order edge leads from a reader to the next writer.
+        """
         return tuple([Edge(source, target, kind) for (source, target), kind in self._ends.items()])
 
     @property
@@ -221,7 +227,7 @@ class Graph(ShortRepr):
         return self._metas[value]
 
     def get_node_by_id(self, node: int) -> Node | None:
-        """The node with an id, or None if there is none."""
+        """The node with an id, or None if the graph has no such node."""
         return self.nodes[node] if 0 <= node < len(self.nodes) else None
 
     def producer(self, value: int) -> Node | None:
@@ -249,7 +255,7 @@ class Graph(ShortRepr):
 
 
 class _Flow:
-    """The maker of each value, the last writer of each storage, and its readers since then, for storages that are written."""
+    """The producer of each value, the last writer of each storage, and the readers of written storages since then."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.makers: dict[int, int] = {}
@@ -258,7 +264,7 @@ class _Flow:
         self.edges: dict[tuple[int, int], EdgeKind] = {}
 
     def take(self, node: Node) -> None:
-        """Add the edges into `node`, and record the storages that it reads, writes and makes."""
+        """Add the edges into `node`, and record the storages that it reads, writes and creates."""
         edges, makers, writers, target = self.edges, self.makers, self.writers, node.id
         for value in node.inputs:
             source = makers.get(value)  # the value itself: a view exists only once the view op has run
@@ -309,8 +315,8 @@ def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:
 def topology_hash(graph: Graph) -> str:
     """Return the BLAKE2 hash over forms and data flow, with values and storages numbered by first appearance.
 
-    Stable across runs and processes. The hash includes which values share memory, because mutation edges follow from
-    that.
+    The hash is stable across runs and processes. It includes which values share memory, because mutation edges follow
+    from shared memory.
     """
     values: dict[int, int] = {}
     storages: dict[int, int] = {}

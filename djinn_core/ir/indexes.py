@@ -17,7 +17,10 @@ POOL = 0  # placement policies decide about this index
 
 
 def index_of_node(graph: Graph, node: Node) -> int:
-    """Return the logical device of a node's results and writes; without any, the device of its operands."""
+    """Return the logical device of a node's results and writes.
+
+    A node without results and writes has the device of its operands.
+    """
     for values in (node.outputs, node.writes, node.inputs):
         if values:
             return graph.meta(values[0]).device

@@ -1,6 +1,7 @@
 """The ops that a program may contain with non-strided tensors among their arguments.
 
-They are sent inside Djinn's op `LAYOUT_CALL`. Its first argument names the op. A non-strided tensor becomes a list: a
+The client sends them inside Djinn's op `LAYOUT_CALL`. Its first argument names the op. A non-strided tensor becomes a
+list: a
 word for its kind, then numbers and strided tensors:
 
     COO, is_coalesced, sizes, indices, values
@@ -44,7 +45,7 @@ NESTED_VIEW_RESULT: Final = 7  # [kind, in place, dimensions of each tensor, how
 
 
 def _aten(*names: str) -> frozenset[str]:
-    """Return the names of overloads in `aten`. Each argument has several, separated by spaces."""
+    """Return the names of overloads in `aten`. Each argument is a string of several names, separated by spaces."""
     return frozenset(f"aten::{name}" for some in names for name in some.split())
 
 

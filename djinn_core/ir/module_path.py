@@ -1,7 +1,8 @@
 """Path of the module that issued an instruction, such as `transformer.h.3.attn`.
 
-A call of a module is one link of a chain, from the innermost call outwards. Links are plain tuples, because one is made
-for every call of a module; names are looked up only on request.
+A call of a module is a link of a chain, from the innermost call outwards. Links are plain tuples, because every call
+of
+a module creates a link. Names are looked up only on request.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _NO_NODE = 1 << 63  # no op has these sequence numbers: nodes that accumulate gr
 class ForwardCalls:
     """Module calls of a thread, each with the first autograd sequence number inside it.
 
-    One thread appends, with increasing numbers; any thread may read.
+    One thread appends, with increasing numbers. Any thread may read.
 
     Attributes:
         kept: dropped calls, for a timeline that reads them at its end; None: dropped calls are not kept.
@@ -39,11 +40,11 @@ class ForwardCalls:
         self.threads.add(self)
 
     def keep(self) -> None:
-        """Keep dropped calls from now on."""
+        """Keep dropped calls from now on, in `kept`."""
         self.kept, self._most_kept = [], sys.maxsize
 
     def keep_no_more(self) -> None:
-        """Keep the calls dropped so far, but no further ones."""
+        """Stop keeping dropped calls. The calls in `kept` stay."""
         if self.kept is not None:
             self._most_kept = min(self._most_kept, len(self.kept) + 2)  # drop the history in two halves
 
@@ -76,11 +77,13 @@ ModuleCall = tuple[weakref.ref[torch.nn.Module], "ModuleCall | None"] | tuple[in
 
 @attrs.frozen
 class ModulePath:
-    """Place in a model at which an instruction was issued.
+    """The position in a model at which an instruction was issued.
 
     Attributes:
-        path: names from the outermost module to the innermost, such as `transformer.h.3.attn`; empty for the outermost.
-        module: class of the innermost. root: class of the outermost.
+        path: names from the outermost module to the innermost, such as `transformer.h.3.attn`; empty for the
+            outermost.
+        module: class of the innermost module.
+        root: class of the outermost module.
         backward: True if the backward pass of the module issued the instruction.
     """
 
@@ -95,7 +98,7 @@ class ModulePath:
 
 
 def module_path(call: ModuleCall | None) -> ModulePath | None:
-    """Return the path of a call with the modules' current names; None outside all modules, or if unknown."""
+    """Return the path of a module call, with the modules' current names; None outside all modules, or if unknown."""
     modules = module_chain(call)
     if not modules:
         return None
@@ -106,12 +109,12 @@ def module_path(call: ModuleCall | None) -> ModulePath | None:
 
 
 def module_chain(call: ModuleCall | None) -> list[torch.nn.Module]:
-    """Return the existing modules around a call, from the outermost to the innermost."""
+    """Return the existing modules that enclose a call, from the outermost to the innermost."""
     return [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
 
 
 def outermost_call(call: ModuleCall) -> ModuleCall | None:
-    """Return the call of the outermost existing module around a call."""
+    """Return the call of the outermost existing module that encloses a call."""
     found = None
     for link in _outwards(call):
         if _alive(link) is not None:
@@ -125,7 +128,10 @@ def is_backward(call: ModuleCall | None) -> bool:
 
 
 def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
-    """Yield the links of a chain. Recomputation in a backward pass continues with the forward call of its node."""
+    """Yield the links of a chain, innermost first.
+
+    Recomputation in a backward pass continues with the forward call of its node.
+    """
     while call is not None:
         yield call
         call = _forward_call_of(call) if isinstance(call[0], int) else call[1]

@@ -1,4 +1,4 @@
-"""Families of ops, by their whole names."""
+"""Families of ops, listed by op name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _PRODUCT_WEIGHTS = {
 
 
 def role_of(node: Node) -> str | None:
-    """Return the role of an op, by its name."""
+    """Return the role of an op in a model, such as `backward`, by the name of the op."""
     from djinn_core.ir.flow import is_view
 
     if is_backward(node):
@@ -101,7 +101,7 @@ def weights_of(graph: Graph, node: Node) -> list[int]:
 
 
 def weights_in(call: Call) -> range:
-    """Return the operands that are certainly weights. Their sizes distinguish models of one architecture."""
+    """Return the positions of operands that are always weights. Their sizes distinguish models of one architecture."""
     name, operands = call.op.removeprefix("aten::").partition(".")[0], call.operands
     if name in CONVOLUTION | NORMALISATION | {"linear"}:  # the first operand is data
         return range(1, len(operands))

@@ -1,9 +1,11 @@
-"""The allow-list of ops that a program may contain, the same on client and executor.
+"""The allow-list of ops that a program may contain, equal on client and executor.
 
-An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms can
+An overload is allowed when it is in PyTorch's `aten` namespace, has a schema made only of argument types that forms
+can
 express, and is not on the list of exclusions. Received names are only looked up in this list. Custom ops are allowed
-individually (`allow_custom`): an executor allows the ops of its operator, a client the ops that executors offer and the
-program calls. A received name of a custom op is only a dictionary key.
+individually (`allow_custom`). An executor allows the ops that its operator chose. A client allows the ops that
+executors
+offer and the program calls. A received name of a custom op is only a dictionary key.
 """
 
 from __future__ import annotations
@@ -165,7 +167,7 @@ def resolve_for_layouts(name: str) -> torch._ops.OpOverload:
     """Return the overload of that name, which may have sparse tensors among its arguments.
 
     Raises:
-        UnsupportedOperation: it is not one of `LAYOUT_OPERATORS`.
+        UnsupportedOperation: the name is not in `LAYOUT_OPERATORS`.
     """
     if name not in LAYOUT_OPERATORS:
         raise UnsupportedOperation(f"{name} is not an op that programs may contain with sparse tensors")
@@ -178,7 +180,7 @@ def resolve(name: str) -> torch._ops.OpOverload:
     """Return the overload called `name`, such as `aten::add.Tensor`.
 
     Raises:
-        UnsupportedOperation: it is not on the allow-list.
+        UnsupportedOperation: the op is not on the allow-list.
     """
     return _custom.get(name) or _resolve_aten(name)
 

@@ -18,7 +18,7 @@ MARGIN: Final = 0.1
 
 @attrs.frozen
 class PlacementDecision:
-    """One node on one device.
+    """The device on which one node runs.
 
     Attributes:
         node: node id.
@@ -33,12 +33,13 @@ class PlacementDecision:
 
 @attrs.frozen
 class HintUse:
-    """The decision of a reader of hints, for the hints of one name.
+    """How a placement used the hints of one name.
 
     Attributes:
         hint: name of the hints.
-        decision: the consequence of the hints, or the reason for none, in words.
-        seconds_before, seconds_after: predicted time of the program without and with the decision; None if not predicted.
+        decision: the consequence of the hints, or the reason why they were ignored, in words.
+        seconds_before: predicted time of the program without the decision; None if not predicted.
+        seconds_after: predicted time with the decision; None if not predicted.
     """
 
     hint: str
@@ -49,16 +50,16 @@ class HintUse:
 
 @attrs.frozen(repr=False)
 class Placement(ShortRepr):
-    """Result of `place`.
+    """Result of the stage `place`: the device of each node and value.
 
     Attributes:
         decisions: one per node that runs, in order.
         values: device id by value, inputs included: the device of its memory and its writes.
         policy: name of the policy that decided.
-        copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight. A
+        copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight.
+            A
             write to the value drops its copies.
-        replicas: nodes that also run on a further device instead of sending their results there, and why that is
-            faster.
+        replicas: nodes that also run on a further device instead of sending their results to it, with the reason.
         refused: placements that do not fit, with reasons, in the order of the attempts. Policies leave it empty.
         spills: True if the placement needs spilling. Policies leave it False.
         uses: decisions of the policy because of hints.

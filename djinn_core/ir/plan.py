@@ -21,16 +21,20 @@ class Rewrite:
 
     Attributes:
         drop: nodes that need not run.
-        replace: substitutes of replaced values (the key's node is dropped).
+        replace: substitute of each replaced value. The node that computes the replaced value is dropped.
         hints: facts for placement and scheduling, such as `{"colocate": [(...), ...]}` with value ids.
         equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal.
-            Programs of one template differ in slots, so a rewrite that compared scalars must list the comparisons here.
-        substitutions: parts of the program to replace by other computation. They are recorded after all optimizations.
+            Programs of one template differ in slots, so a rewrite that compared scalars must list the comparisons
+                here.
+        substitutions: parts of the program to replace by other computation. They are recorded after all
+            optimizations.
             The resulting program is planned instead of this one.
         replicas: nodes that also run on a further device, with reasons. Only the second pass, after placement, may
-            propose them. They write nothing, draw no random numbers, have no effect and read only the elements of their
+            propose them. They write nothing, draw no random numbers, have no effect and read only the elements of
+                their
             operands (`djinn_core.ir.replicas.repeatable(node)`).
-        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the structure
+        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the
+            structure
             are then planned for the device whose turn it is.
     """
 
@@ -51,11 +55,12 @@ class OptimizationResult:
     """Outcome of one optimization: its rewrite, or the reason why it did nothing.
 
     Attributes:
-        optimization: its name.
+        optimization: name of the optimization.
         applied: True if there is a rewrite to apply.
         reason: why, or why not.
         rewrite: the change to the program.
-        seconds_before, seconds_after: predicted times of the program. The core sets them.
+        seconds_before: predicted time of the program before the rewrite. The core sets it.
+        seconds_after: predicted time after the rewrite. The core sets it.
     """
 
     optimization: str = attrs.field(validator=instance_of(str))
@@ -68,7 +73,7 @@ class OptimizationResult:
 
 @attrs.frozen(repr=False)
 class OptimizationPlan(ShortRepr):
-    """Result of `optimize`.
+    """Result of the stage `optimize`: the nodes that remain to run.
 
     Attributes:
         nodes: ids of the nodes that run, in order.
@@ -93,7 +98,7 @@ class OptimizationPlan(ShortRepr):
 
     @property
     def by_turn(self) -> bool:
-        """True if plans differ by the device whose turn it is, according to an optimization."""
+        """True if an optimization makes a plan of its own for each device whose turn it can be."""
         return any(result.rewrite.by_turn for result in self.results if result.applied)
 
 

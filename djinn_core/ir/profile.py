@@ -1,4 +1,4 @@
-"""Workload profiles: phases, residency, modality, pattern matches. Side tables keyed by node and by value."""
+"""Workload profiles: phases, residency, modality and pattern matches, in tables by node and by value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from djinn_core.ir.short_repr import ShortRepr
 class ExecutionPhase(str, Enum):
     """The part of a workload that an op belongs to.
 
-    A training step has three: `TRAINING_FORWARD` with the loss, `TRAINING_BACKWARD` and `TRAINING_OPTIMIZER`;
-    `TRAINING` stands for an unknown one of these.
+    A training step has three phases: `TRAINING_FORWARD` with the loss, `TRAINING_BACKWARD` and `TRAINING_OPTIMIZER`.
+    `TRAINING` is a phase of training that is not known more exactly.
     """
 
     UNKNOWN = "unknown"
@@ -128,15 +128,15 @@ class PatternMatch:
 
 @attrs.frozen(repr=False)
 class WorkloadProfile(ShortRepr):
-    """Result of `annotate`: classification of the program, as a whole and node by node.
+    """Result of the stage `annotate`: classification of the program, as a whole and node by node.
 
     Attributes:
         workload: type of the whole program.
         phases: one per node.
         modalities: one per node.
         residency: by value; values not listed are activations.
-        roles: by node, such as `attention`; nodes not listed have none.
-        patterns: all matches, the surest first among those that overlap.
+        roles: by node, such as `attention`; nodes not listed have no role.
+        patterns: all matches. Among overlapping matches, the most confident is first.
         reasons: sentences that say how the workload type was found.
         lineage: by node, the kinds of inputs that its results derive from; empty if it was not requested.
     """

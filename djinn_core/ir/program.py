@@ -37,10 +37,15 @@ class Signature:
     """A form together with the class of each operand: rank, dtype, order of strides, which sizes are 0 or 1.
 
     Calls of one signature differ in sizes and scalars only. Analysis is cached by signature. The client learns three
-    facts per signature: whether its predicted layouts are right (`layout_trusted`), the order of dimensions if not
-    (`orders`, by result), and the dtypes that kernels choose (`dtypes`, by result). `predicts` is False if the executor
-    was asked: no prediction needs confirmation. `id` is unique. Its bits in `CONTENT` are equal in every process, so
-    decisions by these bits, such as where to cut a program, depend on the program alone.
+    facts per signature.
+
+    Attributes:
+        layout_trusted: True if the predicted layouts of results were right.
+        orders: order of dimensions by result, if the predicted layout was wrong.
+        dtypes: dtype by result, for results whose dtype the kernel chooses.
+        predicts: False if the executor was asked for the results: no prediction needs confirmation.
+        id: unique number. Its bits in `CONTENT` are equal in every process, so decisions by these bits, such as the
+            positions at which a program is cut, depend on the program alone.
     """
 
     form: Form
@@ -66,15 +71,16 @@ class Call(ShortRepr):
     Attributes:
         signature: form and operand classes.
         operands: metadata of each tensor operand.
-        results: metadata of each result; `None` where the op returns nothing there.
+        results: metadata of each result; `None` if the op does not return it.
         aliases: for each result the operand that it shares memory with, or -1.
         inplace: for each result the operand with which it is identical, or -1.
         writes: the operands that the op writes into.
-        random: whether the op reads and advances the random state.
+        random: True if the op reads and advances the random state.
         changes: operands whose own metadata the op changes, with the new metadata.
-        nbytes: size in bytes of the storage of each result (0 if the result has none of its own).
+        nbytes: size in bytes of the storage of each result (0 if the result has no storage of its own).
         kind: equal for calls that differ in sizes and scalars only; part of the key of plans.
-        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are then meaningless.
+        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are then
+            meaningless.
         slots: scalars, for a call that is cached by all of its arguments.
         kept_outcome: cached `outcome`, for a call that has recurred.
     """
@@ -121,7 +127,7 @@ class Call(ShortRepr):
         return self._with(self.operands, self.results, self.nbytes, self.changes, slots, None)
 
     def _with(self, *parts: Any) -> Call:
-        """Copy this call with other values for the last fields of `_PUT`."""
+        """Copy this call, and replace its last fields, in the order of `_PUT`."""
         call = _new_call(Call)
         for put, part in zip(_PUT, (*_PARTS(self), *parts)):  # noqa: B905 - as many
             put(call, part)
@@ -174,7 +180,8 @@ class Instruction:
     Attributes:
         index: position in the program.
         call: its form, metadata of operands and results, aliases and writes.
-        inputs, outputs: handles of its inputs and of its new outputs.
+        inputs: handles of its inputs.
+        outputs: handles of its new outputs.
         slots: its scalars.
     """
 
@@ -213,16 +220,17 @@ def describe_site(site: Site) -> str:
 
 @attrs.frozen(eq=False, repr=False)
 class Program(ShortRepr):
-    """Instructions in program order. `Graph` is a more convenient view.
+    """A recorded program: instructions in program order. `Graph` is a more convenient view.
 
     Attributes:
         calls: one per instruction.
         operands: per instruction the handles of its inputs, then of its new outputs, flattened.
         slots: per instruction its scalars, flattened.
         dead: handles among the operands that the client no longer holds when the program ends.
-        sites: one per instruction, or empty: the place in the user's code that issued it (code object and bytecode
-            offset, resolved to a line only on request).
-        modules: one per instruction, or empty: the call of a module inside which it was issued.
+        sites: the position in the user's code that issued each instruction (code object and bytecode offset), or
+            empty. It
+            is resolved to a line only on request.
+        modules: the module call that issued each instruction, or empty.
     """
 
     calls: tuple[Call, ...]
@@ -236,7 +244,7 @@ class Program(ShortRepr):
         return len(self.calls)
 
     def cut(self, starts: Iterable[int]) -> list[Program]:
-        """Cut the program before these instructions. A value dies in the last piece that uses it."""
+        """Cut the program before the instructions `starts`. Each value dies in the last piece that uses it."""
         operands = slots = 0
         before = [(0, 0)]
         for call in self.calls:
@@ -256,7 +264,7 @@ class Program(ShortRepr):
 
     @property
     def size(self) -> int:
-        """Number of its handles and scalars."""
+        """Number of handles and scalars of the program."""
         return len(self.operands) + len(self.slots)
 
     @property
@@ -266,7 +274,7 @@ class Program(ShortRepr):
 
     @property
     def scalars(self) -> tuple[Words, Kinds]:
-        """The slots as arrays."""
+        """The slots as two arrays: their bits and their types."""
         return slot_arrays(self.slots)
 
     @property
@@ -286,7 +294,7 @@ class Program(ShortRepr):
 
     @property
     def call_numbers(self) -> tuple[int, Words] | None:
-        """The numbers of the calls, and a key that is equal for programs with comparable numbers; or None."""
+        """The number of each call, and a key that is equal for programs with comparable numbers; None if calls have no numbers."""
         return None
 
     def call(self, index: int) -> Call:
@@ -294,7 +302,7 @@ class Program(ShortRepr):
         return self.calls[index]
 
     def inputs(self) -> dict[int, tuple[int, int]]:
-        """The values that the program does not make, each with its first call and its position there."""
+        """The values that the program does not compute, each with its first call and its operand position in that call."""
         inputs: dict[int, tuple[int, int]] = {}
         outputs: set[int] = set()
         for instruction in self.instructions():
@@ -305,7 +313,7 @@ class Program(ShortRepr):
         return inputs
 
     def instructions(self) -> Iterator[Instruction]:
-        """The instructions, unpacked one after the other."""
+        """The instructions in program order, unpacked."""
         at = slot = 0
         for index, call in enumerate(self.calls):
             middle, end = at + call.operand_count, at + call.operand_count + call.new_count

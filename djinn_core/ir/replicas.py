@@ -17,9 +17,11 @@ _BEYOND = "as_strided"  # the op may read beyond its operand's elements, which a
 
 
 def repeatable(node: Node) -> bool:
-    """True if a node may run repeatedly, also on copies of its operands.
+    """Return True if a node may run repeatedly, also on copies of its operands.
 
-    It is pure: it writes nothing, draws no random numbers, and has no effect. It reads only its operands' elements.
+    Such a node is pure: it writes nothing, draws no random numbers, and has no effect. It reads only the elements of
+    its
+    operands.
     """
     return (
         bool(node.outputs)
@@ -39,7 +41,10 @@ def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]
 
 
 def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan, profile: WorkloadProfile) -> Placement:
-    """Return `placement` with the plan's replicas. Their devices keep copies of the weights that replicas read."""
+    """Return `placement` with the plan's replicas.
+
+    Devices with replicas keep copies of the weights that the replicas read.
+    """
     copies, inputs, residency = dict(placement.copies), frozenset(graph.inputs), profile.residency
     for replica in plan.replicas:
         for value in [plan.replace.get(v, v) for v in graph.nodes[replica.node].inputs]:

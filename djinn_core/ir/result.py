@@ -43,11 +43,15 @@ class Measured:
 
 @attrs.frozen(repr=False)
 class PipelineResult(ShortRepr):
-    """The results of the stages, in order; None for stages that did not run.
+    """Results of the planning stages, in order; None for stages that did not run.
 
     Attributes:
         graph: the planned graph.
-        profile, costs, plan, placement, schedule: results of the stages.
+        profile: result of the stage `annotate`.
+        costs: result of the stage `estimate`.
+        plan: result of the stage `optimize`.
+        placement: result of the stage `place`.
+        schedule: result of the stage `schedule`.
         recorded: profile of the recorded program if optimizations substituted code; otherwise None.
         topology: the devices of the plan.
         seconds: duration of each stage, by name; empty if the result came from the cache.

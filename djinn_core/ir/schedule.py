@@ -27,21 +27,21 @@ class SchedulingStrategy(str, Enum):
 
 @attrs.frozen
 class Upload:
-    """Bytes travel from the client to the device and become `value`."""
+    """Schedule step: the client sends bytes to the device, which become `value`."""
 
     value: int
 
 
 @attrs.frozen
 class Run:
-    """The device runs these nodes one after the other."""
+    """Schedule step: the device runs these nodes in order."""
 
     nodes: tuple[int, ...]
 
 
 @attrs.frozen
 class Send:
-    """The device sends `value` to the device `target`."""
+    """Schedule step: the device sends `value` to the device `target`."""
 
     value: int
     target: str
@@ -49,7 +49,7 @@ class Send:
 
 @attrs.frozen
 class Receive:
-    """The device waits for `value` from the device `source`."""
+    """Schedule step: the device waits for `value` from the device `source`."""
 
     value: int
     source: str
@@ -57,14 +57,14 @@ class Receive:
 
 @attrs.frozen
 class Free:
-    """The device frees `values`."""
+    """Schedule step: the device frees `values`."""
 
     values: tuple[int, ...]
 
 
 @attrs.frozen
 class Fetch:
-    """`value` travels back to the client."""
+    """Schedule step: the device sends `value` back to the client."""
 
     value: int
 
@@ -93,7 +93,7 @@ class SchedulingGroup:
 
 @attrs.frozen(repr=False)
 class ExecutionSchedule(ShortRepr):
-    """Result of `schedule`.
+    """Result of the stage `schedule`: a list of steps for each device.
 
     Attributes:
         program: the program to execute.

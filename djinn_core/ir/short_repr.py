@@ -23,7 +23,10 @@ class ShortRepr:
 
 
 def brief(shown: Any) -> str:
-    """An attrs value as `Class(field=value, ...)`, with long fields cut and collections counted; a few lines at most."""
+    """Return an attrs value as `Class(field=value, ...)`, in a few lines at most.
+
+    Long fields are cut, and collections are shown by their length.
+    """
     fields = [f for f in attrs.fields(type(shown)) if f.repr and not f.name.startswith("_")]
     parts = [f"{field.name}={_part(getattr(shown, field.name))}" for field in fields]
     one_line = f"{type(shown).__name__}({', '.join(parts)})"

@@ -1,4 +1,4 @@
-"""A tensor, or a part of one, in a file that an executor reads."""
+"""References to tensors, or slices of tensors, in files that an executor reads."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class StoredTensor(msgspec.Struct, frozen=True):
     Attributes:
         address: address of the files that the executor opened.
         version: version of the files; other versions are not read.
-        name: the tensor's name in them.
-        dtype, shape: of the tensor to read.
+        name: name of the tensor in the files.
+        dtype: dtype of the tensor to read.
+        shape: shape of the tensor to read.
         start: first byte to read, counted from the start of the stored tensor.
     """
 
@@ -57,7 +58,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         return math.prod(self.shape) * self.dtype.itemsize
 
     def part(self, first: int, end: int) -> StoredTensor:
-        """Return the rows `first` to `end` of the first dimension."""
+        """Return a reference to the rows `first` to `end` (exclusive) of the first dimension."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
         return msgspec.structs.replace(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)
 

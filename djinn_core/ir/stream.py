@@ -10,9 +10,10 @@ class Stream:
     """State of the stream that a recurring program belongs to. Empty without a pool of executors.
 
     Attributes:
-        following: number of programs of its structure in flight: results requested, and not waited for yet.
+        following: number of programs of this structure in flight, whose results are requested but not awaited yet.
         turn: id of the device with the least work for these programs; empty if none is in flight.
-        carried: inputs that an executor computed or received since the last program of the structure. The next program
+        carried: inputs that an executor computed or received since the last program of the structure. The next
+            program
             has to wait for inputs that the last program computes.
     """
 

@@ -25,9 +25,12 @@ class Substitution:
         inputs: values that `compute` is given, in order.
         outputs: values that `compute` returns, in order, with the same shapes and dtypes.
         compute: ordinary PyTorch code without sync points or random numbers. It takes a list of tensors and returns a
-            list of new ones, as many as there are `outputs`. Code in `with djinn.planning.group(number):` is meant to
-            run on one device, concurrently with other groups: the hint `groups` of the plan has the ids of their nodes.
-            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and with
+            list of new tensors, one for each value in `outputs`. Code in `with djinn.planning.group(number):` is
+                meant to
+            run on one device, concurrently with other groups: the hint `groups` of the plan has the ids of their
+                nodes.
+            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and
+                with
             the arguments in `changed` by their names.
         relies: remaining nodes on which the code depends. The substitution is valid while they are unchanged.
     """
@@ -41,11 +44,12 @@ class Substitution:
 
 @attrs.frozen(eq=False, repr=False)
 class Recipe(ShortRepr):
-    """Constant folding: values that are computed once from weights and kept until the weights change.
+    """Constant folding: a program that computes values once from weights. The values are kept until the weights change.
 
     Attributes:
         program: computes the values; its other results are freed after it.
-        sources: the weights. makes: the cached values, under placeholder handles.
+        sources: handles of the weights.
+        makes: placeholder handles of the computed values.
     """
 
     program: Program
@@ -62,14 +66,14 @@ class Recipe(ShortRepr):
 
 @attrs.frozen(eq=False, repr=False)
 class RewrittenProgram(ShortRepr):
-    """A program that replaces an equivalent one.
+    """A program that replaces an equivalent program, the original.
 
     Attributes:
-        program: values of the original keep their handles; its other values are freed after it.
+        program: the new program. Values of the original keep their handles; other values are freed after the program.
         origin: the original program.
         slots: for each slot of the program its position in the original's slots, or -1 if it is fixed.
         nodes: for each instruction, its node in the original.
-        own: instructions whose calls are not the original's.
+        own: instructions whose calls are not in the original.
         relied: nodes of the original, with the calls (sizes and numbers included) for which the rewrite is valid.
         recipes: independent recipes for values that are computed from weights beforehand.
         groups: instructions that should run on one device. Groups may run concurrently.
@@ -86,14 +90,14 @@ class RewrittenProgram(ShortRepr):
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The original's values by first appearance, then those of the recipes, then the program's own."""
+        """The original's values by first appearance, then the values of the recipes, then the program's own values."""
         derived = (value for recipe in self.recipes for value in recipe.makes)
         return tuple(dict.fromkeys((*self.origin.operands, *derived, *self.program.operands)))
 
 
 @attrs.frozen
 class RecipeLocations:
-    """Locations of the values of a recipe, in its order: device ids of each value and of its copies."""
+    """Device ids of each value of a recipe and of its copies, in the recipe's order."""
 
     homes: tuple[str, ...]
     copies: tuple[tuple[str, ...], ...]
@@ -103,12 +107,12 @@ Derived = Callable[[Recipe], RecipeLocations | None]
 
 
 def not_derived(recipe: Recipe) -> None:
-    """Return None: nothing was derived yet."""
+    """Return None. This is the lookup of a cache in which no recipe has run yet."""
     del recipe
 
 
 def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProgram | None:
-    """The rewrite `second` of the program of `first`, expressed as a rewrite of the original of `first`.
+    """Return the rewrite of the original of `first` that applies `first` and then `second`.
 
     Return None if a recipe of `second` uses values of a recipe of `first`: recipes are independent.
     """
@@ -130,7 +134,7 @@ def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProg
 
 
 def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of its instructions; without any, the groups of the original's nodes."""
+    """Return the groups of the rewritten instructions; if there are none, the groups of the original's nodes."""
     if rewritten.groups:
         return rewritten.groups
     groups = [frozenset(group) for group in before]

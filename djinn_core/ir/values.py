@@ -19,11 +19,16 @@ class TensorClass:
     """The metadata of a tensor without sizes and offset. It is the key of formulas for results, layouts and plans.
 
     Attributes:
-        dtype, device, conj, neg: as in `TensorMeta`.
+        dtype: as in `TensorMeta`.
+        device: as in `TensorMeta`.
+        conj: as in `TensorMeta`.
+        neg: as in `TensorMeta`.
         small: each size of 0 or 1, which kernels treat specially; -1 for every other size.
-        order: the dimensions from the outermost in memory to the innermost. expanded: dimensions of stride 0.
+        order: the dimensions from the outermost in memory to the innermost.
+        expanded: dimensions of stride 0.
         dense: True if the tensor has no gaps.
-        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride, and
+        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride,
+            and
             copies keep it.
     """
 
@@ -42,15 +47,18 @@ class TensorClass:
 class TensorMeta:
     """Metadata of a tensor.
 
-    Instances come from `tensor_meta`, which interns them: two are equal exactly when they are the same object, so they
-    are cheap keys.
+    Instances come from `tensor_meta`, which interns them. Equal metadata is the same object, so it is a cheap key.
 
     Attributes:
-        shape, stride, offset: in elements.
+        shape: sizes.
+        stride: strides, in elements.
+        offset: storage offset, in elements.
         dtype: a `torch.dtype`.
         device: index of the logical device.
-        conj, neg: True for a lazily conjugated or negated view.
-        numel: number of elements. nbytes: bytes of the elements, if contiguous.
+        conj: True for a lazily conjugated view.
+        neg: True for a lazily negated view.
+        numel: number of elements.
+        nbytes: bytes of the elements, if contiguous.
     """
 
     shape: tuple[int, ...]

@@ -24,10 +24,10 @@ class Draft:
     Attributes:
         request: what the plan depends on, with the inputs of `graph`.
         optimizations: optimizations that may still run. Each substitutes at most once.
-        profile: of `graph`, if it is known.
+        profile: workload profile of `graph`, if it is known.
         known: facts of earlier programs, as in `annotate`.
         results: results of the finished optimizations.
-        recorded: profile of the recorded program, if `graph` is another one.
+        recorded: profile of the recorded program, if `graph` is a rewrite of it.
         rewritten: the rewrite from the recorded program to `graph`.
     """
 
@@ -44,7 +44,7 @@ class Draft:
         """Return the draft of the program with the substitutions of `plan`.
 
         Returns:
-            "" if `plan` has no substitutions; the reason if they cannot be recorded.
+            "" if `plan` has no substitutions; the reason if the substitutions cannot be recorded.
         """
         results = [result for result in plan.results if result.rewrite.substitutions]
         profile = analysed.profile
@@ -85,7 +85,7 @@ class Draft:
 
 
 def without_substitutions(plan: OptimizationPlan, why: str) -> OptimizationPlan:
-    """Return `plan` with the reason in each result whose substitutions could not be recorded."""
+    """Return `plan` without its substitutions, which could not be recorded. Their results have the reason."""
     reason = f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used here"
     return attrs.evolve(plan, results=tuple(_without_substitutions(r, reason) for r in plan.results))
 
@@ -116,7 +116,7 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
 
 
 def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return the plan for the second pass, without results of optimizations in `again` that did nothing before."""
+    """Return the plan for the second pass, without results of optimizations in `again` that did nothing in the first pass."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

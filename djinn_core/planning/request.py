@@ -1,4 +1,4 @@
-"""Inputs of planning beside the program: the plugins, and a `Request`."""
+"""Inputs of planning, apart from the program: the plugins, and a `Request`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PluginOverrides:
     """A view of `plugins` with some members replaced, such as the cost models."""
 
     def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
-        """`others`: replacement of each member, by its name."""
+        """Replace members of `plugins`. `others`: replacement of each member, by its name."""
         self._plugins = plugins
         vars(self).update(others)
 
@@ -58,24 +58,25 @@ class PluginOverrides:
 
 @attrs.frozen
 class Request:
-    """Everything that a plan depends on, beside the program and the plugins.
+    """Everything that a plan depends on, apart from the program and the plugins.
 
     Attributes:
         topology: devices and links.
-        resident: device id by value, for inputs that already live on a device.
+        resident: device id by value, for inputs that already are on a device.
         copies: ids of the other devices that hold a copy of an input.
-        exact: True to leave out optimizations that may round differently.
+        exact: True to exclude optimizations that may round differently.
         fetch: values that the client requests after the program.
         until: the last stage to run.
-        placement_policy, scheduler: names of the policy and scheduler to use.
+        placement_policy: name of the placement policy to use.
+        scheduler: name of the scheduler to use.
         pins: pairs of a pattern of module paths and a device, for policies that follow them.
         memory_limits: by device id the bytes that the program may hold there at once.
         latency_target: seconds in which the program should complete; 0: as soon as possible.
-        stream: which programs of its structure are under way.
-        hints: facts for the stages after `annotate`, beside those of patterns.
-        derived: current locations of a recipe's values, and of their copies, by device id.
+        stream: the programs of this structure that are in flight.
+        hints: facts for the stages after `annotate`, in addition to the hints of patterns.
+        derived: function that returns the current locations of a recipe's values and of their copies, by device id.
         margin: as in `PlacementContext`.
-        rewrite: records substitutions of optimizations; None: substitutions are left out.
+        rewrite: function that records substitutions of optimizations; None: substitutions are ignored.
     """
 
     topology: NetworkTopology
@@ -97,7 +98,10 @@ class Request:
 
 
 def preferred(offered: Sequence[PlacementPolicy] | Sequence[Scheduler], otherwise: str) -> str:
-    """Return the name of the policy or scheduler with the greatest preference; ties by name. Without any preference, return `otherwise`."""
+    """Return the name of the policy or scheduler with the greatest preference; ties by name.
+
+    If none has a preference, return `otherwise`.
+    """
     ranked = [(-one.preference, one.name) for one in offered if one.preference is not None]
     return min(ranked)[1] if ranked else otherwise
 
@@ -110,7 +114,8 @@ def selected(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
 def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
     """Return plugins in use that do not declare `tolerates_growth`, by kind and name.
 
-    With them, a plan serves fewer sizes. A policy or scheduler counts only if it is the chosen one. `exact` is as in `Request`.
+    With such plugins, a plan serves fewer sizes. A policy or scheduler counts only if it is chosen. `exact` is as in
+    `Request`.
     """
     used: list[tuple[str, Any]] = [
         *(("pattern", p) for p in plugins.patterns),

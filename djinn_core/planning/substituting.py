@@ -33,7 +33,10 @@ def persistent_weights(graph: Graph, profile: WorkloadProfile) -> frozenset[int]
 def substitute(
     graph: Graph, profile: WorkloadProfile, results: Sequence[OptimizationResult], rewrite: Rewrite | None
 ) -> RewrittenProgram | str:
-    """Return the program with all substitutions applied, or the reason for none. A failure of `rewrite` is logged."""
+    """Return the program with all substitutions applied, or the reason why none is applied.
+
+    A failure of `rewrite` is logged.
+    """
     if rewrite is None:
         return "there is no device here that records it"
     substitutions = [s for result in results for s in result.rewrite.substitutions]

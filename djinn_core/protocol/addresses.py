@@ -56,7 +56,7 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
 
 
 def server_name(urls: Sequence[str]) -> str:
-    """Return the name of the server at `urls` in messages: the first URL of a machine, or else of a local socket."""
+    """Return the name of the server at `urls` in messages: its first network URL, or else its local socket."""
     return next((url for url in urls if parse_url(url).hostname), urls[0])
 
 
@@ -82,12 +82,12 @@ def reaches_network(url: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Return True if a listener on `host` listens at every interface, so that clients cannot dial `host` itself."""
+    """Return True if a listener on `host` listens at every interface. Clients cannot connect to such a host name."""
     return host in _WILDCARDS
 
 
 def at_host(url: str, host: str) -> str:
-    """Return `url` with another host."""
+    """Return `url` with its host replaced by `host`."""
     parts = parse_url(url)
     return f"{parts.scheme}://{network_location(host, parts.port)}{parts.path}"
 

@@ -9,14 +9,14 @@ import random
 
 
 class Backoff:
-    """Pauses from `first` to `longest` seconds; not locked."""
+    """Exponential pauses between attempts, from `first` to `longest` seconds. Not thread-safe."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first, self._longest = first, longest
         self._next = first
 
     def pause(self) -> float:
-        """Return the pause before the next attempt in seconds. Later pauses are longer."""
+        """Return the pause before the next attempt in seconds. Each pause is longer than the previous one."""
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 

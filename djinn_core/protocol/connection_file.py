@@ -19,7 +19,11 @@ _log = get_logger("djinn.launch")
 
 
 class ConnectionFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Content of the file, as JSON. `fingerprint`: fingerprint of the server's certificate, if no authority has signed it."""
+    """Content of a connection file, as JSON.
+
+    Attributes:
+        fingerprint: fingerprint of the server's certificate, if no authority has signed it.
+    """
 
     urls: tuple[str, ...]
     token: str
@@ -50,7 +54,7 @@ def write_connection_file(path: Path, content: ConnectionFile) -> None:
 
 
 def remove_connection_file(path: Path, content: ConnectionFile) -> None:
-    """Remove the file if it still contains `content`. A server that was started later may have replaced it."""
+    """Remove the file if it still contains `content`. A server that started later may have replaced it."""
     with contextlib.suppress(ConfigurationError, FileNotFoundError):
         if read_connection_file(path) == content:
             path.unlink()
@@ -83,7 +87,7 @@ def read_connection_file(path: Path) -> ConnectionFile:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     """Refuse a file that other users can write, because it decides where programs and data are sent.
 
-    Warn if others can read it.
+    Warn if other users can read it.
     """
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(

@@ -29,7 +29,10 @@ _BUFFER_BYTES: Final = 4 << 20
 
 
 class LocalTransport(Transport):
-    """Scheme `unix`: `unix:///absolute/path.sock`. Listening at `unix://` picks a path in a new private directory."""
+    """The transport over Unix sockets. Its URLs are `unix:///absolute/path.sock`.
+
+    Listening at `unix://` picks a path in a new private directory.
+    """
 
     name = "local"
     schemes = ("unix",)
@@ -79,7 +82,7 @@ def djinn_register_transports() -> Iterable[Transport]:
 
 
 class _Release(msgspec.Struct, frozen=True):
-    """Removes a listener's socket file, unless another server has replaced it, and its temporary directory."""
+    """Remove a listener's socket file, unless another server has replaced it, and its temporary directory."""
 
     path: Path
     inode: int

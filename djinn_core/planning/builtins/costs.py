@@ -17,13 +17,17 @@ _START_SECONDS_ELSEWHERE = 5e-6
 
 
 class Roofline(CostModel):
-    """Estimates every op: FLOPs as PyTorch counts them, bytes of all operands and results, and workspace by family. Views cost nothing."""
+    """Estimate the cost of every op. Views cost nothing.
+
+    The estimate has FLOPs as PyTorch counts them, the bytes of all operands and results, and a workspace by family of
+    ops.
+    """
 
     name = "roofline"
     tolerates_growth = True
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Return the cost of `node`: start time plus the larger of compute time and memory time."""
+        """Return the cost of `node`: launch time plus the larger of compute time and memory time."""
         work = work_of(graph, node)
         if work.kind == "view":
             return CostEstimate(0.0, 0, 0, 0.0, self.name)

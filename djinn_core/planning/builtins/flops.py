@@ -32,7 +32,7 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
 
 
 def meta_results(graph: Graph, node: Node) -> Any:
-    """Results of `node` on the meta device: a tensor, or a list with None if there is no new value."""
+    """Return the results of `node` on the meta device: a tensor, or a list with None for results that are no new value."""
     metas = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
     if not node.form.sequence:
         return metas[0] if metas else None
@@ -108,7 +108,7 @@ def _matmul(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
-    """Count a grouped matmul: each row is multiplied by the matrix of its group.
+    """Return the FLOPs of a grouped matmul: each row is multiplied by the matrix of its group.
 
     With two matrices, groups divide the dimension that is summed over.
     """
@@ -123,13 +123,13 @@ def _attention(operands: Sequence[Shape], made: Shape) -> float:
 
 
 def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
-    """Count the backward pass: each of the two products has a gradient for both operands."""
+    """Return the FLOPs of the backward pass: each of the two products has a gradient for both operands."""
     query, key, value = operands[1:4]
     return 4.0 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _recurrent(operands: Sequence[Shape], _: Shape) -> float:
-    """Count every row of every step times every matrix of every layer."""
+    """Return the FLOPs of a recurrent op: every row of every step times every matrix of every layer."""
     rows = math.prod(operands[0][:-1])
     return 2.0 * rows * sum(math.prod(shape) for shape in operands[1:] if len(shape) == 2)
 

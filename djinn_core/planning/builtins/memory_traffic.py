@@ -1,7 +1,8 @@
 """Bytes that an op reads and writes, from metadata alone.
 
-Each operand is read once and each result written once. Elements that share memory (expanded, overlapping) count once. Ops that look
-rows up read only those rows, ops that overwrite do not read the old elements, and views move nothing.
+Each operand is read once and each result is written once. Elements that share memory (expanded, overlapping) count
+once. An
+op that looks rows up reads only those rows. An op that overwrites does not read the old elements. Views move nothing.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ djinn_api_version = "2.0"
 
 
 class SingleDevice(PlacementPolicy):
-    """Runs everything on one device.
+    """Placement policy that runs everything on one device.
 
-    Devices without spilling come first, then the device with most bytes of the inputs. Without inputs, the first device
+    Devices without spilling come first, then the device with most bytes of the inputs. Without inputs, the first
+    device
     that fits is chosen.
     """
 
@@ -82,7 +83,7 @@ def _on_one_device(context: PlacementContext, device: str, reason: str) -> Place
 
 @attrs.define
 class _EmptyDevices:
-    """Caches shortages of devices that hold no data of the program.
+    """A cache of memory shortages of devices that hold no data of the program.
 
     Devices with equal free memory and dtypes share an entry.
     """

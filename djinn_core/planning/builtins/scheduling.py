@@ -15,14 +15,14 @@ djinn_api_version = "2.0"
 
 
 class Sequential(Scheduler):
-    """Runs nodes in program order on any placement; a new stage begins where the device changes."""
+    """Scheduler that runs nodes in program order on any placement. A new stage begins when the device changes."""
 
     name = "sequential"
     strategy = SchedulingStrategy.SEQUENTIAL
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the ids of the nodes as their keys."""
+        """Return the priority of the nodes: a node's key is its id."""
         del context
         return NodePriority(lambda node: node, "program order", strict=True)
 

@@ -1,10 +1,12 @@
 """Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
 
-Results are memoised by form, metadata of operands and results, and scalars. A program of 1,000 ops costs as much as its
+Results are memoised by form, metadata of operands and results, and scalars. A program of 1,000 ops costs as much as
+its
 few dozen distinct ops.
 
-In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which PyTorch's counter does
-not know. Their work is the sum of several ops of other kinds.
+In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which
+PyTorch's counter does
+not know. The work of such a kernel is the sum of the ops that it fuses.
 """
 
 from __future__ import annotations
@@ -95,17 +97,19 @@ Layout = Literal["contiguous", "permuted", "transposed"]
 
 @attrs.frozen(eq=False)
 class Work:
-    """Work of one op.
+    """Work of one op, independent of the device.
 
     Attributes:
         operation: the op without namespace and overload.
         kind: family of the op.
         flops: as PyTorch's counter counts them.
         operations: arithmetic operations that the kernel executes, including elementwise ops and reductions.
-        bytes_read, bytes_written: memory moved.
-        dims: of products, convolutions, attention and recurrent layers, as products: (batch, rows, columns,
-            contracted); otherwise (elements,), of the larger of operands and results.
-        dtype: of the result.
+        bytes_read: bytes read from memory.
+        bytes_written: bytes written to memory.
+        dims: (batch, rows, columns, contracted) of products, and of convolutions, attention and recurrent layers seen
+            as
+            products. For other ops (elements,), of the larger of operands and results.
+        dtype: dtype of the result.
         kernel: positions that a convolution's kernel covers.
         tensors: number of results; large for ops on lists.
         layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order,
@@ -186,7 +190,7 @@ def _work(graph: Graph, node: Node) -> Work:
 
 
 def _between(parts: tuple[Work, ...]) -> int:
-    """Return the bytes of the two largest products of a fused layer. One product is computed from the other."""
+    """Return the bytes of the two largest products of a fused layer. They are intermediate results of the layer."""
     intermediate_bytes = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
     return sum(intermediate_bytes[-2:])
 
@@ -261,7 +265,7 @@ _LAYOUTS: tuple[Layout, ...] = ("contiguous", "permuted", "transposed")
 
 
 def _layout(meta: TensorMeta) -> Layout:
-    """Return the layout. Dimensions of size 1 and expanded dimensions do not matter."""
+    """Return the memory layout of a tensor. Dimensions of size 1 and expanded dimensions do not matter."""
     step, in_order = 1, True
     dimensions = [(n, s) for n, s in zip(meta.shape, meta.stride, strict=True) if n > 1 and s > 0]
     for size, stride in reversed(dimensions):
@@ -304,7 +308,7 @@ def _product_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tu
 
 
 def _convolution_dims(graph: Graph, node: Node, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the product of one group: (positions, output channels, elements of the kernel for each position)."""
+    """Return a convolution group as a product: (positions, output channels, elements of the kernel for each position)."""
     backward, options = "backward" in node.operation, arguments(node)
     operand, weight = shapes[1:3] if backward else shapes[:2]
     result_shape = shapes[0] if backward else graph.meta(node.outputs[0] if node.outputs else node.writes[-1]).shape

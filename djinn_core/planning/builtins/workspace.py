@@ -30,7 +30,7 @@ def workspace_of(graph: Graph, node: Node) -> int:
 
 
 def _convolution(graph: Graph, node: Node) -> int:
-    """Return the bytes of operands that kernels copy into their own layout.
+    """Return the bytes of operands that convolution kernels copy into their own layout.
 
     Transposed convolutions copy the result as well.
     """
@@ -71,15 +71,18 @@ def _sort(graph: Graph, node: Node) -> int:
 
 
 def _index(graph: Graph, node: Node) -> int:
-    """Return the bytes of the indices that masks select, at most all. Each dimension of a mask has an index."""
+    """Return the bytes of the indices that masks select, if all elements are selected.
+
+    Each dimension of a mask has an index.
+    """
     masks = [meta for meta in map(graph.meta, node.inputs[1:]) if meta.dtype in (torch.bool, torch.uint8)]
     return sum(_INDEX * len(mask.shape) * mask.numel for mask in masks)
 
 
 def _matmul(graph: Graph, node: Node) -> int:
-    """Return the bytes of copied operands.
+    """Return the bytes of operands that a matrix product copies.
 
-    Broadcast operands and permuted heads cannot be viewed as a batch of matrices.
+    Broadcast operands and permuted heads are copied, because they cannot be viewed as a batch of matrices.
     """
     left, right = (graph.meta(v) for v in node.inputs[:2])
     if min(len(left.shape), len(right.shape)) < 3:

@@ -1,1 +1,1 @@
-"""Matching language for patterns: a small language over ops."""
+"""Matching language for patterns: terms that describe how ops feed each other."""

@@ -1,4 +1,7 @@
-"""Attention in one form, for fused ops and for explicit softmax(q·kᵀ)·v. All patterns of a graph share one search."""
+"""Attention in a common form, for fused ops and for explicit softmax(q·kᵀ)·v.
+
+All patterns of a graph share one search.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,16 @@ _WRITTEN_OUT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODU
 
 @attrs.frozen
 class Attention:
-    """An attention.
+    """An attention that was found in a graph.
 
     Attributes:
         nodes: ids of its ops, in order.
-        query, key, value: operands of the two products. The key may be transposed.
+        query: value of the query operand.
+        key: value of the key operand, which may be transposed.
+        value: value of the value operand.
         masks: values that are added to the scores or select among them.
-        queries, keys: number of each per head.
+        queries: number of queries per head.
+        keys: number of keys per head.
         scores: shape of the scores without sinks; empty for a fused op.
         fused: True if the attention is one op.
         flagged_causal: True if the op has the argument `is_causal=True`.
@@ -52,7 +58,7 @@ class Attention:
 
 
 def attentions_of(graph: Graph) -> tuple[Attention, ...]:
-    """Return the attentions of a graph, in order of their last ops. Each softmax belongs to one."""
+    """Return the attentions of a graph, in order of their last ops. Each softmax belongs to one attention."""
     fused = [_fused(graph, graph.nodes[i]) for name in FUSED_ATTENTION & graph.by_op.keys() for i in graph.by_op[name]]
     if SOFTMAX.isdisjoint(graph.by_op):
         return tuple(sorted(fused, key=lambda attention: attention.nodes))
@@ -101,13 +107,13 @@ def _written_out(graph: Graph, found: Found) -> Attention | None:
 
 
 def _operand(graph: Graph, found: Found) -> int:
-    """Return which of the last two operands of the mixture the weights are."""
+    """Return the position of the weights among the last two operands of the mixture: 0 or 1."""
     first = graph.flow.operands(found["mixture"])[-2]
     return 0 if first >= found.names["softmax"] and (first in found.nodes) else 1
 
 
 def _masks(graph: Graph, scores: Node, between: list[int]) -> tuple[int, ...]:
-    """Return operands of the ops between scores and softmax that do not come from the scores, without single numbers."""
+    """Return the masks: operands of ops between scores and softmax that do not come from the scores and are no single numbers."""
     flow, way = graph.flow, {scores.id, *between}
     masks = list(scores.inputs[:-2])  # baddbmm adds its first operand
     for i in between:
@@ -127,9 +133,11 @@ def _is_layer(graph: Graph, query: int, key: int, value: int) -> bool:
 def query_shape(graph: Graph, query: int) -> tuple[int, ...]:
     """Return the shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
 
-    Products fold batch and heads into one dimension. If query heads share key heads, they also fold heads and queries.
-    The result is the shape of the last 4-dimensional value before the fold, with heads before queries; else the
-    operand's own shape.
+    Products fold batch and heads into one dimension. If query heads share key heads, products also fold heads and
+    queries.
+    The result is the shape of the last 4-dimensional value before the fold, with heads before queries. If no such
+    value
+    exists, the result is the operand's own shape.
     """
     shape = graph.meta(query).shape
     for value in chain(graph, query, frozenset({*COPIES, "div", "mul"})):

@@ -9,7 +9,10 @@ _ONES = frozenset({"full_like", "ones_like"})
 
 
 class Gradients:
-    """The nodes of a graph that derive from the gradient of a loss; computed at the first query, in linear time."""
+    """The nodes of a graph that derive from the gradient of a loss.
+
+    They are computed at the first query, in linear time.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph

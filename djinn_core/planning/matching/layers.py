@@ -39,8 +39,11 @@ class Layer:
     """A product with a weight.
 
     Attributes:
-        node: the op of the result, possibly the addition of the bias. product: the product itself.
-        data: source of the data operand. weight, bias: sources of the weight and the bias, if there is one.
+        node: the op of the result, possibly the addition of the bias.
+        product: the product itself.
+        data: source of the data operand.
+        weight: source of the weight.
+        bias: source of the bias, if there is one.
     """
 
     node: Node

@@ -12,14 +12,14 @@ from djinn_core.ir.values import TensorMeta
 
 @attrs.frozen
 class Place:
-    """A node in its graph, as the argument of conditions."""
+    """A node in its graph. Conditions receive it as their argument."""
 
     graph: Graph
     node: Node
 
     @property
     def result(self) -> TensorMeta:
-        """Metadata of the first result; for an in-place op, of the written operand."""
+        """Metadata of the first result. For an in-place op: metadata of the written operand."""
         node = self.node
         return self.graph.meta((*node.outputs, *node.writes, *node.inputs)[0])
 
@@ -74,7 +74,7 @@ class Found:
         return self.graph.meta(self.value(name))
 
     def described(self) -> dict[str, str]:
-        """Return a description of each name, for the templates of reasons."""
+        """Return a description of each named node or input, to fill the templates of reasons."""
         return {name: self._in_words(source) for name, source in self.names.items()}
 
     def _in_words(self, source: int) -> str:

@@ -17,7 +17,7 @@ from djinn_core.planning.matching.terms import Term, has_conditions
 
 @attrs.frozen(eq=False)
 class Matcher(Pattern):
-    """A pattern that finds a term; `matcher` makes it."""
+    """A pattern that finds a term. `matcher` creates it."""
 
     name: str
     operations: frozenset[str]
@@ -71,7 +71,8 @@ def matcher(
         name: unique among patterns.
         term: the term to find. Its last op selects candidates.
         confidence: a number, or a function of the match. At 0.9, nine of ten matches are right.
-        reason: a sentence; `{x}` stands for the op or input that the term names `x`. Or a function.
+        reason: a sentence, or a function of the match. `{x}` in the sentence stands for the op or input that the term
+            names `x`.
         check: a condition on the complete match.
         details: facts about a match.
         hints: hints for placement and scheduling.
@@ -79,7 +80,7 @@ def matcher(
             see `Pattern`. Without functions and conditions it is True.
 
     Raises:
-        ConfigurationError: the term may end with anything.
+        ConfigurationError: the term has no last op, so any op could end a match.
     """
     if not term.ends:
         raise ConfigurationError(f"the pattern {name!r} may end with any op: end it with op(...) or linear()")

@@ -62,12 +62,13 @@ class Term(ABC):
 
 @attrs.frozen(eq=False)
 class Op(Term):
-    """One op, by its names, and the terms of its operands.
+    """A term for one op: its possible names, and the terms of its operands.
 
     Attributes:
         names: ops, as in `Node.operation`.
-        operands: terms of its tensor operands, in order; further operands may be anything. For commutative ops such as `add` and
-            `mul`, in either order.
+        operands: terms of its tensor operands, in order. Further operands are not checked. For commutative ops such
+            as `add` and
+            `mul`, the order does not matter.
         feeds: terms that match any operand.
     """
 
@@ -133,7 +134,7 @@ def _each(found: Found, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Wa
 
 @attrs.frozen(eq=False)
 class Either(Term):
-    """Alternatives. The first term that matches is used."""
+    """Term that matches if one of several terms matches. The first term that matches is used."""
 
     terms: tuple[Term, ...]
 
@@ -200,7 +201,7 @@ class Where(Term):
 
 @attrs.frozen(eq=False)
 class Anything(Term):
-    """Any source."""
+    """Term that matches any source."""
 
     @property
     def ends(self) -> None:
@@ -213,7 +214,7 @@ class Anything(Term):
 
 @attrs.frozen(eq=False)
 class Through(Term):
-    """A chain of ops between two terms. Each takes the previous result as any operand. Shorter chains come first.
+    """A chain of ops between two terms. Each op takes the previous result as any operand. Shorter chains come first.
 
     Attributes:
         limit: maximum length of the chain.
@@ -309,12 +310,12 @@ def op(*operations: str | Iterable[str]) -> Op:
 def through(
     *operations: str | Iterable[str], limit: int = 4, widest: bool = False, where: Condition | None = None
 ) -> Through:
-    """Return a term for a chain of at most `limit` of these ops, possibly none.
+    """Return a term for a chain of at most `limit` of these ops, possibly empty.
 
     Args:
         operations: names of ops, or sets of names.
         limit: maximum length of the chain.
-        widest: follow only the largest operands of each op. Masks that are smaller than scores are left out.
+        widest: follow only the largest operands of each op. Masks that are smaller than scores are not followed.
         where: a condition on each op.
 
     Example: `op("mm") >> through("mul", "add") >> op("_softmax")`.

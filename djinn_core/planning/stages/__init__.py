@@ -1,1 +1,1 @@
-"""Stages of the compiler pipeline: pure functions from frozen values to the next stage's result, independent of each other."""
+"""Stages of the planning pipeline: pure functions from immutable values to the next stage's result, independent of each other."""

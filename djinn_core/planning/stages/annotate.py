@@ -37,12 +37,13 @@ def annotate(
     known: Known = NOTHING_KNOWN,
     tiers: frozenset[Tier] = ALL_TIERS,
 ) -> WorkloadProfile:
-    """Run every pattern over `graph` and classify it, node by node and as a whole.
+    """Return the workload profile of `graph`: run every pattern, and classify the graph as a whole and node by node.
 
     Args:
         graph: the graph.
         patterns: the patterns to run. A pattern that raises or returns an invalid match is skipped, with a warning.
-        known: for inputs from earlier programs, the lifetime of the value, or for an activation its kind of data.
+        known: facts about inputs from earlier programs: the lifetime of the value, or the kind of data of an
+            activation.
         tiers: the tiers that may judge the workload type. Phases and residency always come from the structure.
     """
     matches, skipped = _all_matches(graph, patterns)
@@ -71,7 +72,7 @@ def annotate(
 
 
 def _all_matches(graph: Graph, patterns: Sequence[Pattern]) -> tuple[tuple[PatternMatch, ...], list[str]]:
-    """Return the matches of all patterns, the surest first, and sentences about the patterns that failed."""
+    """Return the matches of all patterns, the most confident first, and sentences about the patterns that failed."""
     matches: list[PatternMatch] = []
     skipped: list[str] = []
     for pattern in patterns:
@@ -121,6 +122,6 @@ _known_flags: dict[int, Lineage] = {}
 
 
 def _flags(bits: int) -> Lineage:
-    """Return the flags of these bits from a cache, which is faster than making them."""
+    """Return these bits as flags. A cache makes this faster than a conversion."""
     flags = _known_flags.get(bits)
     return flags if flags is not None else _known_flags.setdefault(bits, Lineage(bits))

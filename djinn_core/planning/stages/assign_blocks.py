@@ -13,10 +13,11 @@ _STAYS = "what it writes is there"
 
 
 class BlockHomes:
-    """Homes of values while a placement is built. The first device that a value gets is its home.
+    """Devices of values while a placement is built. A value's device is called its home.
 
-    Values that must be on one device, because they share memory or one op makes both, have one home together. Inputs that already
-    live on a device stay there.
+    Values that must be on one device have one home together: they share memory, or one op creates both. The first
+    device that
+    such a value gets is their home. Inputs that already are on a device stay there.
     """
 
     def __init__(self, context: PlacementContext) -> None:
@@ -31,12 +32,12 @@ class BlockHomes:
         return self.devices.get(self._block(value))
 
     def of_node(self, node: Node) -> str | None:
-        """Return the home of the values that a node makes or writes, or None if they have none yet."""
+        """Return the home of the values that a node creates or writes, or None if they have none yet."""
         block = self.blocks.node(node.id)
         return None if block is None else self.devices.get(block)
 
     def is_resident(self, value: int) -> bool:
-        """Return True if a value lives on a device since before this program."""
+        """Return True if a value was on a device before this program."""
         return self._block(value) in self._resident
 
     def settle(self, value: int, device: str, reason: str) -> None:
@@ -44,7 +45,10 @@ class BlockHomes:
         self._settle(self._block(value), device, reason)
 
     def settle_node(self, node: Node, device: str, reason: str) -> tuple[str, str]:
-        """Set the home of the values that a node makes or writes, unless they have one. Return its device and the reason."""
+        """Set the home of the values that a node creates or writes, unless they have one.
+
+        Return its device and the reason.
+        """
         block = self.blocks.node(node.id)
         return (device, reason) if block is None else self._settle(block, device, reason)
 
@@ -61,13 +65,16 @@ def assign_blocks(
     choose: Callable[[Node, BlockHomes], tuple[str, str]],
     homes: BlockHomes | None = None,
 ) -> Placement:
-    """Place node by node: each runs on the device from `choose`, or on the device of the memory that it writes.
+    """Return a placement, built node by node.
+
+    A node runs on the device from `choose`, or on the device of the memory that it writes.
 
     Args:
         context: the placement problem.
         policy: name of the placement policy.
         choose: returns the device of a node and the reason. Operands without a home get the device of the node.
-        homes: homes that are known before the first node; by default those of inputs that already live on a device.
+        homes: homes that are known before the first node; by default the homes of inputs that already are on a
+            device.
     """
     homes = homes or BlockHomes(context)
     graph, nodes = context.graph, context.plan.nodes

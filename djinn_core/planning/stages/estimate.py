@@ -16,11 +16,13 @@ _UNKNOWN = CostEstimate(0.0, 0, 0, 0.0)
 
 
 def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopology) -> Costs:
-    """Ask the models for every node on every device: first those that list its op, then the general ones, in order.
+    """Return the cost of every node on every device, as cost models predict it.
 
-    A model that raises or returns an invalid estimate is not asked again for this graph, and a warning names it. It may raise at
-    an op that PyTorch rejects. A node that no model knows costs nothing. Devices that differ only in name, memory, group, queue
-    and missing ops share an estimate.
+    Models that list the op come first, then the general models, in order. A model that raises or returns an invalid
+    estimate is
+    not asked again for this graph, and a warning names it. A model may raise at an op that PyTorch rejects. A node
+    that no model
+    knows costs nothing. Devices that differ only in name, memory, group, queue and missing ops share an estimate.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}

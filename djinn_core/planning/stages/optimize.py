@@ -32,9 +32,10 @@ def starting_plan(
 
 
 def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]) -> OptimizationPlan:
-    """Run the optimizations one after the other over `context.plan`, ordered by `before` and `after`.
+    """Return the plan after all optimizations ran over `context.plan`, ordered by `before` and `after`.
 
-    Each rewrite is verified before it is applied. An optimization that raises, returns another type or breaks an invariant leaves
+    Each rewrite is verified before it is applied. An optimization that raises, returns another type or breaks an
+    invariant leaves
     the plan unchanged, and a warning names it.
     """
     plan = context.plan
@@ -78,7 +79,7 @@ def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
 
 
 def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> OptimizationPlan:
-    """Return the plan with the rewrite applied, and the result with the times before and after."""
+    """Return the plan with the rewrite applied, and the result with the predicted times before and after."""
     before = _seconds(costs, plan.nodes)
     rewrite = result.rewrite if result.applied else Rewrite()
     nodes = tuple(n for n in plan.nodes if n not in rewrite.drop)

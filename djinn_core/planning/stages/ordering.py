@@ -32,9 +32,10 @@ class Dependences:
     """Dependences between the running nodes, and the time of each node on its device.
 
     Attributes:
-        before, after: by node its predecessors and successors.
-        seconds: by node its predicted time.
-        device: by node its device.
+        before: predecessors by node.
+        after: successors by node.
+        seconds: predicted time by node.
+        device: device by node.
         hops: by pair of devices the latency and the seconds per byte of a transfer.
     """
 
@@ -91,7 +92,7 @@ class Dependences:
 
 
 def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
-    """List scheduling: return the nodes in the order in which devices that never idle take them, least `key` first."""
+    """Return the nodes in the order of list scheduling: a device that becomes idle takes its ready node with the least `key`."""
     queues = {device: _DeviceQueue() for device in dict.fromkeys(found.device[n] for n in nodes)}
     missing = {node: len(found.before.get(node, ())) for node in nodes}
     arrival = dict.fromkeys(nodes, 0.0)
@@ -134,7 +135,7 @@ class _DeviceQueue:
     ready: list[tuple[Any, int]] = attrs.field(factory=list)
 
     def take(self, key: Callable[[int], Any]) -> int:
-        """Return the next node, or -1. The clock advances to its start."""
+        """Remove and return the next node, or -1. The clock advances to its start."""
         if not self.ready and self.coming:
             self.clock = max(self.clock, self.coming[0][0])
         while self.coming and self.coming[0][0] <= self.clock:
@@ -171,7 +172,10 @@ def consecutive_groups(context: SchedulingContext, order: Sequence[int]) -> list
 
 
 def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, str, list[int]]]:
-    """Return (stage, device, nodes) of groups. A device begins a new group to use a result of the same or a later stage."""
+    """Return (stage, device, nodes) of groups.
+
+    A device begins a new group before it uses a result of its stage or a later stage.
+    """
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     groups: list[tuple[int, str, list[int]]] = []

@@ -26,11 +26,14 @@ _log = get_logger("djinn.stages")
 def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: PlacementPolicy) -> Placement:
     """Return the first placement that is valid and fits.
 
-    The order of attempts: the policy with all devices; the policy without the devices whose memory it exceeded; each fallback; a
-    search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order of ops. If the user
+    The order of attempts: the policy with all devices; the policy without the devices whose memory it exceeded; each
+    fallback; a
+    search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order of ops.
+    If the user
     pinned some nodes, only the other nodes move.
 
-    A policy that fails or breaks a rule is named in a warning. `Placement.refused` lists the placements that do not fit, with
+    A warning names a policy that fails or breaks a rule. `Placement.refused` lists the placements that do not fit,
+    with
     figures.
 
     Raises:
@@ -68,7 +71,9 @@ class _Attempts:
         return len(self.context.topology.devices) == 1
 
     def try_policy(self, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Ask a policy with all devices, then without those whose memory it exceeded. Return None if nothing fits.
+        """Return a policy's placement on all devices, else on the devices whose memory it did not exceed.
+
+        Return None if nothing fits.
 
         `instead`: the consequence of a failure, for the warning; empty for built-in policies.
 
@@ -97,9 +102,9 @@ class _Attempts:
         return None
 
     def elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
-        """Return a placement from the search, or with `spill` from the policy; None if none fits.
+        """Return a placement that the search finds; None if none fits.
 
-        With `spill`, spill memory of executors counts.
+        With `spill`, count spill memory of executors, and try the policy before the search.
         """
         devices = self.context.topology.devices
         if len(devices) < 2 or (spill and not any(d.spill for d in devices)):
@@ -139,7 +144,7 @@ class _Attempts:
         raise refusal
 
     def verdict(self) -> InvalidStage:
-        """Return the error that says why no placement was taken."""
+        """Return the error that says why no placement was accepted."""
         if self.first is not None and not self.short:
             return self.first
         cause = str(self.first) if self.first is not None else "no device can run this program"
@@ -148,7 +153,7 @@ class _Attempts:
         return DoesNotFit(f"{cause}{attempts_text}. Use more devices or larger ones, or hold less at once")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Return the placement of a policy, or None if it is invalid."""
+        """Return the valid placement of a policy, or None."""
         try:
             placement = _placement_of(context, self.context, policy)
             check_placement(self.context, placement, title("placement policy", policy))
@@ -176,7 +181,7 @@ class _Attempts:
         self.refused.append(f"{author} on {where}: {why}")
 
     def accept(self, placement: Placement, *, spills: bool) -> Placement:
-        """Return a placement with the earlier rejections, and with the replicas that fit as well."""
+        """Return the accepted placement, with the earlier rejections, and with the replicas that fit as well."""
         if self.refused:
             _log.info("placement_refused", refused=self.refused, instead=placement.policy)
         placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
@@ -197,7 +202,10 @@ def _restricted_to(context: PlacementContext, devices: tuple[DeviceCapabilities,
 
 
 def _placement_of(context: PlacementContext, whole: PlacementContext, policy: PlacementPolicy) -> Placement:
-    """Return the policy's placement for tensors of index 0. Tensors of another index go to that index's device."""
+    """Return the policy's placement for tensors of index 0.
+
+    Tensors of another index are placed on the device of that index.
+    """
     graph, nodes, devices = context.graph, context.plan.nodes, whole.topology.by_index
     bound = bound_nodes(graph, nodes)
     if not bound:

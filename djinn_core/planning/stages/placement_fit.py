@@ -5,9 +5,11 @@ temporaries count from creation to release. Copies of values from other devices 
 values until they are sent. Both ends of a transfer count its staging copy. Workspace of ops counts as far as cost
 models report it.
 
-An executor receives transfers into host memory as they arrive. On a device in host memory, a transfer therefore counts
-from the earliest moment at which the sender may have sent it. A sender that is ahead may send long before the receiving
-step.
+An executor receives transfers into host memory as they arrive. On a device in host memory, a transfer therefore
+counts
+from the earliest moment at which the sender may have sent it. A sender that is ahead may send long before the
+receiver
+waits for the transfer.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def hosts(context: SchedulingContext, steps: Steps) -> frozenset[str]:
 def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str]) -> dict[str, list[int]]:
     """Return, by device of `computing`, the bytes that may have arrived unreceived before each of its steps.
 
-    A device can be ahead of another device until it needs one of the other's pending results.
+    A device can run ahead of another device until it needs a pending result of that device.
     """
     bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
     for device, since, until, value in _waiting(steps, computing):
@@ -109,7 +111,7 @@ class MemoryNeed:
 
     Attributes:
         bytes: peak bytes.
-        before: the part of the peak that was there before the program.
+        before: the part of the peak that was on the device before the program.
         inputs: the part of the peak that holds inputs and copies of inputs.
         least: the larger of the bytes at the beginning and at the end. No order of the ops needs less.
         node: the op at the peak; None if the peak is before the first op.
@@ -124,7 +126,13 @@ class MemoryNeed:
 
 @attrs.frozen
 class Shortage:
-    """Reason why a placement does not fit a device: `excess` bytes (0: a missing dtype or op), and a sentence."""
+    """Reason why a placement does not fit a device.
+
+    Attributes:
+        device: id of the device.
+        excess: missing bytes; 0 if the device lacks a dtype or an op.
+        reason: the reason as a sentence.
+    """
 
     device: str
     excess: int
@@ -177,8 +185,8 @@ def _fill(
     """Follow the steps of one device in `memory`. Return the node at which the peak occurs; None if no node runs then.
 
     Args:
-        context: of the whole program.
-        memory: of all devices.
+        context: scheduling context of the whole program.
+        memory: memory of all devices.
         device: id of the device.
         steps: its steps, in order.
         spaces: workspace bytes by node.
@@ -233,7 +241,7 @@ def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int,
 
 
 def _gaps(meta: TensorMeta) -> int:
-    """Return the bytes of the contiguous copy for the transfer of a value with large gaps; otherwise 0."""
+    """Return the bytes of the contiguous copy that the transfer of a value with large gaps needs; 0 for other values."""
     return meta.nbytes if meta.extent - meta.offset > GAPS * meta.numel else 0
 
 
@@ -258,7 +266,7 @@ def usable_bytes(device: DeviceCapabilities, before: int, limit: int, *, spill: 
 
     Args:
         device: the device, with its total and free memory.
-        before: bytes that the program already holds there. They are not free memory.
+        before: bytes that the program already holds on the device. They are not free memory.
         limit: configured memory limit; 0: none.
         spill: True if the executor's spill memory counts.
     """
@@ -276,7 +284,7 @@ def shortages(
 ) -> tuple[Shortage, ...]:
     """Return the shortages of a placement, in the order of the devices; empty if it fits.
 
-    `spill`: as in `usable_bytes`. `any_order`: leave out shortages that another order of the ops may avoid.
+    `spill`: as in `usable_bytes`. `any_order`: True to exclude shortages that another order of the ops may avoid.
     """
     lacking = _unsupported(context, placement)
     short: dict[str, Shortage] = {}
@@ -286,14 +294,14 @@ def shortages(
 
 
 def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> tuple[Shortage, ...]:
-    """Return the shortages of devices whose peak exceeds their room."""
+    """Return the shortages of devices whose peak exceeds their usable bytes."""
     if _fits_at_a_glance(context, context.placement):
         return ()
     return tuple(_shortages(context, needs_of_steps(context, steps), context.placement.spills).values())
 
 
 def shortage_message(found: Sequence[Shortage]) -> str:
-    """Return a sentence about shortages."""
+    """Return a sentence that lists shortages."""
     more = f"; and {len(found) - SHOWN} more devices" if len(found) > SHOWN else ""
     return "; ".join(f"{s.device}: {s.reason}" for s in found[:SHOWN]) + more
 
@@ -369,7 +377,7 @@ def dtype_of(graph: Graph, value: int) -> str:
 
 
 def used_by(context: Context, node: int) -> Iterator[int]:
-    """Yield the values that a node reads and makes."""
+    """Yield the values that a node reads and creates."""
     found, replace = context.graph.nodes[node], context.plan.replace
     yield from [replace.get(v, v) for v in found.inputs] if replace else found.inputs
     yield from found.outputs
@@ -381,7 +389,7 @@ def is_particular(device: DeviceCapabilities) -> bool:
 
 
 def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
-    """Return the reason why a device cannot run a node, memory aside; empty if it can."""
+    """Return the reason why a device cannot run a node, apart from memory; empty if it can."""
     if not device.runs(context.graph.nodes[node].op):
         return f"it does not run {node_label(context.graph, node)}"
     if device.dtypes:
@@ -394,7 +402,7 @@ def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
 def _unsupported(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
     """Return shortages of devices that lack an op or a dtype of their nodes, or of values sent to them.
 
-    Values that already live there may stay.
+    Values that already are on the device may stay.
     """
     particular = {d.id: d for d in context.topology.devices if is_particular(d)}
     if not particular:

@@ -49,12 +49,12 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
     """Return a placement that fits.
 
     Args:
-        context: of the program.
+        context: the placement problem.
         spill: True if the executors' spill memory counts.
         pinned: required device by node.
 
     Raises:
-        DoesNotFit: none was found; the message names the obstacle, or the shortage of the best attempt.
+        DoesNotFit: no placement was found; the message names the obstacle, or the shortage of the best attempt.
     """
     search_state = _Search.of(context, spill, pinned)
     search_state.check_hope()
@@ -67,10 +67,10 @@ def search(context: PlacementContext, *, spill: bool = False, pinned: Where = NO
 
 @attrs.frozen(eq=False)
 class _Block:
-    """Unit that must be on one device: storages with the nodes that make or write them, or a node that does neither.
+    """Unit that must be on one device: storages with the nodes that create or write them, or a node that does neither.
 
     Attributes:
-        number: of the block, as in `Colocation`; ~node for a node without one.
+        number: key of the block, as in `Colocation`; `~node` for a node without a block.
         nodes: the nodes of the block.
         operands: blocks that the nodes read, in descending order of their persistent bytes.
         fresh: bytes of its inputs that are on no device yet.
@@ -130,7 +130,8 @@ class _Search:
         """Raise an error if no placement can fit.
 
         Raises:
-            DoesNotFit: no device runs a node, or the persistent bytes exceed the room of all devices together.
+            DoesNotFit: no device can run a node, or the persistent bytes exceed the usable bytes of all devices
+                together.
         """
         graph = self.context.graph
         for block in (b for b in self.blocks if not b.able):
@@ -149,7 +150,7 @@ class _Search:
             )
 
     def _obstacle(self, name: str, block: _Block) -> str:
-        """Return why the device alone rules out a block; empty if it does not."""
+        """Return the reason why a device could not hold a block even if it were empty; otherwise an empty string."""
         there = _bytes(self.capacity[name])
         for node in block.nodes:
             if reason := lacking(self.context, node, self.devices[name]):
@@ -186,7 +187,7 @@ class _Search:
         return None
 
     def _candidates(self, block: _Block, homes: Where) -> Iterator[str]:
-        """Yield devices to try: near ones, then by free room. Of interchangeable devices yield only one."""
+        """Yield devices to try: near devices first, then by free bytes. Of interchangeable devices yield only one."""
         touched = self.distinct.union(homes.values())
         near = {homes[b]: None for b in block.operands if b in homes}
         seen: set[DeviceCapabilities] = set()
@@ -199,7 +200,7 @@ class _Search:
             yield device
 
     def _prefix_fits(self, homes: Where, count: int, left: int) -> bool:
-        """Return True if the first `count` nodes fit, and the `left` inputs fit beside the initial contents.
+        """Return True if the first `count` nodes fit, and the `left` inputs fit in addition to the initial contents.
 
         Temporaries of later nodes do not count yet.
         """
@@ -254,7 +255,7 @@ class _Search:
         return self._repaired(homes, short)
 
     def _orders(self) -> list[list[str]]:
-        """Return device orders: as in the topology, by most room, by least room, and by fewest runnable blocks."""
+        """Return device orders: as in the topology, by most free bytes, by least free bytes, and by fewest runnable blocks."""
         plain = list(self.devices)
         roomiest = sorted(plain, key=lambda d: -_bytes(self.capacity[d]))
         able = {d: sum(d in b.able for b in self.blocks) for d in plain} if len(plain) <= SMALL else {}
@@ -262,7 +263,7 @@ class _Search:
         return [order for n, order in enumerate(orders) if order not in orders[:n]]
 
     def _filled(self, order: Sequence[str], left: dict[str, float]) -> dict[int, str]:
-        """Place each block near its operands or the previous block if there is room, else on the next of `order`."""
+        """Return the device of each block: near its operands or the previous block if memory is free there, else the next of `order`."""
         homes: dict[int, str] = {}
         current = order[0]
         for block in self.blocks:
@@ -336,7 +337,7 @@ def _excess(short: Sequence[Shortage]) -> tuple[int, int]:
 
 
 def _before(context: PlacementContext) -> dict[str, int]:
-    """Return, by device, the bytes of the program that are already there."""
+    """Return, by device, the bytes of the program that are already on it."""
     inputs = frozenset(context.graph.inputs)
     nothing = attrs.evolve(context, plan=attrs.evolve(context.plan, nodes=()))
     memory_needs = needs(nothing, Placement((), {v: d for v, d in context.resident.items() if v in inputs}))

@@ -25,7 +25,9 @@ from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
 def schedule(context: SchedulingContext, scheduler: Scheduler, fallback: Scheduler) -> ExecutionSchedule:
-    """Return the steps by the priorities of `scheduler`. If it fails, return those of the fallback, with a warning.
+    """Return the steps by the priorities of `scheduler`.
+
+    If it fails, log a warning and return the steps of the fallback.
 
     Raises:
         DoesNotFit: the fallback exceeds a device's memory as well.

@@ -2,8 +2,10 @@
 
 Every device executes its steps in order. A `Run` takes the time that cost models predict. A `Send` starts at once. It
 occupies the outgoing link of its device and the incoming link of the other device, one transfer at a time, for bytes
-divided by bandwidth. It arrives one latency later. A `Receive` waits for the arrival. Uploads and fetches work the same
-way with the client. Memory is counted by storage: initial contents, arrivals and results, minus frees.
+divided by bandwidth. It arrives one latency later. A `Receive` waits for the arrival. Uploads and fetches work in the
+same way, with the client as the other end. Memory is counted by storage: initial contents, arrivals and results,
+minus
+frees.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Occupied:
         end: end of its last step, in seconds from the start.
         memory: pairs of time and bytes, one for each new maximum.
         peak: peak bytes.
-        sent, received: bytes to and from other devices.
+        sent: bytes to other devices.
+        received: bytes from other devices.
     """
 
     busy: float = 0.0
@@ -48,13 +51,14 @@ class Occupied:
 
 @attrs.frozen
 class Timeline:
-    """A simulated run.
+    """A simulated run of a schedule.
 
     Attributes:
         seconds: from the start until all steps are done and all fetched values are at the client.
         devices: activity of each device, by id.
         links: seconds in which each link was busy, by source and target; the client is `client`.
-        uploaded, fetched: bytes from and to the client.
+        uploaded: bytes from the client.
+        fetched: bytes to the client.
     """
 
     seconds: float
@@ -65,7 +69,7 @@ class Timeline:
 
     @property
     def interval(self) -> float:
-        """Seconds between consecutive pipelined runs: the time of the busiest device or link."""
+        """Seconds between consecutive pipelined runs: the busy time of the busiest device or link."""
         busiest = [d.busy for d in self.devices.values()]
         return max([*busiest, *self.links.values()], default=0.0)
 
@@ -78,7 +82,7 @@ class Timeline:
 
 
 def simulate(context: SchedulingContext, schedule: ExecutionSchedule, *, step_seconds: float = 0.0) -> Timeline:
-    """Simulate a valid schedule. `step_seconds`: overhead of each step.
+    """Return the simulated run of a valid schedule. `step_seconds`: overhead of each step.
 
     Raises:
         ValueError: devices deadlock; `check_schedule` says why.
@@ -253,7 +257,8 @@ class Memory:
     def _key(self, device: str, value: int) -> tuple[str, int]:
         """Return the key of a value's bytes on a device.
 
-        At its old or new home it shares its storage; other copies have their own bytes.
+        On its old and new home device, a value shares the bytes of its storage. Copies on other devices have their
+        own bytes.
         """
         at_home = self._home.get(value, device) == device or self._resident.get(value) == device
         return device, storage_of(value) if at_home else ~value
@@ -287,7 +292,7 @@ def simulated(
     copies: Mapping[int, tuple[str, ...]] | None = None,
     step_seconds: float = 0.0,
 ) -> Timeline:
-    """Simulate the schedule in `result`, with its inputs on the devices given by `resident` and `copies`.
+    """Return a simulated run of the schedule in `result`, with inputs on the devices in `resident` and `copies`.
 
     Raises:
         ValueError: not all stages ran, or devices deadlock.

@@ -1,6 +1,7 @@
 """Convert an order of nodes to the steps of every device: transfers, runs and frees.
 
-A value is sent directly after it was made or written, received right before its first use, and freed after its last
+A value is sent directly after an op computed or wrote it, received right before its first use, and freed after its
+last
 use. All devices follow one topological order, so no deadlock is possible.
 """
 
@@ -36,7 +37,7 @@ def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, t
 
 
 class _Moves:
-    """One walk over the order: transfers and last use of each value. Moments are positions in the order."""
+    """A walk over the order that finds transfers and the last use of each value. Moments are positions in the order."""
 
     def __init__(self, context: SchedulingContext) -> None:
         self.context = context
@@ -72,7 +73,10 @@ class _Moves:
             self.made[~storage] = turn
 
     def _repeat(self, turn: int, node: Node, device: str) -> None:
-        """Run a node on a further device as well: send its operands there. Its results there are copies."""
+        """Run a node on a further device as well: send its operands to this device.
+
+        Its results on the device are copies.
+        """
         for value in node.inputs:
             source = self.replace.get(value, value)
             if self.home[source] != device:

@@ -19,7 +19,7 @@ def check_match(graph: Graph, match: PatternMatch) -> None:
     """Check that a match covers nodes of the graph and refers to values of the graph.
 
     Raises:
-        InvalidStage: the match does not.
+        InvalidStage: the match names an unknown node or value.
     """
     if not isinstance(match, PatternMatch):
         raise InvalidStage(f"a pattern returned a {type(match).__name__}; return a PatternMatch")
@@ -51,7 +51,7 @@ def check_estimate(estimate: CostEstimate, node: Node) -> None:
 
 
 def check_placement(context: PlacementContext, placement: Placement, author: str) -> None:
-    """Check that every node is placed once, on a known device, with a reason, and shared memory on one device.
+    """Check that every node is placed once, on a known device, with a reason, and that shared memory is on one device.
 
     Raises:
         InvalidStage: a check fails; the message names `author`.
@@ -65,7 +65,10 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 
 
 def _type_problem(placement: Placement) -> str:
-    """Describe an element of a wrong type, or return an empty text. `Placement` checks no elements: policies may make thousands."""
+    """Return a description of an element of a wrong type; empty if there is none.
+
+    `Placement` checks no elements: policies may create thousands.
+    """
     decisions: list[object] = [*placement.decisions, *placement.replicas]
     values: list[tuple[object, object]] = [*placement.values.items()]
     copies: list[tuple[object, object]] = [*placement.copies.items()]

@@ -22,7 +22,7 @@ def check_rewrite(graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: 
         plan: the plan without the rewrite.
         rewrite: the proposed change.
         kept: values that the client still needs when the program ends.
-        author: the proposer, for the message.
+        author: name of the optimization, for the message.
 
     Raises:
         InvalidStage: the rewrite is illegal; the message names `author` and the first problem.

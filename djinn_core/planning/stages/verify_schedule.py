@@ -1,9 +1,11 @@
 """Validation of schedules by dry-running their steps.
 
 Every device executes its steps in order; a `Receive` waits for its `Send`. Each storage has a version: the number of
-writes to it so far. A node must find every input present, at the version of program order. A storage lives on one
-device, and copies carry the version at which they were sent. So one interleaving of the devices stands for all. No
-device may exceed its room or a given limit at any time.
+writes to it so far. A node must find every input present, at the version of program order. A storage is on one
+device, and
+each copy carries the version at which it was sent. So one interleaving of the devices stands for all. No device may
+exceed
+its usable bytes or its configured limit at any time.
 """
 
 from __future__ import annotations
@@ -44,11 +46,11 @@ def check_schedule(context: SchedulingContext, schedule: ExecutionSchedule, auth
 
 
 class _Broken(Exception):  # noqa: N818 - a signal within this file
-    """The first problem found."""
+    """A schedule breaks a rule. The message is the first problem."""
 
 
 class _Short(_Broken):
-    """A device lacks memory."""
+    """A schedule needs more memory than a device has."""
 
 
 def _check_plan(context: SchedulingContext, schedule: ExecutionSchedule) -> None:
@@ -91,7 +93,7 @@ class _Machine:
 
 
 class _DryRun:
-    """Runs the steps of all devices without data and checks the storage versions that each would see."""
+    """A run of the steps of all devices without data, which checks the storage versions that each step would see."""
 
     def __init__(self, context: SchedulingContext, schedule: ExecutionSchedule) -> None:
         self.graph, self.replace = context.graph, context.plan.replace
@@ -143,7 +145,7 @@ class _DryRun:
         return machine.at > start
 
     def _version(self, device: str, value: int) -> int:
-        """The version at which `device` sees `value`."""
+        """Return the version at which `device` sees `value`."""
         if self.home.get(value) != device:
             if value not in self.machines[device].copies:
                 raise _Broken(f"{device} uses value {value}, which it never received")

@@ -63,7 +63,7 @@ def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator
 
 
 def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
-    """Yield outputs that share memory although later code may write into it."""
+    """Yield a problem for each output that shares memory into which later code may write."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "it makes a view of memory that was there before"
@@ -73,7 +73,7 @@ def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:
-    """Yield nodes outside that read memory before the substituted nodes have completed their writes to it."""
+    """Yield a problem for each node outside that reads memory before the substituted nodes have written it completely."""
     last = {s: n for n in sorted(given.nodes) for s in storages_written(graph.nodes[n])}
     for value in given.outputs:
         if any(

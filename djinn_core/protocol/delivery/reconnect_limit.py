@@ -10,13 +10,13 @@ BREAKS_LIMIT: Final = 10  # limit of consecutive connections that break before a
 
 
 class ReconnectLimit:
-    """Counts consecutive connections that broke without progress.
+    """Count consecutive connections that broke without progress.
 
-    After `BREAKS_LIMIT`, the sent frames count as the cause.
+    After `BREAKS_LIMIT` breaks, the sent frames count as the cause.
     """
 
     def __init__(self, progress: Hashable = 0) -> None:
-        """`progress`: numbers of the frames received so far."""
+        """Start a count. `progress`: numbers of the frames received so far."""
         self._progress = progress
         self._breaks = 0
 

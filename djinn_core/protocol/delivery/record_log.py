@@ -44,14 +44,14 @@ class RecordLocation:
 
 
 class LazyBuffers:
-    """Buffers of known sizes that are created on access, so that only one is in memory.
+    """Buffers of known sizes that are created on access, so that only one buffer is in memory.
 
     Attributes:
         sizes: bytes of each buffer.
     """
 
     def __init__(self, sizes: Sequence[int], make: Callable[[int], Buffer]) -> None:
-        """`make`: function that returns the buffer at a position."""
+        """Create the sequence. `make`: function that returns the buffer at a position."""
         self.sizes = tuple(sizes)
         self._make = make
 
@@ -92,14 +92,17 @@ def body_checksum(buffers: Iterable[Buffer]) -> bytes:
 
 
 class RecordWriter:
-    """Appends records to the caller's open file. Not thread-safe.
+    """Append records to the caller's open file. Not thread-safe.
 
     Attributes:
         size: end of the last complete record.
     """
 
     def __init__(self, file: int, size: int, limit: float = math.inf) -> None:
-        """`size`: offset of the first record. `limit`: bytes that the file may have; checked before a record is written."""
+        """Start after `size`, the offset of the first record.
+
+        `limit`: maximum size of the file in bytes. It is checked before a record is written.
+        """
         self._file = file
         self._limit = limit
         self.size = size
@@ -154,7 +157,11 @@ def _opening(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
 
 
 class _Opening(NamedTuple):
-    """Fields of a record before its buffers. `lengths`: bytes of each buffer."""
+    """Fields of a record before its buffers.
+
+    Attributes:
+        lengths: bytes of each buffer.
+    """
 
     kind: bytes
     head: bytes
@@ -162,7 +169,7 @@ class _Opening(NamedTuple):
 
 
 class RecordReader:
-    """Reads records of a file."""
+    """Read records of a file."""
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file

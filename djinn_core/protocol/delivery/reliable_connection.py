@@ -47,11 +47,11 @@ _log = get_logger("djinn.delivery")
 
 
 class FramesLost(ProtocolError):  # noqa: N818 - says what happened
-    """Raised if the other end has lost acknowledged frames, so that the session cannot continue."""
+    """The other end has lost acknowledged frames, so the session cannot continue."""
 
 
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """Raised if there is no new connection yet and the caller does not wait. The next operation tries again."""
+    """The connection is broken, and the caller does not wait for the next. The next operation tries again."""
 
 
 def no_greeting(_: int) -> None:
@@ -93,7 +93,7 @@ class ReconnectingConnection(WrappedConnection):
 
 
 class Replay(Protocol):
-    """Frames of an earlier process, which are read before those of the connection."""
+    """Frames of an earlier process, which are read before the frames of the connection."""
 
     @property
     def over(self) -> bool:
@@ -104,9 +104,9 @@ class Replay(Protocol):
 
 
 class ReliableConnection(ReconnectingConnection):
-    """Implements `SessionChannel` over a sequence of connections. Frames arrive exactly once, in order.
+    """A session channel over a sequence of connections. Frames arrive exactly once, in order.
 
-    `send` may be called from several threads, `receive` from one at a time.
+    `send` may be called from several threads, `receive` from one thread at a time.
     """
 
     _probes = False  # True if this end probes for an acknowledgement while it waits
@@ -184,7 +184,7 @@ class ReliableConnection(ReconnectingConnection):
         inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
 
     def _send_note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
-        """Send an acknowledgement, unless another thread is sending: its frame acknowledges as well."""
+        """Send an acknowledgement, unless another thread is sending: its frame carries the acknowledgement."""
         if self._sending.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
@@ -260,7 +260,7 @@ class ReliableConnection(ReconnectingConnection):
             self._reading.release()
 
     def _raise_disconnected(self, error: TimeoutError) -> None:
-        """Raise `error` if it means that this end does not wait for a new connection."""
+        """Raise `error` if it means that this end should not wait for a new connection."""
 
     def _poll_seconds(self, deadline: float | None) -> float | None:
         """Return the seconds until `deadline` or the next probe, whichever comes first."""
@@ -314,7 +314,7 @@ class ReliableConnection(ReconnectingConnection):
         return list(self._early)
 
     def _take(self, timeout: float | None) -> Frame | None:
-        """Return the next frame. Return None for a note, a repeated frame, or after a change of the connection."""
+        """Return the next frame. Return None after a note, a repeated frame, or a change of the connection."""
         inner = self._inner
         if self._closed:
             raise TransportError(self._closed)
@@ -325,7 +325,7 @@ class ReliableConnection(ReconnectingConnection):
             return None
 
     def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """Return the next frame of `inner`. Return None for a note, or for a frame out of order."""
+        """Return the next frame of `inner`. Return None after a note, or a frame out of order."""
         try:
             frame = inner.receive(timeout)
             head = frame.head[PREFIX_BYTES:]
@@ -424,7 +424,7 @@ class ReliableConnection(ReconnectingConnection):
         """Check the number of frames read ahead. By default there is no limit, because all were requested.
 
         Raises:
-            ProtocolError: there are too many.
+            ProtocolError: too many frames were read ahead.
         """
 
     # --- changing connections -------------------------------------------------------------------------------------
@@ -434,12 +434,12 @@ class ReliableConnection(ReconnectingConnection):
         """Wait until a new connection replaces `broken`.
 
         Raises:
-            TransportError: no connection will follow.
-            NotReconnected: there is no new connection yet.
+            TransportError: no further connection is possible.
+            NotReconnected: there is no new connection yet, and the caller does not wait.
         """
 
     def _retire(self) -> int:
-        """Close the current connection. Return the number of frames received over it and earlier ones."""
+        """Close the current connection. Return the number of frames received over all connections so far."""
         with self._taking:
             self._inner.close()
             return self._inbox.received
@@ -450,8 +450,8 @@ class ReliableConnection(ReconnectingConnection):
         Before the first send, `greet` is called with the number of frames that this end has received.
 
         Raises:
-            FramesLost: the peer has lost received frames. This end does not use `inner`.
-            ProtocolError: the peer cannot have received that many. This end does not use `inner`.
+            FramesLost: the peer has lost frames that it received. This end does not use `inner`.
+            ProtocolError: the peer claims more frames than this end sent. This end does not use `inner`.
             TransportError: `greet` could not send.
         """
         self._inner.close()  # ends a `send` of another thread
@@ -478,7 +478,7 @@ class ReliableConnection(ReconnectingConnection):
             threading.Thread(target=self._retransmit, args=(inner,), name="djinn-again", daemon=True).start()
 
     def expire(self) -> None:
-        """Allow no further connection. The current one continues."""
+        """Forbid reconnection. The current connection continues."""
         self._expired = True
 
     def close(self) -> None:

@@ -15,14 +15,18 @@ CHECKED_BYTES: Final = 64 << 10  # bytes of every reply that a replay compares b
 
 
 class SnapshotSchedule:
-    """Decides when a snapshot is due: some seconds after the last one, or sooner if the log is large.
+    """Decide when a snapshot is due: some seconds after the last snapshot, or sooner if the log is large.
 
     Attributes:
-        due, due_if_large: times of the next snapshot (`time.monotonic`).
+        due: time of the next snapshot (`time.monotonic`).
+        due_if_large: time of the next snapshot if the log is large.
     """
 
     def __init__(self, seconds: float | None = None, seconds_if_large: float = 0.0) -> None:
-        """`seconds`: interval (None: `SNAPSHOT_SECONDS`). `seconds_if_large`: interval for a large log."""
+        """Start a schedule.
+
+        `seconds`: interval (None: `SNAPSHOT_SECONDS`). `seconds_if_large`: interval for a large log.
+        """
         self._seconds = SNAPSHOT_SECONDS if seconds is None else seconds
         self._seconds_if_large = min(self._seconds, seconds_if_large)
         self.due = time.monotonic() + self._seconds
@@ -35,7 +39,7 @@ class SnapshotSchedule:
     def taken(self, started: float, *, failed: bool = False) -> None:
         """Record the end of a snapshot that began at `started`.
 
-        After a failed one, a large log does not make the next one earlier.
+        After a failed snapshot, a large log does not make the next snapshot earlier.
         """
         ended = time.monotonic()
         pause = PAUSE_FACTOR * (ended - started)

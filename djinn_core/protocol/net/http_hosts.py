@@ -16,9 +16,11 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?"
 
 @functools.lru_cache(maxsize=16)
 def own_names(url: str) -> frozenset[str]:
-    """The names of the server at `url`: those of this machine, the one that it listens at, and those in `HOSTS_VARIABLE`.
+    """Return the allowed host names of the server at `url`.
 
-    That variable has further names, joined by commas, by which clients or a proxy call it.
+    They are the names of this machine, the host of `url`, and the names in the variable `HOSTS_VARIABLE`. The
+    variable has names
+    by which clients or a proxy call the server, joined by commas.
     """
     listening = urlsplit(url).hostname or ""
     names = ("localhost", socket.gethostname(), listening, *os.environ.get(HOSTS_VARIABLE, "").split(","))
@@ -37,7 +39,7 @@ def is_well_formed(host: str) -> bool:
 
 
 def is_called(host: str, names: frozenset[str]) -> bool:
-    """Return True if a `Host` header has one of these names, or an IP address, which no web page can forge."""
+    """Return True if a `Host` header is one of these names, or an IP address, which no web page can forge."""
     match = _HOST.fullmatch(host)
     if match is None:
         return False

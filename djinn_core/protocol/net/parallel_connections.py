@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ParallelConnections:
-    """The parallel connections of one connection, which owns them. One thread may send, and one receive.
+    """The parallel connections that belong to one main connection. One thread may send, and one receive.
 
     Attributes:
         torn: True if an interrupt has left a striped frame incomplete. The caller that processes the result of
@@ -30,9 +30,10 @@ class ParallelConnections:
     """
 
     def __init__(self, connections: Sequence[StripingConnection], hung_up: Callable[[], bool]) -> None:
-        """`hung_up`: returns True if the main connection has ended.
+        """Use `connections` for one main connection. `hung_up`: returns True if the main connection has ended.
 
-        Raises `TransportError` if a parallel connection has ended.
+        Raises:
+            TransportError: a parallel connection has ended.
         """
         self._hung_up = hung_up
         self._descriptors = {
@@ -169,7 +170,8 @@ class ParallelConnections:
 
         Raises:
             ProtocolError: pieces of later frames came over all connections.
-            TransportError: all connections have ended, or one has, and the other end has not hung up.
+            TransportError: all connections have ended, or one connection has ended although the other end has not
+                hung up.
         """
         if not any(not one.ended for one in self._descriptors if one not in self._early):
             self._check_ended()

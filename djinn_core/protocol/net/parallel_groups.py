@@ -1,4 +1,4 @@
-"""Parallel connections of clients, until a frame on the session's connection names them."""
+"""Parallel connections that clients have opened, before a frame on the session's connection names them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Key = tuple[str, bytes]
 
 
 class ParallelGroups:
-    """Groups of connections, by session and client-chosen name."""
+    """Groups of parallel connections, by session and client-chosen name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,9 +29,11 @@ class ParallelGroups:
             connection.accept_parallel(partial(self.take, session))
 
     def serve(self, connection: Connection, session: str, group: bytes, welcome: Callable[[], None]) -> str:
-        """Use a connection for large buffers of a session until it ends. Return the reason if that is not possible, else "".
+        """Use a connection for large buffers of a session until it ends.
 
-        `welcome`: tells the client that the connection is in use.
+        Return the reason if that is not possible, else "".
+
+        `welcome`: called to tell the client that the connection is in use.
         """
         if not isinstance(connection, StripingConnection):
             return "the transport does not support parallel connections"
@@ -59,14 +61,14 @@ class ParallelGroups:
             return self._waiting.pop((session, group), ())
 
     def _attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
-        """Wait until a connection of a group has ended; an unnamed connection times out."""
+        """Wait until a connection of a group has ended. A connection that no frame names times out."""
         if connection.await_end(_NAMING_SECONDS):
             self._forget(session, group, connection)
         elif not self._forget(session, group, connection):
             connection.await_end()
 
     def _forget(self, session: str, group: bytes, connection: StripingConnection) -> bool:
-        """Remove a connection; return False if it was no longer waiting."""
+        """Remove a waiting connection; return False if it was no longer waiting."""
         with self._lock:
             waiting = self._waiting.get((session, group), [])
             if connection not in waiting:

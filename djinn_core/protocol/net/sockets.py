@@ -64,10 +64,11 @@ def send_buffers(
 ) -> list[Buffer]:
     """Write all of `buffers` to a blocking socket without joining them. `count_sent` is called for each sent part.
 
-    Returns the rest, which is empty unless an interrupt is pending while the other end does not read.
+    Return the unsent rest. It is empty unless an interrupt is pending while the other end does not read.
 
     `parts` receives the size of each part in the interpreter step that sends it. After an exception of a signal
-    handler, a call with the same list sends the rest. `deadline` (monotonic clock): for sockets whose writes time out.
+    handler, a call with the same list sends the rest. `deadline` (monotonic clock): for sockets whose writes time
+    out.
 
     Raises:
         OSError: the error of the socket; `TimeoutError` after the deadline.
@@ -111,10 +112,11 @@ def wait_readable(poll: Poll, deadline: float | None) -> bool:
 class SocketConnection(StripingConnection):
     """A `Connection` over a connected stream socket, which it owns.
 
-    Frames are written directly from their buffers, and read directly into new ones.
+    Frames are written directly from their buffers, and read directly into new buffers.
 
     Attributes:
-        bytes_sent, bytes_received: as in `Connection`.
+        bytes_sent: as in `Connection`.
+        bytes_received: as in `Connection`.
     """
 
     _undated_seconds = _READ_SECONDS
@@ -398,9 +400,12 @@ class SocketListener(Listener):
         release: Callable[[], None] = lambda: None,
         welcome: Welcoming = AcceptedConnection,
     ) -> None:
-        """`release`: called once, when the address is free again.
+        """Listen on `sock`.
 
-        `welcome`: makes a connection of an accepted socket, on its serving thread. It closes the socket if it raises.
+        `release`: called once, when the address is free again.
+
+        `welcome`: returns a connection for an accepted socket, on its serving thread. It closes the socket if it
+        raises.
         """
         self.url = url
         self._socket = sock
@@ -468,7 +473,10 @@ class SocketListener(Listener):
 
 
 class SocketShutdown(msgspec.Struct, frozen=True):
-    """Ends a connection from a thread that does not use it. The using thread sees the end, and closes it."""
+    """End a connection from a thread that does not use it.
+
+    The thread that uses the connection sees the end, and closes it.
+    """
 
     sock: socket.socket
 

@@ -23,18 +23,22 @@ LEAVE_SECONDS: Final = 1.0
 class StreamConnection(Connection):
     """A `Connection` over one byte stream per direction. A subclass moves the bytes.
 
-    Several threads may send; frames do not mix. One thread may receive meanwhile. A failed `send` ends only the sending
-    direction: earlier frames of the other end can still be received. In a forked child, `close` only drops the child's
+    Several threads may send; frames do not mix. One thread may receive meanwhile. A failed `send` ends only the
+    sending
+    direction: earlier frames of the other end can still be received. In a forked child, `close` only drops the
+    child's
     copy of the connection.
 
-    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`.
-    It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds what it
-    receives to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` are this class's: a subclass assigns none
+    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and
+    `_drop`.
+    It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds received
+    bytes
+    to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` belong to this class: a subclass assigns none
     of them. `TransportConformance` checks that.
 
     Attributes:
         limits: as in `Connection`.
-        peer: the other end, for messages too.
+        peer: the other end, as in `Connection` and in messages.
     """
 
     OWN: ClassVar[Mapping[str, type]] = MappingProxyType({
@@ -65,9 +69,10 @@ class StreamConnection(Connection):
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Write all of `buffers`, and return `()`: `OSError` and `ProtocolError` end the sending direction.
+        """Write all of `buffers`, and return `()`. `OSError` and `ProtocolError` end the sending direction.
 
-        If the other end does not read and an interrupt is pending (`interrupt_mask.pending`), return the rest. It is
+        If the other end does not read and an interrupt is pending (`interrupt_mask.pending`), return the unsent rest.
+        It is
         sent with the next frame.
         """
 
@@ -89,7 +94,7 @@ class StreamConnection(Connection):
 
     @abstractmethod
     def _receive_some(self, deadline: float | None) -> bool:
-        """Feed the decoder once. Wait until `deadline` of `time.monotonic()`. Return False if nothing arrived.
+        """Feed the decoder once. Return False if nothing arrived until `deadline` of `time.monotonic()`.
 
         `OSError` and `ProtocolError` end the connection.
         """

@@ -74,10 +74,11 @@ class Evidence:
 
     @cached_property
     def cached(self) -> list[ExecutionPhase]:
-        """Return the phases of matches that reveal prefill or decode; else the phases of other states.
+        """Return the phases of matches that reveal prefill or decode; without such matches, the phases of other states.
 
-        A few caches beside many attentions without a cache do not count. Neither do caches of programs with image or audio input
-        and without text input.
+        A few caches in a program with many attentions without a cache do not count. Caches of programs with image or
+        audio input
+        and without text input do not count either.
         """
         if self.kinds and Modality.TEXT not in self.kinds:
             return []
@@ -92,7 +93,10 @@ class Evidence:
         return [other] if other is not None and (decodes or not phases) else phases
 
     def is_of_text(self, match: PatternMatch) -> bool:
-        """Return True if the match is on text, or on text and other data. Models do not cache keys of an image they see once."""
+        """Return True if the match is on text, or on text and other data.
+
+        Models do not cache keys of an image that they see once.
+        """
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
     def reveals(self, match: PatternMatch) -> ExecutionPhase | None:

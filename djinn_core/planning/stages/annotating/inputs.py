@@ -31,9 +31,9 @@ class Inputs:
     Attributes:
         weights: values in the argument positions of parameters.
         kinds: kind of data by input value, if the graph shows it.
-        entries: nodes where data of a kind enters: token look-ups, convolutions of raw data.
+        entries: nodes at which data of a kind enters: token look-ups, convolutions of raw data.
         tokens: largest number of consecutive tokens in a token look-up.
-        earlier: kinds of data that earlier programs computed a value from, by value. No data enters at such a value.
+        earlier: by value, the kinds of data from which earlier programs computed it. No data enters at such a value.
     """
 
     weights: frozenset[int]
@@ -125,7 +125,10 @@ def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int
 
 
 def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
-    """Yield layers that read images patch by patch, with their data. Another input has the image's height and width."""
+    """Yield layers that read images patch by patch, each with its data.
+
+    Another input has the image's height and width.
+    """
     metas = [(v, graph.meta(v)) for v in graph.inputs if v not in weights]
     sides = {
         m.shape[0] for _, m in metas if len(m.shape) == 2 and m.shape[1] in _SIDES and not m.dtype.is_floating_point
@@ -163,7 +166,10 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
 
 
 def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """Return True if there is one integer per token, or in decoding also one per earlier token."""
+    """Return True if the input has one integer per token.
+
+    In decoding, it may also have one integer per earlier token.
+    """
     if len(tokens) < 2 or shape[0] != tokens[0]:
         return False
     return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
@@ -187,7 +193,10 @@ def _indices(node: Node) -> int:
 
 
 def looks_up_tokens(graph: Graph, node: Node) -> bool:
-    """Return True if the indices are data. False if they are positions: counted by the program, or one index for each row."""
+    """Return True if the indices are data, False if they are positions.
+
+    Positions are counted by the program, or are one index for each row.
+    """
     if len(node.inputs) < 2:
         return False
     indices, flow = _indices(node), graph.flow
@@ -219,7 +228,7 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
 def hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
     """Return True for audio: waveforms in one or two channels, or frequency bands.
 
-    A few channels are measurements, points or states. A kernel of size 1 is not audio either.
+    Return False for a few channels, which are measurements, points or states, and for a kernel of size 1.
     """
     return kernel[-1] > 1 and (len(data) < _BANDS_RANK or data[-2] <= _STEREO or data[-2] >= _BANDS)
 

@@ -1,4 +1,7 @@
-"""Kinds of data that reach each node: text, images, audio. For patterns; a profile reports them as modality and lineage."""
+"""Kinds of data that reach each node: text, images, audio.
+
+Patterns use them; a profile reports them as modality and lineage.
+"""
 
 from __future__ import annotations
 

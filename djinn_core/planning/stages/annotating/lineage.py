@@ -58,7 +58,7 @@ def _of_input(value: int, inputs: Inputs, residency: Mapping[int, DataResidency]
 
 
 def kind_of(lineage: int) -> Modality:
-    """Return the kind of data of a lineage; fusion if there are several kinds."""
+    """Return the kind of data of a lineage, or `MULTIMODAL_FUSION` for several kinds."""
     return _MODALITY.get(lineage & _DATA, Modality.MULTIMODAL_FUSION)
 
 

@@ -1,6 +1,6 @@
 """Phase of each node, from the workload, its kind of data, and pattern matches.
 
-For image autoencoders: the latent that separates the encoder from the decoder.
+For image autoencoders, this module finds the latent that separates the encoder from the decoder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _NEAR = 24  # maximum number of ops between the layer that produces a picture an
 def drawn_from(graph: Graph) -> int:
     """Return the first node of the image decoder; the number of nodes if there is none.
 
-    A decoder's convolutions produce an image: few channels, as large as the input image, and dependent on it only through a
-    smaller latent. If skip connections bypass the latent, the result is a map of classes or depths.
+    A decoder's convolutions produce an image with few channels, as large as the input image. The image depends on the
+    input only
+    through a smaller latent. If skip connections bypass the latent, the result is a map of classes or depths.
     """
     nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
     count = len(graph.nodes)
@@ -47,7 +48,7 @@ def drawn_from(graph: Graph) -> int:
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """Return the latent: of the smallest layers, one whose result another reads unchanged, else the narrowest."""
+    """Return the latent: a smallest layer whose result another layer reads unchanged, or else the narrowest layer."""
     smallest = min(sizes)
     at = [i for i, size in enumerate(sizes) if size == smallest]
     last = nodes[at[-1] + 1].id if at[-1] + 1 < len(nodes) else len(graph.nodes)
@@ -60,7 +61,7 @@ def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
 
 
 def _is_bare(graph: Graph, node: Node) -> bool:
-    """Return True if another convolution reads the result of `node` without a layer between or a shortcut."""
+    """Return True if another convolution reads the result of `node` directly: no layer lies between, and no shortcut is added."""
     after = list(graph.flow.descendants(node.id, CONVOLUTION | _BENDS, limit=_NEAR))
     operations = {graph.nodes[n].operation for n in after}
     if operations.isdisjoint(CONVOLUTION) or not operations.isdisjoint(_BENDS):
@@ -73,7 +74,7 @@ def _is_bare(graph: Graph, node: Node) -> bool:
 
 
 def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
-    """Return linear layers after a convolution that read a whole sample."""
+    """Return linear layers that read a whole sample and follow a convolution."""
     samples = graph.meta(first.outputs[0]).shape[0]
     ids = (i for operation in ("linear", "addmm") for i in graph.by_op.get(operation, ()) if first.id < i < last)
     shapes = {i: graph.meta(graph.nodes[i].outputs[0]).shape for i in ids}
@@ -124,7 +125,7 @@ def _size(graph: Graph, node: Node) -> int:
 
 
 def _size_seen(graph: Graph, first: Node) -> int:
-    """Return the size of the input of the first convolution, without padding."""
+    """Return the size of the image that the first convolution reads, without padding."""
     shape = graph.meta(first.inputs[0]).shape
     for source in graph.flow.ancestors(graph.flow.sources[first.id][0], limit=8):
         given = graph.meta(graph.inputs[~source]).shape if source < 0 else ()
@@ -193,7 +194,10 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
 
 
 def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
-    """Give ops without data, whose results meet no data, the kind of the next node."""
+    """Return the modality of each node.
+
+    An op without data, whose results meet no data, gets the kind of the next node.
+    """
     neighbours, after = list(modalities), Modality.UNKNOWN
     for node in range(len(neighbours) - 1, -1, -1):
         if neighbours[node] is Modality.UNKNOWN:

@@ -45,7 +45,7 @@ def residency_of_inputs(
 
 
 def _used_before(graph: Graph, training: TrainingParts) -> set[int]:
-    """Return the storages that forward and backward passes read."""
+    """Return the storages that forward and backward passes read, before the optimizer runs."""
     return {
         storage_of(v)
         for i, phase in training.phases.items()
@@ -66,10 +66,11 @@ def _written_by_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
 def residency_of_gradients(
     graph: Graph, residency: Mapping[int, DataResidency], training: TrainingParts
 ) -> dict[int, DataResidency]:
-    """Return gradients in the shape of a weight, and the first state that the optimizer keeps.
+    """Return the residency of gradients in the shape of a weight, and of the first optimizer state.
 
-    Values that share memory with them are included. Optimizer state is made by the optimizer: copies of gradients, or buffers
-    that it fills.
+    Values that share memory with them are included. The optimizer creates its state: copies of gradients, or buffers
+    that it
+    fills.
     """
     outside = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
@@ -98,7 +99,7 @@ def _first_maker(graph: Graph, maker: Node) -> int:
 
 
 def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:
-    """Return single integers that the program increments: the fill level of a cache, or the step count of a norm."""
+    """Return the residency of integers that the program increments: the fill level of a cache, or the step count of a norm."""
     cached = DataResidency.STATEFUL_KV_CACHE in residency.values()
     kind = DataResidency.STATEFUL_KV_CACHE if cached else DataResidency.PERSISTENT_WEIGHT
     written = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}

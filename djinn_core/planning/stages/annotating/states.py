@@ -1,8 +1,9 @@
 """Recurrent states of text models other than key-value caches: read, updated and kept for the next program.
 
 State-space layers, recurrent mixers and memories of past inputs are recognised by how they keep their state, not by
-their ops. A state is one of these: an existing buffer written in place, an existing value that the program appends to,
-or a new buffer that is filled and outlives the program.
+their ops. A state has one of three forms: an existing buffer written in place, an existing value that the program
+appends
+to, or a new buffer that is filled and outlives the program.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class States:
 
     Attributes:
         before: existing storages that the program writes, or existing values that it appends to.
-        created: storages that the program makes and keeps.
-        values: all values that share memory with these.
+        created: storages that the program creates and keeps.
+        values: all values that share memory with the storages in `before` and `created`.
         lengths: lengths of the appended values before the program.
         generates: True if scores are computed for the last tokens only, and results of earlier layers are kept.
     """
@@ -42,7 +43,7 @@ class States:
     def phase(self, tokens: int, attention: bool) -> ExecutionPhase | None:
         """Return the phase of a program that processes `tokens` tokens at once: decode if states existed before it.
 
-        If the program has attention, filled new buffers are no evidence: blockwise attention fills some too.
+        If the program has attention, filled new buffers are no evidence: blockwise attention fills buffers too.
         """
         if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
@@ -72,7 +73,7 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
     """Return True if scores are computed for less than half of the positions, while results of earlier layers are kept.
 
-    Padding that is cut off at the end is less than half.
+    Cut-off padding at the end is less than half of the positions, so it does not count as generation.
     """
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:

@@ -32,7 +32,8 @@ class TrainingParts:
 
     Attributes:
         phases: by node of a training step; empty if nothing is trained.
-        backward, updates: number of ops that differentiate, and number of ops that write into weights.
+        backward: number of ops that differentiate.
+        updates: number of ops that write into weights.
         gradients: nodes whose results derive from the gradient of a loss.
     """
 
@@ -60,11 +61,13 @@ def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]
 
 
 class _BackwardWalk:
-    """One walk over the program.
+    """A single walk over the program that finds backward passes and weight updates.
 
     Attributes:
         derived: by node, True if it derives from the gradient of a loss.
-        seeds: first nodes of backward passes. layers: nodes that compute gradients of layers. updates: nodes that write weights.
+        seeds: first nodes of backward passes.
+        layers: nodes that compute gradients of layers.
+        updates: nodes that write weights.
     """
 
     def __init__(self, graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> None:
@@ -95,14 +98,17 @@ class _BackwardWalk:
             self._stops[node.id] = True  # the result is a weight again
 
     def _is_seed(self, node: Node) -> bool:
-        """Return True if `node` makes the initial gradient of a computed loss, a tensor of ones."""
+        """Return True if `node` creates the initial gradient of a computed loss, a tensor of ones."""
         shape = self._graph.meta(node.outputs[0]).shape if node.outputs else (0,)
         source = self._graph.flow.operands(node)[0]
         return shape in {(), (1,)} and bool(self._graph.flow.users(node.id)) and (source >= 0 or self._differentiates)
 
 
 def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
-    """Cut the program at the beginnings and ends of backward passes and at the last writes into weights."""
+    """Return the phase of each node of the training steps.
+
+    The program is cut at the beginnings and ends of backward passes and at the last writes into weights.
+    """
     count = len(graph.nodes)
     starts = walk.seeds or walk.layers[:1] or [0]
     phases = dict.fromkeys(range(starts[0]), ExecutionPhase.TRAINING_FORWARD)
@@ -147,7 +153,10 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
 
 
 class _MonotoneCursor:
-    """Query for the last position before an end, in ascending positions. The ends of successive queries must ascend."""
+    """A cursor over ascending positions that finds the last position before an end.
+
+    The ends of successive queries must ascend.
+    """
 
     def __init__(self, positions: list[int]) -> None:
         self._positions, self._at = positions, 0

@@ -1,6 +1,6 @@
 """Workload type of a program, judged by three tiers: data flow, module names, and op counts.
 
-The surest judgement of the requested tiers decides. The data-flow tier sees no names of modules or classes.
+The most confident judgement of the requested tiers decides. The data-flow tier sees no names of modules or classes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 def measured_in_patches(graph: Graph, inputs: Inputs) -> int | None:
     """Return a linear layer that reads float inputs, stacked or cut into patches; None if there is none.
 
-    Hidden states of an earlier program have as many dimensions as the layer reads; measurements have fewer.
+    Such inputs are measurements, which have fewer dimensions than the layer reads. Hidden states of an earlier
+    program have as
+    many.
     """
     for operation in ("linear", "addmm"):
         for i in graph.by_op.get(operation, ()):
@@ -54,7 +56,7 @@ def _is_of_patches(graph: Graph, inputs: Inputs, node: Node) -> bool:
 
 
 def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
-    """Return a convolution over time that reads float inputs in a few channels, not audio; None if there is none."""
+    """Return the node of a convolution over time that reads non-audio float inputs in a few channels; None if there is none."""
     for operation in sorted(CONVOLUTION):
         for i in graph.by_op.get(operation, ()):
             node = graph.nodes[i]
@@ -69,7 +71,7 @@ def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
 def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -> list[int]:
     """Return the float graph inputs that reach `source` without an op in `stop`.
 
-    Return nothing if an earlier program computed one of them.
+    Return an empty list if an earlier program computed one of these inputs.
     """
     indexes: list[int] = []
     for ancestor in graph.flow.ancestors(source, limit=_NEAR):
@@ -89,7 +91,7 @@ ALL_TIERS = frozenset(Tier)
 
 
 def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
-    """Return the surest judgement of the requested tiers."""
+    """Return the most confident judgement of the requested tiers."""
     judgements: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
         judgements += judge_structure(evidence)
@@ -106,7 +108,10 @@ _SEEN_OR_HEARD = frozenset({
 
 
 def _named(evidence: Evidence) -> Judgement | None:
-    """Return the judgement by names. Ignore names of vision or audio if only text enters: a text tower is also called CLIP."""
+    """Return the judgement by names of modules and classes.
+
+    Ignore names of vision or audio if only text enters, because a text tower is also called CLIP.
+    """
     judgement = judge_modules(evidence.graph.module_names.classes)
     reads = evidence.kinds == {Modality.TEXT}
     return None if judgement is None or (reads and judgement.workload in _SEEN_OR_HEARD) else judgement
@@ -119,7 +124,7 @@ _GROUPS = frozenset({"group_norm", "native_group_norm"})
 
 
 def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
-    """Judge the workload type by the first rule that matches the counts."""
+    """Return the workload type by the first rule that the op counts match."""
 
     def count(operations: frozenset[str]) -> int:
         return sum(len(by_op.get(o, ())) for o in operations)
@@ -159,7 +164,7 @@ _NAMES = (
 
 
 def judge_modules(classes: Iterable[str]) -> Judgement | None:
-    """Judge the workload type by class names; None if no name matches a rule."""
+    """Return the workload type by class names; None if no name matches a rule."""
     for name in dict.fromkeys(classes):
         for pattern, workload in _NAMES:
             if pattern.search(name):
@@ -173,7 +178,7 @@ _TIME = _WAVES >> op("cat") >> through("cat", "mul") >> linear()["first"] >> op(
 
 
 def judge_structure(evidence: Evidence) -> list[Judgement]:
-    """Return judgements by each rule that the data flow matches, the surest first."""
+    """Return a judgement for each rule that the data flow matches, the most confident first."""
     judgements = [judgement for rule in _STRUCTURES for judgement in rule(evidence)]
     return sorted(judgements, key=lambda j: -j.confidence)
 
@@ -193,7 +198,7 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def time_embedding(graph: Graph) -> int | None:
-    """Return the node where a diffusion timestep becomes sinusoids, then one vector per sample; else None."""
+    """Return the node at which a diffusion timestep becomes sinusoids, then one vector per sample; None if there is none."""
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
             if (
