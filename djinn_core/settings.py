@@ -43,7 +43,7 @@ _UNITS = {f"{p}{i}{b}": (1024 if i else 1000) ** n for p, n in _POWERS.items() f
 
 
 def _names(value: object) -> tuple[str, ...]:
-    """Return a tuple of names. A string is split at commas."""
+    """Return names as a tuple. A string is split at commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
@@ -52,7 +52,7 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _pairs(value: object, split: Callable[[str, str], tuple[str, str, str]] = str.rpartition) -> list[tuple[Any, Any]]:
-    """Return pairs from a table, from a list of pairs, or from a list of `left=right`. `split` divides the latter."""
+    """Return pairs from a table, from a list of pairs, or from a list of `left=right`. `split` divides `left=right`."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(pair, tuple) for pair in value):
@@ -189,7 +189,7 @@ def _as_path(value: object) -> Path:
 
 
 def _checked(convert: Callable[[str], T], accepts: Callable[[T], bool], must: str, value: object) -> T:
-    """Return a number. Raise `ValueError(must)` if `value` is none, or is not accepted."""
+    """Return a number. Raise `ValueError(must)` if `value` is not a number, or is not accepted."""
     try:
         number = None if isinstance(value, bool) else convert(str(value))
     except ValueError:
@@ -258,10 +258,10 @@ def _connections(value: object) -> int:
 
 
 def one_of(choices: tuple[Any, ...], value: object) -> Any:
-    """Return a value that is one of the choices.
+    """Return `value` if it is one of the choices.
 
     Raises:
-        ValueError: it is another one.
+        ValueError: it is not one of the choices.
     """
     if value not in choices:
         raise ValueError(f"must be {', '.join(map(repr, choices[:-1]))} or {choices[-1]!r}")
@@ -290,60 +290,71 @@ class Settings:
     """All settings. A converter raises `ValueError` with the second half of a sentence.
 
     Attributes:
-        plugins: names, modules or objects of the plugins to use, besides the built-in ones. Default: all installed plugins.
-        disable: names of plugins to leave out.
+        plugins: names, modules or objects of the plugins to use, in addition to the built-in plugins. Default: all
+            installed
+            plugins.
+        disable: names of plugins to disable.
         strict: True if a plugin that fails to load is an error.
         trace_plugins: True to log each call of a plugin hook.
-        plugin_settings: settings of plugins, by plugin and name. Later ones win.
-        servers: URLs or log-ins of servers, which form one pool. Without servers and connection file, a local executor runs
+        plugin_settings: settings of plugins, by plugin and name. Later settings win.
+        servers: URLs or log-ins of servers, which form one pool. Without servers and connection file, a local
+            executor runs
             programs.
         token: access token for the servers. It is never shown.
         connection_file: file with `urls` and `token`, as `djinn serve` writes it.
-        tls_authority: PEM file with the authorities that may sign server certificates. Default: the machine's authorities.
+        tls_authority: PEM file with the authorities that may sign server certificates. Default: the machine's
+            authorities.
         tls_fingerprints: accepted server certificates, as `sha256:...`. Authorities are not checked then.
         tls_certificate, tls_key: PEM files with the client's certificate and key.
         spread: True if a session over several servers begins on the least loaded server, not the first.
-        standby: URLs or connection files of servers that take over a lost session, in order. `engine`: another executor of the
+        standby: URLs or connection files of servers that take over a lost session, in order. `engine`: another
+            executor of the
             same engine.
         standby_seconds: seconds without a reply after which a standby server takes over.
         standby_gib: size limit of the client's log for standby servers.
         engine: name of the engine that starts executors. `local` starts processes on this machine.
-        engine_address: address of the engine, such as that of a cluster. By default the engine finds it.
+        engine_address: address of the engine, such as the address of a cluster. By default the engine finds it.
         resources: resources that each executor reserves at the engine, such as `GPU=1,CPU=4`.
-        runtime_env: environment of executors in the engine's own form, such as packages and variables. It is never shown.
+        runtime_env: environment of executors in the engine's own form, such as packages and variables. It is never
+            shown.
         placement_group: reservation of the engine for the executors, as its object or its name.
         executors: number of executors to start if no server is named.
         executor: `process`, or `inline` to run the executor in this process for debugging.
         device: kind or id of the requested device, such as `cuda:0`. Default: all devices of a server.
         server_devices: devices of each server to use, by number, id or kind. Default: all that `device` selects.
         threads: PyTorch threads of a local executor. By default PyTorch decides.
-        recover: True to replace a dead executor of this program by one that recovers the session.
+        recover: True to replace a dead executor of this program by a new executor that recovers the session.
         memory_gib: memory limit of a local executor. Default: none.
-        placement_policy: name of the placement policy. Default: the preferred one for the devices.
+        placement_policy: name of the placement policy. Default: the preferred policy for the devices.
         memory_limits: bytes that plans may place on each device, by id or number, or on all.
         calibrate: True to measure uncalibrated devices of a pool in the background.
-        latency_target: seconds in which a program should complete, for the scheduler `dynamic`. 0: as soon as possible.
+        latency_target: seconds in which a program should complete, for the scheduler `dynamic`. 0: as soon as
+            possible.
         pins: devices of modules by patterns of their paths, for the policy `pinned`.
         scheduler: name of the scheduler.
-        router: name of the router of sessions with several executors. Default: the preferred one.
+        router: name of the router of sessions with several executors. Default: the preferred router.
         interception: name of the interception that records ops. It is read when `djinn` is imported.
         compilers: names of compilers that executors may use.
-        operators: custom ops that local executors run: operator libraries, or `module:NAME` for Python ops of a module.
+        operators: custom ops that local executors run: operator libraries, or `module:NAME` for Python ops of a
+            module.
         assignment: name of the policy by which `djinn serve` assigns sessions to executors.
         assignment_hint: hint for this policy, such as the name of a model.
         authenticators: names of the authenticators that `djinn serve` asks after its own tokens.
         weights_from: reader of pretrained weights: `server`, `client`, or `auto`: the server if it has them.
-        exact: True to leave out optimizations that change rounding.
+        exact: True to exclude optimizations that change rounding.
         checkpoint_instructions: number of instructions after which a program is sent without a sync point.
         client_fallback: True to compute ops that the executor lacks on this machine.
-        start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the same script
+        start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the
+            same script
             used them.
-        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from it. It
+        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked
+            from it. It
             needs `djinn-launchers`. 0: no prepared process.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
         wait_timeout: maximum seconds of one wait for results. 0: no limit.
-        parallel_connections: number of connections for large tensors. 0: four to another machine, one on this machine.
+        parallel_connections: number of connections for large tensors. 0: four to another machine, one on this
+            machine.
         progress: True to show a progress bar for long uploads in a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
     """
@@ -427,7 +438,7 @@ NAMES = tuple(name for name in attrs.fields_dict(Settings) if name != "plugin_se
 
 @attrs.frozen
 class SettingRow:
-    """One setting in `djinn doctor`: the value as text, without secrets, and its origin."""
+    """A row of `djinn doctor` about a setting: the value as text, without secrets, and its origin."""
 
     name: str
     value: str
@@ -447,7 +458,7 @@ class ResolvedSettings(msgspec.Struct, frozen=True):
     file: Path | None = None
 
     def rows(self) -> tuple[SettingRow, ...]:
-        """Return all settings in the order of `Settings`, without those of plugins."""
+        """Return all settings in the order of `Settings`, without the settings of plugins."""
         return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
 
     def _shown(self, name: str) -> str:
@@ -474,7 +485,7 @@ def resolve(
 
     Args:
         overrides: values by name of setting, from arguments or flags.
-        environ: the environment; None: that of this process.
+        environ: the environment; None: the environment of this process.
         file: the TOML file; None: the default path, which may be missing.
 
     Raises:
@@ -498,7 +509,10 @@ def resolve(
 
 
 def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
-    """Remove the tables `[plugins.NAME]` from `found`, and return their settings. `names` in `[plugins]` is the setting `plugins`."""
+    """Remove the tables `[plugins.NAME]` from `found`, and return their settings.
+
+    `names` in `[plugins]` is the setting `plugins`.
+    """
     table = found.get("plugins", (None, ""))[0]
     if not isinstance(table, dict):
         return []

@@ -1,6 +1,6 @@
 """All private torch functions that Djinn uses.
 
-`missing()` returns those that the installed torch lacks; `djinn doctor` and a test report them.
+`missing()` returns the functions that the installed torch lacks; `djinn doctor` and a test report them.
 """
 
 from __future__ import annotations
@@ -234,7 +234,10 @@ def takes_numbers_for_tensors(packet: str) -> bool:
 
 
 def _lazy_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """Clone lazily. Memory from another allocator than PyTorch's, such as a message's, is copied at once."""
+    """Return a lazy clone of a tensor.
+
+    Memory that PyTorch did not allocate, such as a message's memory, is copied at once.
+    """
     try:
         return torch.ops.aten._lazy_clone(tensor)  # type: ignore[no-any-return]
     except RuntimeError:
@@ -266,7 +269,7 @@ def packed_product(rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor 
 
 
 def number_of_storage(storage: torch.UntypedStorage) -> int:
-    """Return `storage_key` for the tensors of this storage."""
+    """Return the number that `storage_key` returns for tensors of this storage."""
     number: int = storage._cdata
     return number
 
@@ -291,7 +294,7 @@ def is_composite(func: Any) -> bool:
 
 
 def numeric_settings() -> dict[str, Any]:
-    """Return this process's settings that select kernels and precisions, as `NumericSettings` has them."""
+    """Return this process's settings that select kernels and precisions, with the fields of `NumericSettings`."""
     core: Any = torch._C
     return {
         "deterministic": core._get_deterministic_algorithms(),

@@ -21,9 +21,11 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
 
 
 def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
-    """Return the transports to an executor whose own certificate has this fingerprint. Empty: it has none of its own.
+    """Return the transports to an executor whose own certificate has this fingerprint.
 
-    Variants that would accept another certificate are left out.
+    Empty: it has no certificate of its own.
+
+    Variants that would accept another certificate are not returned.
     """
     trusted = tuple(transports)
     if not fingerprint:

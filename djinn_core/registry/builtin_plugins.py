@@ -21,9 +21,9 @@ _MODULES: Final = MappingProxyType({
 
 
 def builtin_plugins() -> dict[str, EntryPoint]:
-    """Return entry points of the built-in plugins by name, in pipeline order. None is imported yet.
+    """Return entry points of the built-in plugins by name, in pipeline order. No plugin is imported yet.
 
-    The plugins of a package that is not installed are left out: a client may lack the server, and a server the client.
+    The plugins of a package that is not installed are missing: a client may lack the server, and a server the client.
     If a package cannot be imported, its plugins fail like external plugins.
     """
     return {

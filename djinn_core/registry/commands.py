@@ -25,13 +25,13 @@ _KIND = "commands"
 
 @attrs.frozen
 class PluginCommands:
-    """Commands of plugins.
+    """The commands that plugins add to `djinn`.
 
     Attributes:
         commands: click commands by name.
         owners: plugins by command name.
         failures: plugins with unusable commands, with reasons.
-        disabled: names of plugins that the setting `disable` leaves out.
+        disabled: names of plugins that the setting `disable` excludes.
     """
 
     commands: Mapping[str, Command] = attrs.field(factory=dict)
@@ -48,7 +48,7 @@ def find_commands(
     Args:
         selection: only `plugins`, `disable` and the plugins' own settings have an effect.
         taken: names of the core's commands, which plugins cannot use.
-        entry_points: entry points to use instead of those of all installed distributions.
+        entry_points: entry points to use instead of the entry points of all installed distributions.
     """
     core = PluginCandidate("djinn", builtin=True)
     loader = PluginLoader(selection, {_KIND}, taken={(_KIND, name): core for name in taken})

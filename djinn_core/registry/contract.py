@@ -60,7 +60,7 @@ def _faults(candidate: object, kind: Kind) -> Iterator[str]:
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:
-    """Return the classes of the values that an annotation allows, without item types."""
+    """Return the classes of the values that an annotation allows, ignoring item types."""
     parts = get_args(annotation) if get_origin(annotation) in {Union, UnionType} else (annotation,)
     return tuple(get_origin(part) or part for part in parts)
 

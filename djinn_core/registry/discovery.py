@@ -1,8 +1,9 @@
 """Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin.
 
 Each kind of plugin has an entry-point group, `djinn.patterns` for `patterns`. The name of an entry is the name of its
-plugin, and its value the module, or another object, that implements the hook of the kind. A distribution may use one
-name in several groups. The groups of integrations end with the name of a library, such as
+plugin. The value of an entry is the module, or another object, that implements the hook of the kind. A distribution
+may use
+one name in several groups. The groups of integrations end with the name of a library, such as
 `djinn.integrations.transformers`. The import of that library loads the plugin.
 """
 
@@ -38,7 +39,7 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
         points: entry points of one distribution with that name, by kind.
         given: the plugin itself, or the name of its module, if it has no entry points.
         source: distribution of the plugin; None for objects, modules without a distribution, and built-in plugins.
-        builtin: True if it is part of Djinn.
+        builtin: True if the plugin is part of Djinn.
         advice: advice for the error if a named module is not a plugin.
     """
 
@@ -58,11 +59,11 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of its entry points, in pipeline order; none without entry points."""
+        """Kinds of its entry points, in pipeline order; empty without entry points."""
         return tuple(kind.name for kind in KINDS if kind.name in self.points)
 
     def row(self, status: Status, kinds: Iterable[str] = (), error: str | None = None) -> PluginRow:
-        """The plugin's line in the report."""
+        """Return the plugin's line in the report."""
         return PluginRow(self.name, ",".join(kinds), *self.origin, status, error)
 
     @property
@@ -74,7 +75,7 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
 def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginCandidate, ...]:
     """Return the plugins of installed distributions (or of `entry_points`), by name, then by distribution.
 
-    If a distribution is on the import path twice, the first one counts.
+    If a distribution is on the import path twice, the first copy counts.
     """
     offered: dict[tuple[str, int], dict[str, list[EntryPoint]]] = defaultdict(lambda: defaultdict(list))
     every: Iterable[EntryPoint] = _all_points() if entry_points is None else entry_points
@@ -93,7 +94,7 @@ def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginC
 
 
 def _all_points() -> Iterator[EntryPoint]:
-    """Return `importlib.metadata.entry_points`, but without parsing files that have no group of Djinn."""
+    """Yield the entry points of `importlib.metadata.entry_points`, but do not parse files without a group of Djinn."""
     names: set[str] = set()
     for distribution in importlib.metadata.distributions():
         name = distribution._normalized_name  # type: ignore[attr-defined]  # noqa: SLF001 - `name` parses METADATA
@@ -113,7 +114,7 @@ def _kind_of(group: str) -> str:
 def release_conflict(candidate: PluginCandidate) -> str:
     """Return the reason why a plugin's distribution does not fit this Djinn, as the end of a sentence, or an empty string.
 
-    Djinn without an installed distribution is not compared.
+    If Djinn runs without an installed distribution, nothing is compared.
     """
     core = core_version()
     pinned = described(candidate.source)[2] if candidate.source is not None else ""
@@ -143,7 +144,7 @@ def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
-    """Return the built-in plugins in the given order. They are entry points or plugin objects."""
+    """Return the built-in plugins in the given order. Each is an entry point or a plugin object."""
     return tuple(
         PluginCandidate(name, {_kind_of(plugin.group): (plugin,)}, builtin=True)
         if isinstance(plugin, EntryPoint)
@@ -190,7 +191,7 @@ def _offered_by(candidate: PluginCandidate) -> str:
 
 
 def imported(plugin: object, alternatives: str) -> object:
-    """Import a plugin that is given by the name of its module.
+    """Return the plugin. If it is the name of a module, import the module.
 
     Raises:
         PluginError: the module is not a plugin. `alternatives`: the end of the message.
@@ -233,7 +234,7 @@ def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> impor
 
 
 def _folder_of(package: str) -> list[str]:
-    """Return the import path folder of a package or module; empty for one that was created in memory."""
+    """Return the import path folder of a package or module; empty for a module that was created in memory."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):

@@ -29,19 +29,19 @@ LOCAL: Final = "local"  # the engine that starts processes on this machine
 
 
 class EmbeddedExecutor(Protocol):
-    """An executor process of a program, or its replacement. Methods may be called from several threads."""
+    """An executor process that the program started, or its replacement. Methods may be called from several threads."""
 
     @property
     def number(self) -> int:
-        """As in `LaunchRequest`."""
+        """Number of the executor, as in `LaunchRequest`."""
 
     @property
     def lease_seconds(self) -> float:
-        """Seconds for which it keeps a session after its connection broke."""
+        """Seconds for which the executor keeps a session after its connection broke."""
 
     @property
     def recoverable(self) -> bool:
-        """True if a new process can recover the sessions of a dead one."""
+        """True if a new process can recover the sessions of a dead process."""
 
     @property
     def alive(self) -> bool:
@@ -56,10 +56,10 @@ class EmbeddedExecutor(Protocol):
         """Description of how the current process has ended."""
 
     def notice(self) -> str:
-        """Return why the engine will end the executor; empty if it will not."""
+        """Return the reason why the engine will end the executor; empty if it will not."""
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens. Return its addresses and its device. End the executor after a timeout.
+        """Wait until the executor listens. Return its addresses and its device. After a timeout, end the executor.
 
         `timeout`: seconds after the engine has found a place for the executor.
 
@@ -75,7 +75,10 @@ class EmbeddedExecutor(Protocol):
         """
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """Return the transports that reach it. If it has its own certificate, they accept no other."""
+        """Return the transports that reach the executor.
+
+        If it has its own certificate, they accept no other certificate.
+        """
 
     def start_again(self) -> None:
         """Start a replacement if the process has ended. Do nothing while it runs.
@@ -85,7 +88,7 @@ class EmbeddedExecutor(Protocol):
         """
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """Drain its sessions for at most `drain_seconds`, then end the process. It is not replaced."""
+        """Drain the executor's sessions for at most `drain_seconds`, then end the process. It is not replaced."""
 
 
 class ExecutorStarter(Protocol):
@@ -98,7 +101,7 @@ class ExecutorStarter(Protocol):
         joining: tuple[int, int] | None = None,
         unused_seconds: float = 0.0,
     ) -> tuple[EmbeddedExecutor, ...]:
-        """Start the executors that the settings describe and return at once.
+        """Start the executors that the settings describe. Return at once, before they are ready.
 
         Args:
             settings: number of executors, engine, device, memory and so on; `plugins` are names that executors can

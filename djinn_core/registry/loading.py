@@ -31,18 +31,22 @@ _HOOKS: Final = {kind.hook: kind for kind in KINDS}
 
 
 class HookError(PluginError):
-    """A hook raised an exception, or returned an unusable result. Only processes that call this hook notice."""
+    """A hook raised an exception, or returned an unusable result. Only processes that call this hook report it."""
 
 
 class PluginFailure(msgspec.Struct, frozen=True):
-    """A plugin that cannot be used. `fatal`: the user named the plugin, or it is built in."""
+    """A plugin that cannot be used.
+
+    Attributes:
+        fatal: True if the user named the plugin, or if it is built in.
+    """
 
     row: PluginRow
     error: PluginError
     fatal: bool
 
     def warn(self) -> None:
-        """Log a warning, once, that the plugin is left out."""
+        """Log a warning, once, that the plugin is not used."""
         log().warning("a plugin cannot be used", plugin=self.row.name, error=str(self.error))
 
     def warn_of_hook(self) -> None:
@@ -52,12 +56,13 @@ class PluginFailure(msgspec.Struct, frozen=True):
 
 
 class LoadedPlugin(msgspec.Struct, eq=False):
-    """A candidate with its load status.
+    """A plugin candidate with its load status.
 
     Attributes:
         candidate: the candidate.
         requested: True if the user named it.
-        status: as in its row. error: reason why it cannot be used.
+        status: as in its row.
+        error: reason why it cannot be used.
         modules: imported modules by entry point value.
         kinds: kinds of its hooks.
         settings: the settings of each of its modules, by identity.
@@ -73,7 +78,7 @@ class LoadedPlugin(msgspec.Struct, eq=False):
 
     @property
     def row(self) -> PluginRow:
-        """Return its row in the report."""
+        """Return the plugin's row in the report."""
         return self.candidate.row(self.status, self.kinds if self.status == "active" else (), self.error)
 
 
@@ -92,7 +97,7 @@ class PluginLoader:
         """Begin without plugins.
 
         Args:
-            selection: which plugins are left out, whether a failure is an error, and values of plugins' settings.
+            selection: disabled plugins, whether a failure is an error, and values of plugins' settings.
             kinds: names of the kinds whose hooks are called in this process.
             taken: reserved names, by kind and name.
             started: True if the parent process warns of failures that both processes see.
@@ -117,7 +122,7 @@ class PluginLoader:
 
         A plugin without entry points is imported now, because its kinds are unknown.
 
-        `requested`: the user named it. `unselected`: the user named others.
+        `requested`: the user named this plugin. `unselected`: the user named other plugins, but not this plugin.
         """
         status: Status = "unselected" if unselected else "active"
         plugin = LoadedPlugin(candidate, requested, status, kinds=candidate.kinds)
@@ -168,7 +173,10 @@ class PluginLoader:
         self._fail(plugin, error)
 
     def load(self, kind: str) -> tuple[Any, ...]:
-        """Return the objects of a kind, in the order of its hook's docstring. Return none for kinds of other processes."""
+        """Return the objects of a kind, in the order of its hook's docstring.
+
+        Return an empty tuple for kinds of other processes.
+        """
         if kind not in self.kinds:
             return ()
         with collect_later, self._lock:
@@ -214,7 +222,10 @@ class PluginLoader:
         return objects
 
     def _import(self, plugin: LoadedPlugin, value: str, load: Callable[[], object]) -> None:
-        """Import a plugin's module (or take an object). Check it and its settings. `value`: the value of its entry points."""
+        """Import a plugin's module, or use its object. Check it and its settings.
+
+        `value`: the value of its entry points.
+        """
         try:
             module = load()
         except PluginError:
@@ -306,7 +317,7 @@ class PluginLoader:
 
     @contextmanager
     def _attributing(self, plugin: LoadedPlugin) -> Iterator[None]:
-        """Name the plugin in a `PluginError` from the block, and refuse it. Other exceptions propagate."""
+        """Attribute a `PluginError` from the block to the plugin, and refuse the plugin. Other exceptions propagate."""
         try:
             yield
         except PluginError as error:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # lists commands without importing PyTorch
 class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
-    A kind is loaded when its objects are first asked for, by any thread. Given objects may replace those of plugins.
+    A kind is loaded when its objects are first requested, by any thread. Given objects may replace the objects of
+    plugins.
     Kinds of the client's and the server's packages have no annotation here.
     """
 
@@ -58,14 +59,14 @@ class Registry:
             loader: loader of the plugins; None: no plugins.
             owners: rows of the given objects, by kind and name.
             surveyed: True if failed plugins cause no warning.
-            objects: objects by kind, which replace those of plugins.
+            objects: objects by kind, which replace the objects of plugins.
         """
         self._loader, self._owners = loader, dict(owners or {})
         self._surveyed = surveyed
         vars(self).update(objects)
 
     def __getattr__(self, name: str) -> tuple[Any, ...]:
-        """Load the objects of a kind.
+        """Return the objects of a kind. Load them at the first request.
 
         Raises:
             PluginError: a plugin that the user named, or that is built in, cannot be used.
@@ -95,7 +96,7 @@ class Registry:
         return all(kind in vars(self) for kind in kinds)
 
     def evolve(self, **objects: tuple[Any, ...]) -> Registry:
-        """Return a copy of the registry with other objects for some kinds."""
+        """Return a copy of the registry with replaced objects for some kinds."""
         there = {kind: plugins for kind, plugins in vars(self).items() if kind in EVERY_KIND}
         return Registry(self._loader, self._owners, self._surveyed, **{**there, **objects})
 
@@ -116,13 +117,13 @@ class Registry:
         return self._loader is not None and self._loader.selection != Selection()
 
     def settings_given_to(self, plugins: Collection[str]) -> frozenset[PluginSetting]:
-        """Return the plugin settings in the selection."""
+        """Return the plugin settings in the selection that belong to `plugins`."""
         settings = self._loader.selection.plugin_settings if self._loader is not None else ()
         names = [row.name for row in self.rows]
         return frozenset(one for one in settings if any(is_given_to(one, plugin, names) for plugin in plugins))
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the names of plugins whose objects of `kinds` a process uses; None stays None."""
+        """Return the names of plugins whose objects of `kinds` a process uses. If `names` is None, return None."""
         others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
         return None if names is None else tuple(name for name in names if name not in others)
 
@@ -146,23 +147,25 @@ def open_registry(
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
     started: bool = False,
 ) -> Registry:
-    """Find the selected plugins. Their kinds are loaded on demand.
+    """Return a registry of the selected plugins. Their kinds are loaded on demand.
 
-    Plugins that the selection names or configures are loaded now; all are if it is strict. Calls share no state, so
-    threads and plugin hooks may call it at any time. A discovered plugin that cannot be used becomes a row and one
+    Plugins that the selection names or configures are loaded now. If the selection is strict, all are loaded now.
+    Calls share no
+    state, so threads and plugin hooks may call it at any time. A discovered plugin that cannot be used becomes a row
+    and one
     warning.
 
     Args:
-        selection: which plugins.
+        selection: the selected plugins.
         builtins: the built-in plugins by name: entry points or plugin objects.
         kinds: names of the kinds whose hooks are called in this process.
-        entry_points: entry points to use instead of those of all installed distributions.
+        entry_points: entry points to use instead of the entry points of all installed distributions.
         started: True if the parent process has warned of failures that both see. Then only failed hooks cause a
             warning.
 
     Raises:
         ConfigurationError: a setting of a plugin that is loaded now is malformed.
-        PluginError: a plugin that the user named, or a built-in one, cannot be found or used. If the selection is
+        PluginError: a plugin that the user named, or a built-in plugin, cannot be found or used. If the selection is
             strict: any plugin.
     """
     loader = _loader(selection, builtins, kinds, entry_points, started=started)
@@ -180,7 +183,7 @@ def load_registry(
     kinds: Collection[str] = EVERY_KIND,
     started: bool = False,
 ) -> Registry:
-    """Find the selected plugins, and load all kinds now."""
+    """Return a registry of the selected plugins, with all kinds loaded."""
     registry = open_registry(selection, builtins=builtins, entry_points=entry_points, kinds=kinds, started=started)
     registry.load(*[kind.name for kind in KINDS if kind.name in kinds])
     return registry
@@ -192,7 +195,7 @@ def survey(
     builtins: Mapping[str, object],
     entry_points: Iterable[importlib.metadata.EntryPoint] | None = None,
 ) -> tuple[Registry, tuple[PluginFailure, ...]]:
-    """Load all kinds of the selected plugins. Failed plugins are recorded, and raise no error."""
+    """Return a registry with all kinds of the selected plugins, and the failures. Failed plugins raise no error."""
     loader = _loader(selection, builtins, EVERY_KIND, entry_points, libraries=True)
     for kind in KINDS:
         loader.load(kind.name)

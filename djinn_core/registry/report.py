@@ -19,9 +19,10 @@ class PluginRow:
     Attributes:
         name: name of the entry point, or of the module or object that was given.
         kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty if it was not loaded.
-        distribution: name of the distribution that it came with; empty if there is none.
+        distribution: name of the distribution that contains it; empty if there is none.
         version: version of the distribution; empty if there is none.
-        status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not name
+        status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not
+            name
             it; `failed`, for the reason in `error`.
         error: reason why it cannot be used, and what to do; None if it can.
     """
@@ -35,7 +36,7 @@ class PluginRow:
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """The processes that call its hooks; none if it was not loaded."""
+        """The processes that call its hooks; empty if it was not loaded."""
         kinds = self.kind.split(",")
         return tuple(dict.fromkeys(process for kind in KINDS if kind.name in kinds for process in kind.processes))
 
@@ -48,7 +49,10 @@ class PluginRow:
 
 @cache
 def log() -> Any:
-    """Return the logger of plugins. Created on first use, because `djinn --help` loads plugins without structlog."""
+    """Return the logger of plugins.
+
+    It is created on first use, because `djinn --help` loads plugins without structlog.
+    """
     from djinn_core.logs import get_logger
 
     return get_logger("djinn.plugins")

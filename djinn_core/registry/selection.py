@@ -10,7 +10,7 @@ from djinn_core.settings import PluginSetting, Settings
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Selection of plugins.
+    """The plugins that a process uses, as the settings select them.
 
     Attributes:
         plugins: names, importable module names, modules or objects, in addition to the built-in plugins. None: all
@@ -29,7 +29,7 @@ class Selection(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Selection:
-        """Selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
+        """Return the selection by the settings `plugins`, `disable`, `strict`, `trace_plugins` and `plugin_settings`."""
         names = frozenset(settings.disable)
         return cls(settings.plugins, names, settings.strict, settings.trace_plugins, settings.plugin_settings)
 

@@ -1,4 +1,4 @@
-"""Settings of plugins: declared as an attrs class, set in the same places as the core's, and shown with their origin."""
+"""Settings of plugins: declared as an attrs class, set in the same places as the core's settings, and shown with their origin."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[
 def warn_of_unknown_variables(
     given: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
 ) -> None:
-    """Warn of environment variables with a plugin's prefix that do not match a setting."""
+    """Warn of environment variables that have a plugin's prefix but match no setting."""
     for one in given:
         if not one.plugin and one.name not in variables and _owner(one.name, plugins) == plugin:
             close = difflib.get_close_matches(one.name, variables, 1)

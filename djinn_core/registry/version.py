@@ -1,4 +1,4 @@
-"""The version of Djinn that runs, and the version that a plugin's distribution requires."""
+"""The version of this Djinn, and the version of Djinn that a plugin's distribution requires."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def djinn_version() -> str:
 
 @lru_cache(maxsize=256)
 def described(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
-    """Return name and version of a distribution, and the version of Djinn that it requires exactly (empty: it accepts several)."""
+    """Return the name and version of a distribution, and the only version of Djinn that it accepts (empty: it accepts several)."""
     metadata = distribution.metadata
     pins = (pin[1] for one in metadata.get_all("Requires-Dist") or () if (pin := _PIN.fullmatch(one)))
     return metadata["Name"], metadata["Version"], next(pins, "")

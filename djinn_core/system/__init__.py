@@ -1,4 +1,4 @@
 """Operating system calls, with one implementation per platform. All platform-specific code of Djinn's core is here.
 
-If a platform lacks a feature, the function says so by its result or by `OSError`, and its caller logs it.
+If a platform lacks a feature, the function reports this by its result or by `OSError`, and its caller logs it.
 """

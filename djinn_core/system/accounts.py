@@ -29,7 +29,7 @@ else:
     def find_account(name: str) -> tuple[int, int] | None:
         """Return user id and group id of a user; None if there is no such user.
 
-        `name`: a name, or a user id. An id without an account has the group of the same number.
+        `name`: a name, or a user id. For an id without an account, the group id equals the user id.
         """
         import pwd  # Unix only; the simulated Windows has no such module either
 
@@ -52,7 +52,7 @@ else:
 
 
 def missing_right() -> str:
-    """Return why this process cannot start processes as other users, as a predicate; empty if it can."""
+    """Return the reason why this process cannot start processes as other users, as a predicate; empty if it can."""
     if user_id():
         return f"runs as the user {user_id()}, not as root"
     held_capabilities = capabilities()

@@ -32,7 +32,7 @@ if sys.platform == "win32":
     def mode_of(status: os.stat_result) -> int:
         """Return the permissions of a file.
 
-        On Windows return the owner's only, because `os.stat` does not show access lists.
+        On Windows, return only the owner's permissions, because `os.stat` does not show access lists.
         """
         return stat.S_IMODE(status.st_mode) & stat.S_IRWXU
 
@@ -64,7 +64,7 @@ if sys.platform == "win32":
         return False
 
     def sync_folder(folder: str | os.PathLike[str]) -> None:
-        """Make the names in a folder survive a power loss. Windows does that without a call."""
+        """Make the names in a folder survive a power loss. Windows needs no call for this."""
         del folder
 
 else:

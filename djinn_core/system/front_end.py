@@ -1,4 +1,4 @@
-"""The notebook or IPython that a program runs in. Djinn never imports IPython; it uses it if it is imported."""
+"""The notebook or IPython in which a program runs. Djinn never imports IPython; it uses IPython if it is imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shows_html() -> bool:
 
 
 def called(file: str) -> str:
-    """Return the name of a file in messages: `Cell In[7]` for a cell, as in IPython's tracebacks."""
+    """Return the name of a source file in messages: `Cell In[7]` for a cell, as in IPython's tracebacks."""
     if not re.search(_CELL, file):
         return file
     names = getattr(getattr(shell(), "compile", None), "format_code_name", None)

@@ -2,11 +2,12 @@
 
 A collection runs finalizers on the thread that allocates. A finalizer may use remote tensors, or even fetch their
 elements. While that thread sends or receives, the finalizer would wait for locks that the thread itself holds. So no
-automatic collection begins while any thread is inside. A thread that leaves while others are inside runs the
+automatic collection begins while any thread is inside the pause. A thread that leaves while others are inside runs
+the
 collections that are due.
 
-The pause raises the threshold of the youngest generation. `gc.disable()` and `gc.enable()` stay the program's own, also
-while a thread waits.
+The pause raises the threshold of the youngest generation. The program itself may still call `gc.disable()` and
+`gc.enable()`, also while a thread waits.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class _Thread(threading.local):
 
 
 class GcPause:
-    """Context manager, reentrant, one for all threads.
+    """Context manager that pauses garbage collection. It is reentrant, and all threads share it.
 
     Attributes:
         thread: state of the current thread: nesting depth (`depth`), and True (`only_waits`) if it waits without
@@ -72,7 +73,7 @@ class GcPause:
         return self._inside > 0
 
     def restart(self) -> None:
-        """Reset in a forked child: the threads inside belong to the parent."""
+        """Reset the pause in a forked child: the threads inside it belong to the parent."""
         self._resume()
         self._lock = threading.RLock()
         self._inside = 0

@@ -1,8 +1,10 @@
 """Masking of Ctrl-C: inside a mask an interrupt stays pending until the code can handle it.
 
-Python runs signal handlers between any two steps of the main thread. In a submission, this could lose a reply that was
-just read, or leave values that no executor was asked to compute. So the code that talks to executors masks interrupts.
-It delivers a pending interrupt itself: a few times per second in every wait, and during planning.
+Python runs signal handlers between any two steps of the main thread. In a submission, this could lose a reply that
+was
+just read, or leave values that no executor was asked to compute. So the code that talks to executors masks
+interrupts.
+This code delivers a pending interrupt itself: a few times per second in every wait, and during planning.
 """
 
 from __future__ import annotations
@@ -35,9 +37,12 @@ _WEAK_FILES: Final = (weakref.__file__, _weakrefset.__file__, str(Path("torch", 
 
 
 class InterruptMask:
-    """Context manager, reentrant, for all threads. Inside, Ctrl-C on the main thread stays pending until `check` or the end.
+    """Context manager inside which Ctrl-C on the main thread stays pending until `check` or the end.
 
-    Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; others
+    Reentrant, for all threads.
+
+    Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; other
+    threads
     pass through.
 
     Attributes:
@@ -133,7 +138,7 @@ class InterruptMask:
                 signal.signal(signal.SIGINT, self._catch)
 
     def takes(self, number: int, frame: FrameType | None) -> bool:
-        """Make an interrupt pending for this module's handler. Return False if the handler must raise it."""
+        """Make an interrupt pending for this module's handler. Return False if the handler must raise the interrupt."""
         if not self.depth or not self._own:
             return False
         self.caught = number, frame
@@ -193,11 +198,13 @@ class InterruptibleLock(_thread.RLock):  # type: ignore[misc] # not final, and i
 
 
 def raise_outside_torch(number: int, frame: FrameType | None) -> None:
-    """Handler of Ctrl-C that replaces Python's: raises `KeyboardInterrupt`, but later if PyTorch could not handle it now.
+    """Signal handler of Ctrl-C that replaces Python's: raise `KeyboardInterrupt`, but later if PyTorch could not handle it now.
 
-    PyTorch asks Python for a tensor's device even where a C++ exception aborts the process, and Python checks for
-    signals then. So inside PyTorch's C++ code, the handler sends the signal again. It does the same where Python
-    ignores exceptions. `InterruptMask` calls this from Python after the signal, without C++ in between.
+    PyTorch asks Python for a tensor's device even in code in which a C++ exception aborts the process, and Python
+    checks for
+    signals then. So inside PyTorch's C++ code, the handler sends the signal again. It also sends it again in code
+    whose
+    exceptions Python ignores. `InterruptMask` calls this from Python after the signal, without C++ in between.
     """
     if _is_handling(frame):
         return  # the pending decision covers this signal, too
@@ -230,7 +237,7 @@ def handle_interrupts() -> None:
 
 
 def _is_handling(frame: FrameType | None) -> bool:
-    """Return True if a signal arrived while this handler ran."""
+    """Return True if a signal arrived while this handler was running."""
     while frame is not None and frame.f_code.co_filename == __file__:
         if frame.f_code is raise_outside_torch.__code__ or frame.f_code is _raise.__code__:
             return True
@@ -270,7 +277,10 @@ LEVELS: Final = 150  # frames for sending, receiving, and errors on their way ou
 
 
 def require_stack_room() -> None:
-    """Raise `RecursionError` if fewer than `LEVELS` calls can be nested here. Nothing has been done then."""
+    """Raise `RecursionError` if fewer than `LEVELS` further calls can be nested.
+
+    Callers check this before they begin.
+    """
     try:
         # Calls of C functions count as well but have no frame: a stack may be full with a third of the frames.
         sys._getframe(sys.getrecursionlimit() // 3)  # noqa: SLF001 - the only way to see how deep it is without a walk

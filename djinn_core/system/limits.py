@@ -15,7 +15,7 @@ _OPEN_MAX: Final = 10240  # minimum on macOS if it reports no limit
 if sys.platform == "win32":
 
     def limit_data(total: int) -> None:
-        """Raises `OSError`: no process is limited."""
+        """Raise `OSError`: this system has no memory limit for processes."""
         raise OSError(f"this system does not limit a process to {total:,} bytes")
 
     def allow_open_files() -> None:
@@ -67,7 +67,7 @@ else:
 
 
 def lower_priority(by: int) -> None:
-    """Give this process and its children idle priority. Do nothing if the system has none."""
+    """Give this process and its children idle priority. Do nothing if the system has no idle priority."""
     nice = getattr(os, "nice", None)
     if nice is not None:
         nice(by)
@@ -80,7 +80,10 @@ def processors() -> int:
 
 
 def processor_kind() -> str:
-    """Return the processor type with its instruction sets, as far as known: native code of one type runs on it."""
+    """Return the processor type with its instruction sets, as far as known.
+
+    Native code that was compiled for a type runs on all processors of the type.
+    """
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return repr(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))

@@ -11,9 +11,10 @@ V = TypeVar("V")
 
 
 class LruCache(OrderedDict[K, V]):
-    """A mapping of at most `capacity` entries, the least recently used first; not locked.
+    """A mapping of at most `capacity` entries, the least recently used first. Not thread-safe.
 
-    `use` and `store` count as uses; plain dict lookups do not. cachetools.LRUCache takes twice as long per hit, and 0.1
+    `use` and `store` count as uses; plain dict lookups do not. cachetools.LRUCache takes twice as long per hit, and
+    0.1
     s to import.
     """
 
@@ -22,7 +23,7 @@ class LruCache(OrderedDict[K, V]):
         self.capacity = capacity
 
     def use(self, key: K) -> V | None:
-        """Return a value and mark it as most recently used. Return None if there is none."""
+        """Return a value and mark it as most recently used. Return None if the key is missing."""
         value = self.get(key)
         if value is not None:
             self.move_to_end(key)

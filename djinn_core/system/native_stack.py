@@ -10,7 +10,7 @@ _FRAMES: Final = 64
 
 
 class _Symbol(ctypes.Structure):
-    """The dynamic linker's information on an address: `Dl_info`."""
+    """Information of the dynamic linker about an address: `Dl_info`."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -39,13 +39,13 @@ def stands_between(library: bytes) -> bool:
 
 
 def _addresses() -> list[int]:
-    """Return the addresses in this thread's C functions, innermost first."""
+    """Return the instruction addresses on this thread's C stack, innermost first."""
     stack = (ctypes.c_void_p * _FRAMES)()
     return [address or 0 for address in stack[: _backtrace(stack, _FRAMES)]]
 
 
 class _Calls:
-    """Records the C functions on the stack when it is called: by a filter, by an operator, for a key."""
+    """Record the C functions on the stack in three kinds of calls: by a filter, by an operator, and for a key."""
 
     def __init__(self) -> None:
         self.stacks: list[list[int]] = []
@@ -59,7 +59,7 @@ class _Calls:
 
 
 def _measured_entry() -> int | None:
-    """Return the C function through which C enters Python: the outermost one that different kinds of calls have in common.
+    """Return the C function through which C enters Python: the outermost function that different kinds of calls share.
 
     It is measured, because the interpreter's functions have no names since Python 3.14, and compilers split and merge
     them.

@@ -12,13 +12,13 @@ _OBEYED: Final = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped, except newlines, and at most `LONGEST` characters."""
+    """Return at most `LONGEST` characters of `text`, with control characters escaped, except newlines."""
     text_shown = re.sub(_OBEYED, _written_out, text[:LONGEST])
     return text_shown if len(text) <= LONGEST else f"{text_shown} ... ({len(text):,} characters)"
 
 
 def one_line(text: str) -> str:
-    """Return `text` as `printable`, with newlines escaped as well."""
+    """Return `text` sanitized as by `printable`, with newlines escaped as well."""
     return printable(text).replace("\n", "\\n")
 
 

@@ -1,7 +1,7 @@
-"""Directories that only one user can write to: creation, checks, and removal of unused ones.
+"""Directories that only one user can write to: creation, checks, and removal of unused directories.
 
 An executor keeps its socket in such a directory, and removes it at its end. The next process that creates a directory
-removes those of killed processes: a directory is in use while a process holds a lock on it.
+removes the directories of killed processes: a directory is in use while a process holds a lock on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def private_directory(path: Path, what: str) -> Path:
 def check_private_directory(path: Path, what: str) -> None:
     """Raise `ConfigurationError` if other users may write to an existing directory, or own it.
 
-    A user who can write there can replace what the server trusts: a certificate, a journal, weights.
+    A user who can write to the directory can replace files that the server trusts: a certificate, a journal, weights.
     """
     status = path.stat()
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:

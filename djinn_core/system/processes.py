@@ -41,7 +41,7 @@ if sys.platform == "win32":
     SPARE_SIGNAL: Final = signal.SIGBREAK
 
     def signal_main_thread(number: signal.Signals) -> None:
-        """Have the main thread run a signal handler soon. Windows cannot wake it from a wait."""
+        """Request that the main thread runs a signal handler soon. Windows cannot wake the thread from a wait."""
         _thread.interrupt_main(number)
 
 else:
@@ -118,10 +118,17 @@ RUNNING: Final = "running"
 
 
 class ThreadTimes:
-    """Processor time of another process, with nanosecond resolution. Linux only: psutil has hundredths of a second."""
+    """Processor time of another process, with nanosecond resolution. Linux only.
+
+    psutil has a resolution of hundredths of a second.
+    """
 
     def __init__(self, process: int) -> None:
-        """Raise `OSError` if the time is not available, for example for a process on another machine."""
+        """Open the times of a process.
+
+        Raises:
+            OSError: the time is not available, for example for a process on another machine.
+        """
         self._folder = Path(f"/proc/{process}/task")
         if not self._folder.is_dir():
             raise OSError(f"the processor time of process {process} is not known in detail here")
@@ -132,11 +139,9 @@ class ThreadTimes:
 
 
 def thread_activity(threads: Iterable[int]) -> tuple[str, ...]:
-    """Return a text for each thread of this process, by native id.
+    """Return a text for each thread of this process, by native id. A text changes when its thread runs.
 
-    It changes when the thread runs, and is `running` while it is runnable.
-
-    Empty on systems other than Linux.
+    The text is `running` while the thread is runnable. The result is empty on systems other than Linux.
     """
     activity = []
     for number in threads:

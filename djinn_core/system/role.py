@@ -1,6 +1,9 @@
-"""Process role: client, gateway or executor. Servers never register `remote_accelerator`, although plugins import `djinn`.
+"""Process role: client, gateway or executor.
 
-After registration, `pin_memory()` and `torch.accelerator` refer to Djinn's device, but executors need the real ones.
+Servers never register `remote_accelerator`, although plugins import `djinn`.
+
+After registration, `pin_memory()` and `torch.accelerator` refer to Djinn's device, but executors need the real
+device.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def version_of(path: Path) -> FileVersion:
 
 @contextmanager
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
-    """Hold the lock file of `path` while changing the file. One process at a time can hold it.
+    """Hold the lock file of `path` while the caller changes the file. Only one process at a time can hold it.
 
     `seconds`: maximum wait for another process that holds the lock. None: no limit.
 

@@ -89,7 +89,7 @@ def unacknowledged(sock: socket.socket) -> int:
 
 
 class Poll(Protocol):
-    """Waits until one of its sockets is readable or closed by the other end, like `select.poll`."""
+    """Wait until a registered socket is readable or closed by the other end, like `select.poll`."""
 
     def register(self, sock: Any, events: int, /) -> object:
         """Add a socket or descriptor."""
@@ -102,7 +102,7 @@ class Poll(Protocol):
 
 
 class _Select:
-    """`Poll` implemented by `select`, for Windows. No signal ends a wait there, so waits are split."""
+    """`Poll` implemented by `select`, for Windows. No signal ends a wait on Windows, so waits are split."""
 
     def __init__(self) -> None:
         self._sockets: set[int] = set()
@@ -137,7 +137,10 @@ if sys.platform == "win32":
         return _Select()
 
     def wait_in_kernel(sock: Any, reading: float, writing: float) -> None:
-        """Do nothing. After an aborted read, a Windows socket cannot be used any more, so reads return at once there."""
+        """Do nothing.
+
+        After an aborted read, a Windows socket cannot be used any more, so reads return at once on Windows.
+        """
         del reading, writing
         sock.setblocking(False)
 
@@ -150,11 +153,11 @@ if sys.platform == "win32":
         return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
 
     def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
-        """Send without a wait, as on other systems."""
+        """Send the first bytes of several buffers without a wait. Return their number."""
         return gathering(sock)(buffers)
 
     def hung_up(sock: socket.socket) -> bool:
-        """Return True if the socket is closed at this end. Windows reports no more without a read."""
+        """Return True if the socket is closed at this end. Windows reports nothing else without a read."""
         return sock.fileno() < 0
 
     def unix_socket() -> socket.socket:
@@ -203,7 +206,7 @@ else:
 
 
 def _send_joined(sock: socket.socket, buffers: Sequence[Buffer]) -> int:
-    """Send the first buffers in one call: a large one unchanged, small ones joined."""
+    """Send the first buffers in a single call: a large buffer unchanged, small buffers joined."""
     first = memoryview(buffers[0])
     if len(first) >= _JOIN_BYTES:
         return sock.send(first)
@@ -243,8 +246,9 @@ class PeerSilence:
     """Time since the other machine has acknowledged any sent data.
 
     Linux reports it. macOS reports the number of received packets, so this class remembers when the number last
-    changed. A peer that does not read closes its window. The kernel then probes it ever less often, so it never counts
-    as silent there. Other systems have only keep-alive.
+    changed. A peer that does not read closes its window. macOS then probes the peer ever less often, so the peer
+    never counts
+    as silent. Other systems have only keep-alive.
     """
 
     def __init__(self) -> None:
@@ -265,14 +269,14 @@ class PeerSilence:
 
     @staticmethod
     def on_linux(info: bytes) -> float:
-        """Compute the silence from a `struct tcp_info`."""
+        """Return the silence in seconds from a `struct tcp_info`."""
         if len(info) < _LINUX.size:
             return 0.0
         unacknowledged, milliseconds = _LINUX.unpack_from(info)
         return float(milliseconds / 1e3) if unacknowledged else 0.0
 
     def on_macos(self, info: bytes, now: float) -> float:
-        """Compute the silence from a `struct tcp_connection_info` that was read at `now`."""
+        """Return the silence in seconds from a `struct tcp_connection_info` that was read at `now`."""
         if len(info) < _MACOS.size:
             return 0.0
         window, unacknowledged, packets = _MACOS.unpack_from(info)

@@ -97,7 +97,7 @@ def apply_input_changes(before: list[int], changes: InputChanges) -> None:
 def pack_slots(positions: Sequence[int], slots: Sequence[Slot]) -> SlotChanges:
     """Encode the new slots at ascending positions, grouped by value.
 
-    An int differs from a float of the same value, and 0.0 from -0.0.
+    An int differs from a float of the same value. 0.0 differs from -0.0.
     """
     groups: dict[tuple[type, Slot, bool], list[int]] = {}
     for position, new in zip(positions, slots, strict=True):

@@ -9,10 +9,11 @@ CacheAction = Literal["look", "pin", "unpin", "evict", "restore"]
 
 
 class CacheRequest(Message, frozen=True):
-    """Apply `action` to the memory of these values, packed as in a submission. No values: all KV caches of the session.
+    """Client to executor: apply `action` to the memory of these values, packed as in a submission.
 
-    `pin` restores them first, and `evict` unpins them. A cache that a program derives from a pinned cache is pinned as
-    well.
+    Without values, the action applies to all KV caches of the session. `pin` restores evicted caches first. `evict`
+    unpins them.
+    A cache that a program derives from a pinned cache is pinned as well.
     """
 
     action: CacheAction
@@ -22,8 +23,10 @@ class CacheRequest(Message, frozen=True):
 class CacheReply(Message, frozen=True):
     """Reply to `CacheRequest`: the values' total bytes, bytes in device memory, and pinned bytes.
 
-    `limited` is false if the executor has no memory limit: it evicts nothing. `refused`: the reason why an action
-    failed. `values` are the pinned ones, if the request named no values.
+    Attributes:
+        limited: False if the executor has no memory limit: it evicts nothing.
+        refused: the reason why an action failed.
+        values: the pinned values, if the request named no values.
     """
 
     nbytes: Count

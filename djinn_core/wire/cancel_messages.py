@@ -1,4 +1,4 @@
-"""Cancellation messages: submissions that the client does not need any more, and how far another executor ran one."""
+"""Cancellation messages: submissions that the client no longer needs, and how far another executor ran a submission."""
 
 from typing import Annotated
 
@@ -9,16 +9,21 @@ from djinn_core.wire.message_base import Count, Message
 
 
 class CancelSubmissions(Message, frozen=True):
-    """Cancel these submissions: a running one stops between two ops, the others do not begin.
+    """Client to executor: cancel these submissions.
 
-    The executor replies to each of them anyway. Using an unfinished result raises.
+    A running submission stops between two ops, the others do not begin.
+
+    The executor still replies to each of them. Using an unfinished result raises.
     """
 
     submissions: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.STOPS)]
 
 
 class RepeatOutcome(Message, frozen=True):
-    """Run submission `submission`, which comes next, as another executor did: see `Completed.stopped_at` and `Completed.shortages`."""
+    """Run the next submission, number `submission`, to the outcome that it had on another executor.
+
+    See `Completed.stopped_at` and `Completed.shortages`.
+    """
 
     submission: Count
     stopped_at: Count | None = None

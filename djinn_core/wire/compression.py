@@ -21,7 +21,7 @@ _LEVEL: Final = 1  # higher levels take at least twice the time, and do not make
 
 
 def supported_compressions() -> tuple[str, ...]:
-    """Return the compressions that this process supports; none without the package `zstandard`."""
+    """Return the compressions that this process supports; empty without the package `zstandard`."""
     return (PLANES_ZSTD,) if importlib.util.find_spec("zstandard") is not None else ()
 
 

@@ -9,7 +9,7 @@ from djinn_core.wire.messages import DeviceInfo, ServingFigures, SessionStatus
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The executor listens at `urls`. The first URL is for this machine only."""
+    """Report that the executor listens at `urls`. The first URL is for this machine only."""
 
     urls: tuple[str, ...]
     process: int
@@ -18,7 +18,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """Histogram: counts of durations by upper bound in seconds (`bounds`, and one bucket above), sum, labels."""
+    """A histogram of durations: counts by upper bound, sum, and labels.
+
+    Attributes:
+        bounds: upper bounds in seconds. A further bucket counts longer durations.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -27,14 +31,14 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 class LabelledValue(msgspec.Struct, frozen=True):
-    """One labelled value of a metric: label values in the metric's label order."""
+    """A value of a metric with its labels, in the metric's label order."""
 
     labels: tuple[str, ...]
     value: float
 
 
 class ExecutorMetrics(msgspec.Struct, frozen=True):
-    """Metrics of a process by name: totals and present values, both `labelled` as well, and histograms."""
+    """Metrics of a process by name: counters, gauges and histograms. Counters and gauges may also be `labelled`."""
 
     values: dict[str, float] = {}
     labelled: dict[str, tuple[LabelledValue, ...]] = {}
@@ -44,7 +48,8 @@ class ExecutorMetrics(msgspec.Struct, frozen=True):
 class Sessions(msgspec.Struct, frozen=True, tag="sessions"):
     """Reply to the order `ReportSessions`: running sessions, requests by model, and the latest log lines.
 
-    `tokens` are the ids of the tokens with which sessions were opened.
+    Attributes:
+        tokens: ids of the tokens with which sessions were opened.
     """
 
     number: Count

@@ -50,7 +50,7 @@ _WISHES_COUNT: Final = len(_WISHES)
 
 
 class FrameOrder(enum.Enum):
-    """Classification of a numbered frame by its receiver."""
+    """How a receiver classifies a numbered frame."""
 
     NEXT = enum.auto()
     REPEATED = enum.auto()
@@ -61,7 +61,7 @@ class Prefix(msgspec.Struct, frozen=True):
     """Prefix of a frame's head.
 
     Attributes:
-        number: number of this frame. Of a note: number of the last frame before it.
+        number: number of this frame. A note has the number of the last frame before it.
         received: number of frames that were received from the other end.
         wish: the flags of a note.
         asked: number of the note that a reply answers, because several notes may be in flight.
@@ -73,7 +73,7 @@ class Prefix(msgspec.Struct, frozen=True):
     asked: int = 0
 
     def encode(self) -> bytes:
-        """Encode the prefix: nine bytes, or thirteen for a reply."""
+        """Return the encoded prefix: nine bytes, or thirteen for a reply."""
         ask_bytes = _ASKED.pack(self.asked) if self.wish & AckFlags.ACK_REPLY else b""
         return _PREFIX.pack(self.number, self.received, self.wish) + ask_bytes
 
@@ -120,8 +120,9 @@ class Outbox:
 
     Attributes:
         borrows: True if some of the kept bodies refer to memory that the caller owns.
-        ahead: during a replay, the number of frames that the other end has received from an earlier process. Frames put
-            until then are acknowledged already. Otherwise None.
+        ahead: during a replay, the number of frames that the other end has received from an earlier process. New
+            frames up to
+            this number count as acknowledged. Otherwise None.
     """
 
     def __init__(self) -> None:
@@ -159,7 +160,10 @@ class Outbox:
         return self._sent & COUNT_MASK
 
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
-        """Continue after an earlier process that sent `sent` frames. `kept`: the last, unacknowledged ones."""
+        """Continue after an earlier process that sent `sent` frames.
+
+        `kept`: the last frames, which are unacknowledged.
+        """
         self._sent = sent
         self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in kept)
 
@@ -181,7 +185,7 @@ class Outbox:
         """Drop the frames up to number `received`, which the other end has received.
 
         Raises:
-            ProtocolError: it cannot have received that many.
+            ProtocolError: fewer frames were sent.
         """
         if self.ahead is not None:
             self.ahead = received
@@ -217,13 +221,13 @@ class Outbox:
         return (self._sent - len(self._kept)) & COUNT_MASK
 
     def lost(self, received: int) -> int:
-        """Return the number of acknowledged frames that are not among the `received` ones of the other end."""
+        """Return the number of acknowledged frames that the other end has not received, if it has received `received` frames."""
         count = (self.acknowledged - received) & COUNT_MASK
         return count if count < _HALF else 0
 
     @staticmethod
     def sent_after(received: int, sent: int) -> bool:
-        """Return True if `sent` is after `received`. Both are counts modulo 2^32."""
+        """Return True if frame count `sent` is after `received`, modulo 2^32."""
         return 0 < (sent - received) & COUNT_MASK < _HALF
 
     @property
@@ -247,14 +251,14 @@ class Inbox:
     """Receiving side: counts the frames that were received from the other end.
 
     Attributes:
-        received: their number, modulo 2^32.
+        received: number of received frames, modulo 2^32.
     """
 
     def __init__(self) -> None:
         self.received = 0
 
     def judge(self, number: int) -> FrameOrder:
-        """Classify a frame of this number."""
+        """Return whether the frame of this number is the next, a repetition, or follows a missing frame."""
         ahead = (number - self.received - 1) & COUNT_MASK
         if not ahead:
             return FrameOrder.NEXT

@@ -41,7 +41,7 @@ _SHORT_LENGTHS: Final = tuple([_LENGTH.pack(length) for length in range(_SMALL_B
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One message with its tensor data, the unit that transports move.
+    """A message with its tensor data, the unit that transports move.
 
     Attributes:
         head: the encoded message, at most `Limits.head` bytes.
@@ -138,7 +138,10 @@ def striped(buffers: Sequence[Buffer]) -> tuple[list[Buffer], list[memoryview]]:
 
 
 def name_parallel(group: bytes) -> bytes:
-    """Return a striped frame without buffers. Its head names the connections that are parallel to this one from now on."""
+    """Return a striped frame without buffers.
+
+    Its head tells the peer which connections are parallel to this connection.
+    """
     return _PREFIX.pack(_MAGIC, FRAME_VERSION, _STRIPED, len(group), 0, 0) + group
 
 
@@ -149,7 +152,7 @@ def _check_lengths(lengths: Iterable[int], body: int) -> None:
 
 
 def weight(frame: Frame) -> int:
-    """Bytes of a frame's parts."""
+    """Return the bytes of a frame's parts."""
     return len(frame.head) + sum(memoryview(buffer).nbytes for buffer in frame.body)
 
 
@@ -192,16 +195,17 @@ class FrameQueue(deque[Frame]):
 
 
 class FrameDecoder:
-    """Decodes frames from a byte stream that arrives in pieces. A state machine without I/O.
+    """Decode frames from a byte stream that arrives in pieces. A state machine without I/O.
 
-    Read bytes into `buffer()`, report how many with `received(count)`, take frames from `frames`. Large buffers are
+    Read bytes into `buffer()`, report their number with `received(count)`, take frames from `frames`. Large buffers
+    are
     read directly into their own memory. Sizes are checked against `limits` before memory is allocated.
 
     Attributes:
         limits: maximum frame size. May be replaced at any time, and applies from the next frame on.
         frames: complete frames, oldest first.
-        takes_striped: True if striped frames are accepted. waiting: an incomplete striped frame, and the frames after
-            it.
+        takes_striped: True if striped frames are accepted.
+        waiting: an incomplete striped frame, and the frames after it.
         place: returns memory for a buffer, from its frame's head and its length. None: this class allocates.
         when_large: callback with the bytes of each large body that begins to arrive.
     """
@@ -240,7 +244,10 @@ class FrameDecoder:
         return sum(map(weight, frames)) + sum(map(len, begun[:-1])) + self._filled
 
     def finish_striped(self, whole: Frame | None) -> None:
-        """Replace the first frame of `waiting` by `whole`, or remove it."""
+        """Replace the first frame of `waiting` by the complete frame `whole`.
+
+        If `whole` is None, remove the first frame.
+        """
         waiting = self.waiting
         waiting.popleft()
         if whole is not None:
@@ -251,12 +258,12 @@ class FrameDecoder:
             self._arrived = self.frames
 
     def read_little(self, nbytes: int) -> None:
-        """Read at most `nbytes` ahead, because the data after them is large and goes directly into its memory."""
+        """Read at most `nbytes` ahead, because large data follows and is read directly into its own memory."""
         self._scratch = self._scratch[:nbytes]
         self._direct_bytes = min(nbytes, _DIRECT_BYTES)  # so that the end of a large buffer is not read in small pieces
 
     def buffer(self) -> memoryview:
-        """Buffer for the next bytes. Never empty; valid until the next call of `received`.
+        """Return the buffer for the next bytes. It is never empty, and valid until the next call of `received`.
 
         Raises:
             ProtocolError: the stream broke the format earlier.
@@ -303,7 +310,10 @@ class FrameDecoder:
             raise
 
     def feed(self, data: Buffer) -> None:
-        """Process a copy of `data`, for streams that cannot read into given memory. Raises as `received`."""
+        """Process a copy of `data`, for streams that cannot read into given memory.
+
+        It raises the errors of `received`.
+        """
         rest = flatten(data)
         while rest:
             place = self.buffer()

@@ -30,7 +30,7 @@ Dimensions = Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.DIMENSION
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
-    """Base of all messages: arrays without field names, so that messages of loops are short."""
+    """Base of all messages. They are encoded as arrays without field names, so that messages of loops are short."""
 
     def __repr__(self) -> str:
         """Return a text without secrets, for tracebacks and debuggers."""
@@ -48,7 +48,10 @@ def tag_of(kind: type[msgspec.Struct]) -> str:
 
 
 class PrintableFields:
-    """Mixin for messages with text for people. The text is sanitized (`printable`), whatever the other end sent."""
+    """Mixin for messages with text for people.
+
+    The text is sanitized (`printable`), because the other end may send anything.
+    """
 
     __slots__ = ()
     texts: ClassVar[tuple[str, ...]]
@@ -61,8 +64,9 @@ class PrintableFields:
 class Failure(PrintableFields, msgspec.Struct, frozen=True, tag="f", omit_defaults=True):
     """A failed instruction: submission, position in it, op, name of the exception type, message.
 
-    `executor`: number of the failed executor in its pool, if the failure came with a value of another executor;
-    otherwise 0.
+    Attributes:
+        executor: number of the failed executor in its pool, if the failure came with a value of another executor;
+            otherwise 0.
     """
 
     texts = ("message",)

@@ -55,11 +55,18 @@ PRESSURE = ("none", "warning", "critical")  # memory pressure levels; critical: 
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A physical device and its software. Sizes are in bytes.
 
-    `memory_free` is None if it is not known. `threads` are those that an op may use on a CPU, `torch` is the version of
-    PyTorch; 0 and empty if they are unknown. `spill` is the size of the spill space, `pressure` an index into
-    `PRESSURE`. `flops` and `bandwidth` (bytes) are peak rates per second; 0 if they are unknown. `dtypes` are the
-    supported dtypes (empty: all), `unsupported` the unsupported ops. `utilization` (0 to 1) and `temperature` (degrees
-    Celsius) are None if they are not known.
+    Attributes:
+        memory_free: free bytes; None if unknown.
+        threads: threads that an op may use on a CPU; 0 if unknown.
+        torch: version of PyTorch; empty if unknown.
+        spill: size of the spill space.
+        pressure: memory pressure, as an index into `PRESSURE`.
+        flops: peak floating-point operations per second; 0 if unknown.
+        bandwidth: peak memory bandwidth in bytes per second; 0 if unknown.
+        dtypes: supported dtypes; empty: all.
+        unsupported: unsupported ops.
+        utilization: from 0 to 1; None if unknown.
+        temperature: degrees Celsius; None if unknown.
     """
 
     id: Name
@@ -80,11 +87,15 @@ class DeviceInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """First message to a gateway: identifies the client. An empty `device` requests the gateway's default.
+    """First message to a gateway: identifies the client.
 
-    `client`: the client's name in `djinn status`; it affects no decision. `hint`: describes the work, for the choice of
-    an executor. `secondary`: the session does not count as future load, because the client has a primary session
-    elsewhere, or resumes this one.
+    Attributes:
+        device: the requested device; empty: the gateway's default.
+        client: the client's name in `djinn status`; it affects no decision.
+        hint: describes the work, for the choice of an executor.
+        secondary: True if the session does not count as future load, because the client has a primary session
+            elsewhere, or
+            resumes this session.
     """
 
     protocol: int
@@ -98,14 +109,20 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The gateway's reply: a one-time `ticket` for an executor, and where it listens.
+    """The gateway's reply to `Hello`: a one-time `ticket` for an executor, and the addresses of the executor.
 
-    The client tries `urls` in its own order. If none can be reached, it sends `Attach` on the gateway's connection, and
-    the gateway relays frames. `gateway` is where the gateway listens: a client that connected to another port came
-    through a tunnel or a proxy, and may not reach `urls`. `devices`: ids of all devices of the server. `number`: the
-    device of the ticket. `Hello` may name a device by number. `fingerprint`: fingerprint of the executor's own
-    certificate; the executor may be on another machine. Empty: it uses the gateway's certificate, on the gateway's
-    machine.
+    The client tries `urls` in its own order. If it reaches none, it sends `Attach` on the gateway's connection, and
+    the gateway relays frames.
+
+    Attributes:
+        gateway: addresses at which the gateway listens. A client that connected to another port came through a tunnel
+            or a
+            proxy, and may not reach `urls`.
+        devices: ids of all devices of the server.
+        number: number of the ticket's device. `Hello` may name a device by number.
+        fingerprint: fingerprint of the executor's own certificate; the executor may be on another machine. Empty: it
+            uses the
+            gateway's certificate, on the gateway's machine.
     """
 
     ticket: Ticket
@@ -120,9 +137,11 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(PrintableFields, Message, frozen=True):
-    """Request rejected, with the reason. The connection is closed afterwards.
+    """The server rejects a request, and says why. It closes the connection afterwards.
 
-    `retry`: the request may be repeated, after `retry_after` seconds. `crashes_executors`: the session crashes every executor that resumes it.
+    Attributes:
+        retry: True if the request may be repeated, after `retry_after` seconds.
+        crashes_executors: True if the session crashes every executor that resumes it.
     """
 
     texts = ("reason",)
@@ -134,7 +153,11 @@ class Refused(PrintableFields, Message, frozen=True):
 
 
 class Attach(Message, frozen=True):
-    """First message to an executor. `operators` is the digest of the client's allow-list."""
+    """First message to an executor.
+
+    Attributes:
+        operators: digest of the client's allow-list.
+    """
 
     ticket: Ticket
     operators: Name
@@ -148,14 +171,20 @@ class CustomOperator(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(Message, frozen=True):
-    """The executor's reply. `operators`: its allow-list if the digests differ, otherwise None.
+    """The executor's reply to `Attach`.
 
-    `caches_weights`: it stores weights, so that the client may offer them by digest. `compressions`: supported
-    encodings of compressed uploads. `instance` identifies the executor process on all machines. If `lease` is above 0,
-    frames are numbered from now on, and a client that presents `secret` may reconnect within `lease` seconds. If the
-    session is `recoverable`, the client may also reconnect to a replacement of a dead executor. `weight_sources`:
-    address schemes for weights. `elastic`: it accepts `DropPeer`. `custom_operators`: ops outside of `aten` that this
-    session may run.
+    If `lease` is above 0, frames are numbered from now on.
+
+    Attributes:
+        operators: the executor's allow-list if the digests differ, otherwise None.
+        caches_weights: True if it stores weights, so that the client may offer them by digest.
+        compressions: supported encodings of compressed uploads.
+        instance: id of the executor process, unique on all machines.
+        lease: seconds within which a client that presents `secret` may reconnect.
+        recoverable: True if the client may also reconnect to a replacement of a dead executor.
+        weight_sources: address schemes for weights.
+        elastic: True if it accepts `DropPeer`.
+        custom_operators: ops outside of `aten` that this session may run.
     """
 
     session: Name
@@ -178,11 +207,16 @@ class Attached(Message, frozen=True):
 
 
 class Template(msgspec.Struct, frozen=True):
-    """Template: the constant part of a repeated program.
+    """The constant part of a repeated program.
 
-    Values are numbered in order of first appearance. `references`: for each instruction its operands, then its new
-    values. `inputs`: numbers of existing values. `outputs`: numbers of values that survive. All other values, and the
-    inputs in `consumed`, are dropped after their last use.
+    Values are numbered in order of first appearance. Values are dropped after their last use, except inputs that are
+    not in
+    `consumed`, and `outputs`.
+
+    Attributes:
+        references: for each instruction its operands, then its new values.
+        inputs: numbers of existing values.
+        outputs: numbers of values that survive.
     """
 
     forms: tuple[Form, ...]
@@ -194,7 +228,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """Predicted layout of a result of an instruction; the executor copies the result into this layout if it differs."""
+    """Predicted layout of a result of an instruction. The executor copies the result into this layout if it differs."""
 
     instruction: Count
     result: Count
@@ -206,8 +240,10 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 class Workload(msgspec.Struct, frozen=True, array_like=True):
     """The workload of a template, for serving metrics. It affects no decision.
 
-    `model` is the class of the outermost module that issued its ops. `queries` is the largest number of queries of its
-    attention, 0 without attention: 1 is a decode step, more may be a prefill.
+    Attributes:
+        model: class of the outermost module that issued its ops.
+        queries: largest number of queries of its attention; 0 without attention. 1 is a decode step, more may be a
+            prefill.
     """
 
     model: Name = ""
@@ -217,8 +253,9 @@ class Workload(msgspec.Struct, frozen=True, array_like=True):
 class InitialBindings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Bindings of a template's first run: all slots, and handles for all inputs. Later runs send changes.
 
-    `written`: values that the program writes. If it is rejected, they become poison. `workload`: workload of the
-    template.
+    Attributes:
+        written: values that the program writes. If the program is rejected, they become poison.
+        workload: workload of the template.
     """
 
     slots: tuple[Slot, ...]
@@ -236,13 +273,15 @@ class Submit(Message, frozen=True):
         free: handles to free after the run; unused ones are freed before it.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
-        slot_changes, input_changes: slots and inputs that differ from the template's last run.
+        slot_changes: slots that differ from the template's last run.
+        input_changes: inputs that differ from the template's last run.
         first: all slots and inputs, in place of `slot_changes` and `input_changes`.
         template: the template itself, if the executor may lack it.
         describe: handles of values whose metadata to return.
         claims: predicted layouts that the executor has not yet confirmed.
         synchronize: reply only when the device has finished.
-        refused: reason why the client cannot send the program. Its results and written values (`first`) become poison.
+        refused: reason why the client cannot send the program. Its results and written values (`first`) become
+            poison.
         trace: the client's span, the parent of the executor's span. Empty without tracing.
     """
 
@@ -273,7 +312,8 @@ class TensorHeader(msgspec.Struct, frozen=True, tag="t"):
 class ValueDescription(msgspec.Struct, frozen=True, tag="d"):
     """Metadata of a value that the client could not predict.
 
-    `scalar`: name of the Python type if the value is not a tensor.
+    Attributes:
+        scalar: name of the Python type if the value is not a tensor.
     """
 
     dtype: Identifier
@@ -295,9 +335,12 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Breakdown of the server's time, in seconds.
 
     Attributes:
-        queue: waiting for a turn on the device. decode: reading the submission.
-        execute: device time of the session that became known since its previous reply. On a CPU it is the submission's
-            own time. On an accelerator, events measure it: a submission that waits for the device reports its own time,
+        queue: waiting for a turn on the device.
+        decode: reading the submission.
+        execute: device time of the session that became known since its previous reply. On a CPU it is the
+            submission's
+            own time. On an accelerator, events measure it: a submission that waits for the device reports its own
+                time,
             others report the time of earlier submissions.
         encode: preparing the results, which includes a wait for the device.
         pressure: memory pressure of the device, as an index into `PRESSURE`.
@@ -311,20 +354,31 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes that a session may hold on the device now: free bytes plus its own. `short`: an allocation failed."""
+    """Bytes that a session may hold on the device now: free bytes plus its own.
+
+    Attributes:
+        short: True if an allocation failed.
+    """
 
     nbytes: Count
     short: bool = False
 
 
 class Completed(Message, frozen=True):
-    """The reply to a submission.
+    """The executor's reply to a submission.
 
-    `results` answer `fetch`, `described` answers `describe`, `failures`: failed instructions of this submission.
-    `layout_mismatches`: results with unexpected layouts. `links`: recent link measurements. `room`: memory that the
-    session can use, if that has changed notably. `times`: execution times, if the client requested them. Another
-    executor that is to reach the same values needs `stopped_at`, the op before which a submission was stopped, and
-    `shortages`, the ops that ran out of memory.
+    Another executor needs `stopped_at` and `shortages` to compute the same values.
+
+    Attributes:
+        results: tensors that `fetch` requested.
+        described: metadata that `describe` requested.
+        failures: failed instructions of this submission.
+        layout_mismatches: results with unexpected layouts.
+        links: recent link measurements.
+        room: memory that the session can use, if that has changed notably.
+        times: execution times, if the client requested them.
+        stopped_at: the op before which the submission was stopped.
+        shortages: the ops that ran out of memory.
     """
 
     sequence: Count
@@ -343,9 +397,15 @@ class Completed(Message, frozen=True):
 class ValueHints(Message, frozen=True):
     """Kinds of a template's values: hints for evictions on the executor. No result depends on them.
 
-    `phase` is the program's. `inputs` and `outputs` have one letter per value: `w` weight, `k` KV cache, `g` gradient,
-    `o` state of an optimizer, `i` input, `a` activation. Sent before the template's first run. `decisions`: decisions
-    of the plan with reasons, one per line, for `djinn status` and dashboards.
+    Sent before the template's first run.
+
+    Attributes:
+        phase: phase of the program.
+        inputs: a letter for each input: `w` weight, `k` KV cache, `g` gradient, `o` state of an optimizer, `i` input,
+            `a`
+            activation.
+        outputs: a letter for each output, as for `inputs`.
+        decisions: decisions of the plan with reasons, one per line, for `djinn status` and dashboards.
     """
 
     digest: bytes
@@ -356,7 +416,7 @@ class ValueHints(Message, frozen=True):
 
 
 class TemplateRequest(Message, frozen=True):
-    """The executor lacks the template of that digest, and waits for `TemplateReply`."""
+    """The executor lacks the template with this digest, and waits for `TemplateReply`."""
 
     sequence: Count
     digest: bytes
@@ -370,9 +430,10 @@ class TemplateReply(Message, frozen=True):
 
 
 class ProtocolClose(PrintableFields, Message, frozen=True):
-    """Protocol error of the other end. The connection is closed afterwards.
+    """The sender closes the connection after this message, because the other end broke the protocol.
 
-    `stopped`: not a protocol error; the server is shutting down.
+    Attributes:
+        stopped: True if there was no protocol error: the server is shutting down.
     """
 
     texts = ("reason",)
@@ -382,9 +443,13 @@ class ProtocolClose(PrintableFields, Message, frozen=True):
 
 
 class TemplateDecision(msgspec.Struct, frozen=True, array_like=True):
-    """A decision of an executor about one way to run a template, such as graphs.
+    """An executor's decision whether it runs a template in some way, such as with graphs.
 
-    `template`: the first digits of its digest. `ops`: their number. `strategy`: the way to run it. `decision`: whether it is used, and why.
+    Attributes:
+        template: the first digits of the template's digest.
+        ops: number of the template's ops.
+        strategy: the way to run it.
+        decision: whether the strategy is used, and why.
     """
 
     template: str
@@ -394,7 +459,12 @@ class TemplateDecision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StatsRequest(Message, frozen=True):
-    """Request an executor's memory statistics. `reset_peak`: restart the peak counters afterwards. `decisions`: send decisions, too."""
+    """Request an executor's memory statistics.
+
+    Attributes:
+        reset_peak: restart the peak counters afterwards.
+        decisions: send decisions, too.
+    """
 
     reset_peak: bool = False
     decisions: bool = False
@@ -410,8 +480,10 @@ class StatsReply(Message, frozen=True):
 class Goodbye(Message, frozen=True):
     """End the session and free its values.
 
-    The executor cancels the running submission. `finish`: the executor first handles all earlier messages, because one
-    of them changes files.
+    The executor cancels the running submission.
+
+    Attributes:
+        finish: True if the executor first handles all earlier messages, because one of them changes files.
     """
 
     finish: bool = False
@@ -437,8 +509,12 @@ class Latency(msgspec.Struct, frozen=True):
 class ServingFigures(msgspec.Struct, frozen=True):
     """Requests of a session or of a model, as `djinn_server.request_times` defines them.
 
-    `requests` and `tokens` are counts. `answer`, `first_token` and `token` are durations of answers outside of generations, of the first
-    token of a generation, and of each later one.
+    Attributes:
+        requests: number of requests.
+        tokens: number of tokens.
+        answer: durations of answers outside of generations.
+        first_token: durations of the first token of a generation.
+        token: durations of each later token.
     """
 
     model: Name = ""
@@ -450,12 +526,20 @@ class ServingFigures(msgspec.Struct, frozen=True):
 
 
 class SessionStatus(msgspec.Struct, frozen=True):
-    """One session: memory in bytes, age in seconds.
+    """Status of a session: memory in bytes, age in seconds.
 
-    `phase`: phase of its last program. `steps`: decode or training steps. `seconds`: device time. `kinds`: bytes by
-    kind of value. `decisions`: decisions of its latest plans. `latency` (round trip in seconds) and `bandwidth`
-    (maximum bytes per second to the client) describe its connection; 0 if unknown. `host` and `disk`: bytes of an idle
-    session in host memory and on disk. `shared`: bytes that other sessions share. `serving`: its requests.
+    Attributes:
+        phase: phase of its last program.
+        steps: number of decode or training steps.
+        seconds: device time.
+        kinds: bytes by kind of value.
+        decisions: decisions of its latest plans.
+        latency: round trip of its connection in seconds; 0 if unknown.
+        bandwidth: maximum bytes per second to the client; 0 if unknown.
+        host: bytes of an idle session in host memory.
+        disk: bytes of an idle session on disk.
+        shared: bytes that other sessions share.
+        serving: its requests.
     """
 
     session: Name
@@ -478,11 +562,15 @@ class SessionStatus(msgspec.Struct, frozen=True):
 
 
 class ExecutorStatus(msgspec.Struct, frozen=True):
-    """One executor process. `load`: share of the last seconds in which it ran programs, plus 1 for each assigned session.
+    """Status of an executor process.
 
-    `figures`: its metrics, under their names in `/metrics` without the common prefix. `tenant`: the tenant of its
-    sessions; empty for a reserve executor. `models`: requests by model. `queue`: number of submissions by upper bound
-    of their wait for the device, in seconds as text. `log`: its latest log lines, for the operator.
+    Attributes:
+        load: share of the last seconds in which it ran programs, plus 1 for each assigned session.
+        figures: its metrics, under their names in `/metrics` without the common prefix.
+        tenant: the tenant of its sessions; empty for a reserve executor.
+        models: requests by model.
+        queue: number of submissions by upper bound of their wait for the device, in seconds as text.
+        log: its latest log lines, for the operator.
     """
 
     device: DeviceInfo
@@ -508,12 +596,14 @@ class EventStatus(msgspec.Struct, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """Reply to `StatusRequest`.
+    """Reply to `StatusRequest`. A client with several servers chooses by `load` and `recent`.
 
-    `load`: load of the least loaded device by all tenants. `recent`: sessions that began there in the last minute. A
-    client with several servers chooses by these. `assignment` is the policy that assigns sessions to executors.
-    `events`: the latest events that the requester may see, newest last. `instance` identifies the gateway process on
-    all machines.
+    Attributes:
+        load: load of the least loaded device by all tenants.
+        recent: sessions that began on this device in the last minute.
+        assignment: the policy that assigns sessions to executors.
+        events: the latest events that the requester may see, newest last.
+        instance: id of the gateway process, unique on all machines.
     """
 
     version: Name
@@ -528,7 +618,10 @@ class Status(Message, frozen=True):
 
 
 def status_facts(status: Status) -> dict[str, Any]:
-    """Return a status as builtin values, for `djinn status --json` and dashboards. `memory_by_owner`: bytes by client."""
+    """Return a status as builtin values, for `djinn status --json` and dashboards.
+
+    The result has the additional field `memory_by_owner`: bytes by client.
+    """
     executors: dict[str, Any] = msgspec.to_builtins(status.executors)
     owners: dict[str, int] = {}
     for session in (session for executor in status.executors for session in executor.sessions):

@@ -15,11 +15,18 @@ PRECISIONS: Final = (
 class NumericSettings(Message, frozen=True):
     """Settings under which the following submissions of a session run, until the next such message; the defaults are PyTorch's.
 
-    `deterministic` and `warn_only` are those of `torch.use_deterministic_algorithms`, `fill_uninitialized` is
-    `torch.utils.deterministic.fill_uninitialized_memory`. `float32` has `PRECISIONS` precisions, which
-    `torch.set_float32_matmul_precision` and the switches called `allow_tf32` and `fp32_precision` set. The others are switches of
-    `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`. `exact` is Djinn's setting: if False, the executor may compute ops of several sessions
-    together, whose results differ in rounding.
+    Attributes without a description are switches of `torch.backends.cudnn`, `mkldnn` and `cuda.matmul`.
+
+    Attributes:
+        deterministic: as in `torch.use_deterministic_algorithms`.
+        warn_only: as in `torch.use_deterministic_algorithms`.
+        fill_uninitialized: `torch.utils.deterministic.fill_uninitialized_memory`.
+        float32: `PRECISIONS` precisions, which `torch.set_float32_matmul_precision` and the switches called
+            `allow_tf32` and
+            `fp32_precision` set.
+        exact: Djinn's setting. If False, the executor may compute ops of several sessions together, whose results
+            differ in
+            rounding.
     """
 
     deterministic: bool = False

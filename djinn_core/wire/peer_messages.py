@@ -22,15 +22,20 @@ CLIENT = 0  # replaces the number of an executor
 
 
 class PeerTicketRequest(Message, frozen=True):
-    """Ask an executor to admit another one, which brings values to this session. `source`: the other's number in the pool."""
+    """Ask an executor to admit another executor, which brings values to this session.
+
+    Attributes:
+        source: number of the other executor in the pool.
+    """
 
     source: Count
 
 
 class PeerTicket(Message, frozen=True):
-    """Reply to `PeerTicketRequest`: a one-time `ticket`, and where the executor listens.
+    """Reply to `PeerTicketRequest`: a one-time `ticket`, and the addresses at which the executor listens.
 
-    `fingerprint`: fingerprint of its TLS certificate; empty without TLS.
+    Attributes:
+        fingerprint: fingerprint of its TLS certificate; empty without TLS.
     """
 
     ticket: Ticket
@@ -41,7 +46,9 @@ class PeerTicket(Message, frozen=True):
 class ConnectPeer(Message, frozen=True):
     """Connect to the executor number `peer` at the first of `urls` that answers, with its `ticket`, and measure the link.
 
-    `me`: this executor's number. `fingerprint`: fingerprint of the peer's certificate.
+    Attributes:
+        me: number of the executor that receives this message.
+        fingerprint: fingerprint of the peer's certificate.
     """
 
     peer: Count
@@ -76,10 +83,12 @@ class PeerAttach(Message, frozen=True):
 
 
 class PeerAttached(Message, frozen=True):
-    """The other executor's reply: transfers may begin. It has received `received` transfers of this sender for its session.
+    """The other executor's reply to `PeerAttach`: transfers may begin.
 
-    `secret`: secret for a reconnection; empty if the executor does not support that. `opens`: it can open device memory
-    that this sender exports.
+    Attributes:
+        received: number of transfers that it has received from this sender for its session.
+        secret: secret for a reconnection; empty if the executor does not support reconnection.
+        opens: True if it can open device memory that this sender exports.
     """
 
     received: Count = 0
@@ -88,9 +97,10 @@ class PeerAttached(Message, frozen=True):
 
 
 class TransferAck(Message, frozen=True):
-    """Acknowledgement of transfers, which are journaled if sessions are. The sender may drop them.
+    """Acknowledge transfers. The sender may drop them. If sessions are journaled, the transfers are journaled already.
 
-    `wants_bytes`: the exported memory of the next transfer could not be opened. The sender sends its bytes.
+    Attributes:
+        wants_bytes: True if the exported memory of the next transfer could not be opened. The sender sends its bytes.
     """
 
     transfers: Count
@@ -108,9 +118,13 @@ class MeasureLink(Message, frozen=True):
 
 
 class LinkMeasurement(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True):
-    """Link measurement by an executor: `nbytes` bytes from (`incoming`) or to executor `peer` took `seconds`.
+    """An executor's measurement of a link: `nbytes` bytes from or to executor `peer` took `seconds`.
 
-    `latency` (seconds, one way) only for active measurements, not for observed transfers. Comes with a `Completed`.
+    Comes with a `Completed`.
+
+    Attributes:
+        incoming: True if the bytes came from the peer.
+        latency: one way, in seconds. Only for active measurements, not for observed transfers.
     """
 
     peer: Count
@@ -121,10 +135,13 @@ class LinkMeasurement(msgspec.Struct, frozen=True, tag=True, array_like=True, om
 
 
 class SendValues(Message, frozen=True):
-    """Send values to executor `peer`, as they are after all earlier submissions.
+    """Order to send values to executor `peer`, as they are after all earlier submissions.
 
-    `transfer`: a unique number in the pool. With peer `CLIENT` the transfer is relayed through the client to the
-    executor that expects it. `move`: also send all values that share memory with them, and free them here.
+    With peer `CLIENT`, the client relays the transfer to the executor that expects it.
+
+    Attributes:
+        transfer: a unique number in the pool.
+        move: True to also send all values that share memory with these values, and to free them here.
     """
 
     transfer: Count
@@ -134,7 +151,11 @@ class SendValues(Message, frozen=True):
 
 
 class AwaitTransfer(Message, frozen=True):
-    """Wait for a transfer of `handles` from executor `source` before later messages. `trace`: as in `Submit`."""
+    """Order to wait for a transfer of `handles` from executor `source` before later messages are handled.
+
+    Attributes:
+        trace: as in `Submit`.
+    """
 
     transfer: Count
     source: Count
@@ -155,10 +176,13 @@ class View(msgspec.Struct, frozen=True, array_like=True):
 class Item(msgspec.Struct, frozen=True, array_like=True):
     """Memory of `size` bytes and the values in it, or the reason why it is missing.
 
-    `dense`: the bytes are the elements of its only view in row-major order; the receiver applies the view's strides.
-    `generator`: the state of a random generator, which is the only view and has no memory. `exported`: device memory
-    that the receiver opens (`DeviceRuntime.open`). All memory of a transfer is exported or none, and no bytes follow
-    exported memory.
+    All memory of a transfer is exported or none. No bytes follow exported memory.
+
+    Attributes:
+        dense: True if the bytes are the elements of its only view in row-major order. The receiver applies the view's
+            strides.
+        generator: the state of a random generator, which is the only view and has no memory.
+        exported: device memory that the receiver opens (`DeviceRuntime.open`).
     """
 
     size: Count
@@ -172,7 +196,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
 class TransferHeader(Message, frozen=True):
     """Start of a transfer between executors. The bytes follow in `TransferChunk`s, in the order of the items.
 
-    `number`: number among the direct transfers between these executors, from 1; 0 if the client relays it.
+    Attributes:
+        number: number among the direct transfers between these executors, from 1; 0 if the client relays it.
     """
 
     transfer: Count

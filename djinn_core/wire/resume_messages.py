@@ -6,8 +6,9 @@ from djinn_core.wire.message_base import Count, GroupName, Message, Name, Ticket
 class Resume(Message, frozen=True):
     """First message to an executor instead of `Attach`: resume a session after a broken connection.
 
-    `secret`: from `Attached`. `received`: number of frames that this end has received from the executor (see
-    `frame_order`).
+    Attributes:
+        secret: from `Attached`.
+        received: number of frames that this end has received from the executor (see `frame_order`).
     """
 
     session: Name
@@ -16,10 +17,12 @@ class Resume(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """The executor's reply: the number of frames that it has received. Later frames are numbered again.
+    """The executor's reply to `Resume`: the number of frames that it has received. Later frames are numbered again.
 
-    `instance`: id of the process, as in `Attached`. If it has changed, the session was recovered, and other executors
-    must be notified.
+    Attributes:
+        instance: id of the process, as in `Attached`. If it has changed, the session was recovered, and other
+            executors
+            must be notified.
     """
 
     received: Count
@@ -27,10 +30,13 @@ class Resumed(Message, frozen=True):
 
 
 class ParallelAttach(Message, frozen=True):
-    """First message on a connection parallel to a session's connection. It will carry large buffers.
+    """First message on a connection that is parallel to a session's connection. It will carry large buffers.
 
-    `secret` as in `Resume`; `group`: id of the group of parallel connections, which a striped frame on the session's
-    connection names. The reply is a `Resumed` without effect; then only pieces follow (see `striping`).
+    The reply is a `Resumed` without effect; then only pieces follow (see `striping`).
+
+    Attributes:
+        secret: as in `Resume`.
+        group: id of the group of parallel connections, which a striped frame on the session's connection names.
     """
 
     session: Name

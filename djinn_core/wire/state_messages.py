@@ -1,6 +1,6 @@
-"""Messages of session snapshots: the state moves from an executor to its client, and from there to another executor.
+"""Messages of session snapshots: the state moves from an executor to its client, and from the client to another executor.
 
-It is sent in pieces: first the description (a snapshot, in MessagePack), then the memory of its values.
+The state is sent in pieces: first the description (a snapshot, in MessagePack), then the memory of its values.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,10 +22,14 @@ class StateRequest(Message, frozen=True):
 
 
 class StateHeader(PrintableFields, Message, frozen=True):
-    """The executor's reply, or a client's first message to another executor. The pieces of the state follow.
+    """Start of a session's state. An executor sends it as a reply, a client as its first message to another executor.
 
-    `lengths` are the bytes of its parts; each travels in frames of `PIECE` bytes at most. Empty: no state is available;
-    see `reason`. Such a header also comes in place of a further piece, if a value cannot be read.
+    The pieces of the state follow. A header without lengths also replaces a further piece if a value cannot be read.
+
+    Attributes:
+        lengths: bytes of its parts; each part travels in frames of `PIECE` bytes at most. Empty: no state is
+            available.
+        reason: reason why no state is available.
     """
 
     texts = ("reason",)
@@ -39,7 +43,7 @@ class StateChunk(Message, frozen=True):
 
 
 def pieces_of(parts: Iterable[Buffer]) -> Iterator[memoryview]:
-    """Yield the pieces of all parts in order. An empty part has none."""
+    """Yield the pieces of all parts in order. An empty part has no pieces."""
     for part in parts:
         view = flatten(part)
         for start in range(0, len(view), PIECE):

@@ -33,14 +33,18 @@ def pieces(number: int, buffers: Sequence[memoryview]) -> Iterator[Frame]:
 
 
 class Reassembly:
-    """Assembles a striped frame from its pieces. Each piece must arrive exactly once, so all buffer bytes get written.
+    """Assemble a striped frame from its pieces. Each piece must arrive exactly once, so all buffer bytes get written.
 
     Attributes:
         number: number of the striped frame in its direction.
     """
 
     def __init__(self, number: int, striped: StripedFrame) -> None:
-        """Allocate the buffers. Raise `MemoryError` if memory is short."""
+        """Allocate the buffers.
+
+        Raises:
+            MemoryError: memory is short.
+        """
         self.number = number
         self._head = striped.head
         self._body = [allocate(part) if isinstance(part, int) else part for part in striped.body]
@@ -77,7 +81,7 @@ class Reassembly:
         return view
 
     def take(self, piece: Frame) -> None:
-        """Record a piece that has arrived, wherever its bytes are.
+        """Record a piece that has arrived. Its bytes may be in the memory from `place` or in the frame.
 
         Raises:
             ProtocolError: no such piece is missing.
@@ -97,10 +101,10 @@ class Reassembly:
 
 
 def piece_of(head: bytes) -> tuple[int, int]:
-    """Return the numbers of a piece's frame and of the piece.
+    """Return the number of a piece's frame and the number of the piece.
 
     Raises:
-        ProtocolError: the head is not that of a piece.
+        ProtocolError: the head does not belong to a piece.
     """
     if len(head) != _HEAD.size:
         raise ProtocolError(f"a frame with a head of {len(head):,} bytes is not a piece of a striped frame")

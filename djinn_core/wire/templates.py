@@ -25,7 +25,7 @@ def digest_of(template: Template) -> bytes:
     """Return the BLAKE2b-128 digest of the encoded template.
 
     Raises:
-        ProtocolError: it is nested too deeply to be encoded.
+        ProtocolError: the template is nested too deeply to be encoded.
     """
     try:
         return hashlib.blake2b(_encoder.encode(template), digest_size=16).digest()
@@ -51,7 +51,7 @@ class TemplateCache(Generic[V]):
         return self._instructions
 
     def get(self, key: Hashable) -> V | None:
-        """Look up the value for the template of that key, and mark it as the most recently used."""
+        """Return the value for the template with this key, or None. Mark it as the most recently used."""
         kept = self._kept
         template = kept.get(key)
         if template is None:
@@ -83,7 +83,7 @@ class TemplateCache(Generic[V]):
             self._instructions -= self._kept.pop(next(iter(self._kept)))[1]
 
     def drop(self, key: Hashable) -> None:
-        """Evict the entry of that key, if there is one."""
+        """Evict the entry with this key, if there is one."""
         self._instructions -= self._kept.pop(key, (None, 0))[1]
 
     def everything(self) -> list[tuple[Hashable, V]]:

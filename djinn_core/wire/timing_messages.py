@@ -17,14 +17,14 @@ class TimingsRequest(Message, frozen=True):
 
 
 class TimingsReply(Message, frozen=True):
-    """Reply to `TimingsRequest`: a sample of the executor process's clock, in seconds since an arbitrary moment."""
+    """Reply to `TimingsRequest`: the present time of the executor process's clock, in seconds since an arbitrary moment."""
 
     instance: Name
     clock: Seconds
 
 
 class TransferTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Transfer of `SendValues` or, `incoming`, of `AwaitTransfer`: when its session began and ended to handle it; bytes."""
+    """Times of a `SendValues`, or of an `AwaitTransfer` (`incoming`): when its session began and ended to handle it, and its bytes."""
 
     transfer: Count
     peer: Count
@@ -38,12 +38,16 @@ class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
     """Times of a submission by the clock of an executor process (`instance`).
 
     Attributes:
-        taken: the session begins to read it. ready: it begins to wait for the device. begun: the device begins it.
-        executed: its last instruction has run. done: its results are ready.
+        taken: the session begins to read it.
+        ready: it begins to wait for the device.
+        begun: the device begins it.
+        executed: its last instruction has run.
+        done: its results are ready.
         memory: bytes of the session's values at the end.
-        ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its start, and
+        ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its start,
+            and
             its duration in seconds; negative if not measured. Empty if not requested.
-        transfers: transfers from and to other executors of the pool since the reply before.
+        transfers: transfers from and to other executors of the pool since the previous reply.
     """
 
     instance: Name

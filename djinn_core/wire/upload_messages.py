@@ -11,8 +11,11 @@ from djinn_core.wire.message_base import Count, Digest, Dimensions, Message, Nam
 class UploadPart(Message, frozen=True):
     """A part of a new value's bytes, in the frame's only buffer. The first part (`start` 0) creates the value.
 
-    `size` is the size of the storage in bytes; shape, stride and offset are in elements. With a `compression`, the
-    decompressed buffer has `length` bytes.
+    Shape, stride and offset are in elements.
+
+    Attributes:
+        size: size of the storage in bytes.
+        length: with a `compression`, the bytes of the decompressed buffer.
     """
 
     handle: Count
@@ -26,7 +29,7 @@ class UploadPart(Message, frozen=True):
 
 
 class BlobOffer(Message, frozen=True):
-    """A new value whose bytes the executor may have: like `UploadPart`, but with a BLAKE3-256 digest instead of bytes.
+    """Offer of a new value whose bytes the executor may have: like `UploadPart`, but with a BLAKE3-256 digest instead of bytes.
 
     The executor answers with `BlobHit` or `BlobNeeded`. Later submissions wait for the requested uploads.
     """
@@ -47,7 +50,7 @@ class BlobQuery(Message, frozen=True):
 
 
 class BlobQueryReply(Message, frozen=True):
-    """Reply to `BlobQuery`: found or not, in the same order."""
+    """Reply to `BlobQuery`: True for each blob that the executor has, in the order of the query."""
 
     found: tuple[bool, ...]
 

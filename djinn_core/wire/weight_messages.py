@@ -25,7 +25,8 @@ class StoredTensorEntry(msgspec.Struct, frozen=True, array_like=True):
 class OpenWeights(Message, frozen=True):
     """Request the list of tensors at an address. The reply is `OpenWeightsReply`.
 
-    `patience`: seconds after which the executor replies even if the address is not open yet. 0: no limit.
+    Attributes:
+        patience: seconds after which the executor replies even if the address is not open yet. 0: no limit.
     """
 
     address: WeightAddress
@@ -33,10 +34,14 @@ class OpenWeights(Message, frozen=True):
 
 
 class OpenWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `OpenWeights`: the tensors, and the version of their files. `refused`: reason of a refusal.
+    """Reply to `OpenWeights`: the tensors, and the version of their files.
 
-    `address`: exact address of these files; empty: the requested one. `unfinished`: the address is not open yet, and
-    `done` of `expected` bytes are downloaded. The client asks again.
+    Attributes:
+        refused: reason of a refusal.
+        address: exact address of these files; empty: the requested address.
+        unfinished: True if the address is not open yet. The client asks again.
+        done: downloaded bytes, if unfinished.
+        expected: bytes to download in total, if unfinished.
     """
 
     texts = ("refused",)
@@ -59,13 +64,20 @@ class SmallFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SmallFilesRequest(Message, frozen=True):
-    """Ask for the small files in the folder at an address: configurations and tokenizers. Answered by `SmallFilesReply`."""
+    """Ask for the small files in the folder at an address: configurations and tokenizers.
+
+    The reply is `SmallFilesReply`.
+    """
 
     address: WeightAddress
 
 
 class SmallFilesReply(PrintableFields, Message, frozen=True):
-    """Reply to `SmallFilesRequest`. `refused` says why there are no files."""
+    """Reply to `SmallFilesRequest`: the files.
+
+    Attributes:
+        refused: reason why there are no files.
+    """
 
     texts = ("refused",)
 
@@ -76,7 +88,7 @@ class SmallFilesReply(PrintableFields, Message, frozen=True):
 class ReadProgressRequest(Message, frozen=True):
     """Request the progress of earlier `ReadWeights`.
 
-    `ReadProgressReply` comes when all is read, or after `patience` seconds.
+    The executor replies when it has read all bytes, or after `patience` seconds.
     """
 
     patience: Seconds = 0.0
@@ -89,9 +101,9 @@ class ReadProgressReply(Message, frozen=True):
 
 
 class ReadWeights(Message, frozen=True):
-    """A new contiguous value that the executor reads: `size` bytes from byte `start` of a tensor at an opened address.
+    """Create a contiguous value that the executor reads: `size` bytes from byte `start` of a tensor at an opened address.
 
-    It has no reply. If the files have another version or cannot be read, the value becomes poison.
+    There is no reply. If the files have another version or cannot be read, the value becomes poison.
     """
 
     handle: Count
@@ -105,9 +117,10 @@ class ReadWeights(Message, frozen=True):
 
 
 class SaveWeights(Message, frozen=True):
-    """Write values to a safetensors file at an address, under these names. Answered by `SaveWeightsReply`.
+    """Write values to a safetensors file at an address, under these names. The reply is `SaveWeightsReply`.
 
-    `seconds`: lifetime at an address `published:`. 0: as long as the executor allows.
+    Attributes:
+        seconds: lifetime at an address `published:`. 0: as long as the executor allows.
     """
 
     address: WeightAddress
@@ -118,9 +131,11 @@ class SaveWeights(Message, frozen=True):
 
 
 class SaveWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `SaveWeights`: the bytes of the file. `refused`: reason of a refusal.
+    """Reply to `SaveWeights`: the bytes of the file.
 
-    `poisoned` is the name of a value whose op failed, if that is the reason. Fetching it raises the error.
+    Attributes:
+        refused: reason of a refusal.
+        poisoned: name of a value whose op failed, if that is the reason. Fetching it raises the error.
     """
 
     texts = ("refused",)
@@ -131,7 +146,7 @@ class SaveWeightsReply(PrintableFields, Message, frozen=True):
 
 
 class PublishedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A published file: its name, its bytes, and the seconds since it was made and until it expires."""
+    """A published file: its name, its bytes, its age in seconds, and the seconds until it expires."""
 
     name: Name
     nbytes: Count
@@ -144,7 +159,11 @@ class PublishedRequest(Message, frozen=True):
 
 
 class PublishedReply(PrintableFields, Message, frozen=True):
-    """Reply to `PublishedRequest`. `refused`: reason why the executor publishes nothing."""
+    """Reply to `PublishedRequest`: the files.
+
+    Attributes:
+        refused: reason why the executor publishes nothing.
+    """
 
     texts = ("refused",)
 
@@ -159,7 +178,11 @@ class RemoveWeights(Message, frozen=True):
 
 
 class RemoveWeightsReply(PrintableFields, Message, frozen=True):
-    """Reply to `RemoveWeights`. `refused`: reason why the file was not removed."""
+    """Reply to `RemoveWeights`.
+
+    Attributes:
+        refused: reason why the file was not removed.
+    """
 
     texts = ("refused",)
 

@@ -24,10 +24,11 @@ _log = get_logger("djinn.delivery")
 
 
 class StripingConnection(StreamConnection):
-    """A connection that may have parallel connections, or may be one.
+    """A connection that may send large buffers over parallel connections, or may itself be a parallel connection.
 
     Attributes:
-        bytes_sent, bytes_received: as in `Connection`.
+        bytes_sent: as in `Connection`.
+        bytes_received: as in `Connection`.
     """
 
     bytes_sent: int = 0
@@ -45,7 +46,7 @@ class StripingConnection(StreamConnection):
 
     @abstractmethod
     def fileno(self) -> int:
-        """Descriptor to wait for."""
+        """Return the descriptor to wait for."""
 
     @abstractmethod
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -72,19 +73,20 @@ class StripingConnection(StreamConnection):
 
     @abstractmethod
     def _count_parallel(self, sent: int, received: int) -> None:
-        """Count bytes that passed parallel connections."""
+        """Count bytes that parallel connections have sent and received."""
 
     # --- main connection --------------------------------------------------------------------------------------
 
     def stripe(
         self, number: int, dial: Callable[[bytes], Connection], begun: Callable[[], None] = lambda: None
     ) -> None:
-        """Once `MANY_BYTES` of large buffers were sent or received, open parallel connections for further ones.
+        """Once `MANY_BYTES` of large buffers were sent or received, open parallel connections for further large buffers.
 
         Args:
-            number: how many; 0: four to another machine, one on this machine. One connection needs no other.
-            dial: opens a connection of a group, given its name.
-            begun: called before they are opened.
+            number: number of connections; 0: four to another machine, one on this machine. If it is 1, no connection
+                is opened.
+            dial: opens a connection of a group, given the name of the group.
+            begun: called before the connections are opened.
         """
         number = number or (1 if self.local else PARALLEL_CONNECTIONS)
         if number > 1:
@@ -135,7 +137,7 @@ class StripingConnection(StreamConnection):
                 raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
 
     def accept_parallel(self, find: Callable[[bytes], Sequence[StripingConnection]]) -> None:
-        """Let the other end name parallel connections. `find` returns the connections of a group, once."""
+        """Allow the other end to name parallel connections. `find` returns the connections of a group, once."""
         self._find_parallel = find
         self._decoder.takes_striped = True
 

@@ -1,9 +1,11 @@
 """Monitor that ends TCP connections to dead machines, even while bytes are in flight.
 
 The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are in flight.
-The monitor ends a connection if the other machine has acknowledged nothing for a minute. The kernel of a machine still
-acknowledges if its program does not read, for example in a debugger. So such a machine never counts as dead. A
-connection also ends when this machine has lost the connection's own address.
+The monitor ends a connection if the other machine has acknowledged nothing for a minute. If a program does not read,
+for
+example in a debugger, the kernel of its machine still acknowledges. So such a machine never counts as dead. A
+connection also
+ends when this machine has lost the connection's own address.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class WatchedConnection(Protocol):
 
 
 class PeerMonitor:
-    """Checks TCP connections periodically, on one thread for all. A connection is watched while it is referenced."""
+    """Check TCP connections periodically, on one thread for all. A connection is watched while it is referenced."""
 
     def __init__(self) -> None:
         self._connections: weakref.WeakSet[WatchedConnection] = weakref.WeakSet()

@@ -1,6 +1,7 @@
 """TLS contexts of both ends: accepted certificates of a client, and renewal of a server's certificate.
 
-A certificate is renewed while the server runs: new connections use the new one, and open connections continue.
+A certificate is renewed while the server runs: new connections use the new certificate, and open connections
+continue.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ Load = Callable[[ssl.SSLContext], None]
 
 
 class CertificateRenewal:
-    """Reloads the certificate of a TLS context when its files change, while the context is referenced."""
+    """Reload the certificate of a TLS context when its files change, while the context is referenced."""
 
     def __init__(self, context: ssl.SSLContext, files: tuple[Path, ...], load: Load) -> None:
-        """`load`: loads the certificate into the context. It must not hold a reference to the context."""
+        """Watch `files`. `load`: loads the certificate into the context.
+
+        It must not hold a reference to the context.
+        """
         self._context = weakref.ref(context)
         self._files = files
         self._load = load
@@ -44,7 +48,7 @@ class CertificateRenewal:
         threading.Thread(target=self._run, name="djinn-certificates", daemon=True).start()
 
     def look(self) -> bool:
-        """Reload changed files. Return False if the context is gone.
+        """Reload changed files. Return False if the context no longer exists.
 
         Files that cannot be used have no effect. They are tried again after their next change.
         """
@@ -71,7 +75,7 @@ class CertificateRenewal:
 
 
 def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
-    """Return the versions of the files. Return nothing if a file is missing, as during a replacement."""
+    """Return the versions of the files; an empty tuple if a file is missing, as during a replacement."""
     try:
         return tuple([version_of(file) for file in files])
     except OSError:
@@ -79,7 +83,7 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
 
 
 class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
-    """Raised if the other end presents another certificate than the expected one.
+    """The other end presents another certificate than the expected certificate.
 
     Attributes:
         fingerprint: fingerprint of the presented certificate.
@@ -118,7 +122,7 @@ def client_context(tls: TlsOptions) -> ssl.SSLContext:
 
 
 def server_context(tls: TlsOptions) -> ssl.SSLContext:
-    """Return the TLS context of a server. If there is an authority for clients, they must present a certificate.
+    """Return the TLS context of a server. If there is an authority for clients, clients must present a certificate.
 
     When the certificate files change, the context uses the new certificate.
 
@@ -177,10 +181,10 @@ def fingerprint_of(certificate: bytes) -> str:
 
 
 def check_fingerprint(tls: TlsOptions, certificate: bytes | None, peer: str) -> None:
-    """Check that the peer's certificate (DER) is one of the expected ones, if any are expected.
+    """Check that the fingerprint of the peer's certificate (DER) is accepted, if `tls` lists fingerprints.
 
     Raises:
-        UnexpectedCertificate: the certificate is not an expected one.
+        UnexpectedCertificate: the fingerprint is not in the list.
     """
     if not tls.fingerprints:
         return

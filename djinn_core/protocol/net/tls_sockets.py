@@ -1,7 +1,7 @@
 """TLS over a connected socket, with the interface of a plain socket, so that connections can use either.
 
 Two threads must not enter OpenSSL at once, and a thread that waits for the other end must not block a sender. So TLS
-records are processed in memory under a lock, and sent and received outside of it.
+records are processed in memory under a lock. They are sent and received outside of the lock.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class TlsSocket:
     """TLS over a connected, blocking stream socket, which it owns.
 
     Attributes:
-        bytes_sent, bytes_received: bytes on the network, including the handshake.
-        family: the socket's.
+        bytes_sent: bytes sent on the network, including the handshake.
+        bytes_received: bytes received on the network, including the handshake.
+        family: address family of the socket.
         torn: True if an interrupt has left bytes unprocessed. The caller that processes the result of `recv_into`
             resets it.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
-        """`server_name`: the name that a client expects in the certificate; None at the server's end."""
+        """Wrap `sock`. `server_name`: the name that a client expects in the certificate; None at the server's end."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.family = sock.family
@@ -72,12 +73,12 @@ class TlsSocket:
         self._socket.setblocking(True)
 
     def certificate(self) -> bytes | None:
-        """Certificate of the other end in DER; None if it presented none."""
+        """Certificate of the other end in DER; None if it presented no certificate."""
         return self._tls.getpeercert(binary_form=True)
 
     @property
     def unsent(self) -> bool:
-        """True if this object buffers records that are not on the wire."""
+        """True if this object buffers records that are not on the wire yet."""
         with self._records:  # between the two
             return bool(self._unsent or self._outgoing.pending)
 
@@ -87,7 +88,7 @@ class TlsSocket:
         return bool(self._tls.pending() or self._incoming.pending)
 
     def send(self, data: Buffer) -> int:
-        """Send as many of the first bytes of `data` as one send takes. Return their number."""
+        """Send as many of the first bytes of `data` as a single send accepts. Return their number."""
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[Buffer], ancillary: Sequence[object] = (), flags: int = 0) -> int:
@@ -162,7 +163,7 @@ class TlsSocket:
         return self._socket.getsockname()
 
     def shutdown(self, how: int) -> None:
-        """Shut down the socket. TLS need not mark the end, because frames have lengths and sessions a last message."""
+        """Shut down the socket. TLS need not mark the end: frames have lengths, and sessions end with a message."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
@@ -191,11 +192,12 @@ class TlsSocket:
         self.torn = False
 
     def _flush(self, wait: bool = True, flags: int = 0) -> bool:
-        """Put finished records on the wire.
+        """Send finished records. Return True if all are sent.
 
-        Return True if all are sent. Without `wait`, a thread that is flushing sends these, too.
+        Without `wait`, do not wait for a thread that is flushing: it sends these records, too.
 
-        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest is
+        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest
+        is
         sent before later records.
         """
         while self._outgoing.pending or self._unsent:
@@ -232,7 +234,7 @@ class TlsConnection(SocketConnection):
 
     @property
     def certificate(self) -> bytes:
-        """Return the other end's TLS certificate in DER; empty if it showed none."""
+        """Return the other end's TLS certificate in DER; empty if it presented no certificate."""
         return self._socket.certificate() or b""
 
     @property

@@ -1,7 +1,8 @@
 """Limits of number and age of unauthenticated connections, which have presented neither a token nor a ticket.
 
-If there are too many, the oldest is closed. A client with a token presents it immediately, so it is hardly ever the
-oldest. Connections are not counted by address, because honest clients may share one with an attacker.
+If there are too many, the oldest is closed. A client with a token presents it immediately, so its connection is
+hardly ever the
+oldest. Connections are not counted by address, because honest clients may share an address with an attacker.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class Closable(Protocol):
     """A connection that any thread can close."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
 
 
 class UnauthenticatedLimit:
-    """Unauthenticated connections, oldest first."""
+    """The unauthenticated connections of a server, oldest first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
