@@ -1,4 +1,4 @@
-"""The run strategy `compiled`: a background thread compiles hot templates, one at a time, by the compilers of plugins."""
+"""The run strategy `compiled`: compile hot templates in the background with the compilers of plugins."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ _log = get_logger("djinn.server")
 
 
 class CompiledTemplates(HotTemplates):
-    """Compiles the hot templates of a device.
+    """Compile the hot templates of a device, and run the compiled code if it is faster.
 
-    Compiled code may round differently than the ops. The operator chose that by naming a compiler, so it runs for all
-    sessions.
+    Compiled code may round differently than the ops. The operator accepted that by naming a compiler. Therefore
+    compiled
+    code runs for all sessions.
     """
 
     name = "compiled"
@@ -56,20 +57,26 @@ class CompiledTemplates(HotTemplates):
         self._reported: set[tuple[str, str]] = set()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Prepare the compilers; return False if the operator chose none. As `RunStrategy.begin`."""
+        """Prepare the compilers, as `RunStrategy.begin` does. If the operator named no compiler, return False."""
         self._compilers, self._runtime = context.compilers, context.device.runtime
         if self._compilers:
             self.prepare()
         return bool(self._compilers)
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """As `HotTemplates.acts_on`. The first template prepares the compilers again: they may have gone idle."""
+        """Return the offer of a template, as `HotTemplates.acts_on` does.
+
+        The first template prepares the compilers again, because their processes may have ended while they were idle.
+        """
         if not self.templates:
             self.prepare()
         return super().acts_on(template)
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters, and the numbers of compiled templates and of templates that wait for a compiler, a check or a timing."""
+        """Return the counters, and the numbers of templates by stage.
+
+        A template is compiled, or it waits for a compiler, a check or a timing.
+        """
         phases, counts = self.phases(), self.counts
         return {
             "compilations": counts.compilations,
@@ -93,7 +100,7 @@ class CompiledTemplates(HotTemplates):
             self._jobs.put((-job.share, next(self._numbers), job))
 
     def prepare(self) -> None:
-        """Prepare the compilers on the background thread. The first call starts the thread."""
+        """Prepare the compilers on the background thread. The first call starts this thread."""
         self._jobs.put((-math.inf, next(self._numbers), None))
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
@@ -139,7 +146,7 @@ class CompiledTemplates(HotTemplates):
         )
 
     def _warn_once(self, compiler: str, template: str, error: str) -> None:
-        """Warn once for each reason, not for every template."""
+        """Log a warning once for each error of a compiler, although many templates may cause the error."""
         log = _log.debug if (compiler, error) in self._reported else _log.warning
         self._reported.add((compiler, error))
         log(
@@ -169,5 +176,5 @@ def _float_metas(relation: SizeRelation) -> tuple[TensorMeta, ...]:
 
 @hookimpl
 def djinn_register_run_strategies() -> Iterable[RunStrategy]:
-    """Return the strategy."""
+    """Register the run strategy `compiled`."""
     return [CompiledTemplates()]

@@ -1,4 +1,4 @@
-"""The run strategy `graphs`: records hot templates of fixed shape as graphs of an accelerator."""
+"""The run strategy `graphs`: record hot templates as graphs of an accelerator, such as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ _log = get_logger("djinn.server")
 
 
 class GraphRecorder(HotTemplates):
-    """Records the hot templates of a device whose shapes do not vary.
+    """Record hot templates of a device whose shapes do not vary.
 
-    Each graph has its own memory pool. In a shared pool, a replay would write into results of another graph that sessions still hold.
+    Each graph has its own memory pool. In a shared pool, the replay of a graph would overwrite results of another graph
+    that sessions still hold.
 
     Attributes:
-        runtime: the device. settings: numeric settings, which choose kernels. names: names of storages, which replays write into.
-        captures: recorded graphs since the executor began.
+        runtime: the device.
+        settings: numeric settings, which influence the choice of kernels.
+        names: names of storages. A replay changes the contents of storages.
+        captures: number of graphs that were recorded since the executor started.
     """
 
     name = "graphs"
@@ -53,7 +56,7 @@ class GraphRecorder(HotTemplates):
         self._stream: torch.Stream | None = None
 
     def begin(self, context: StrategyContext) -> bool:
-        """Return True on an accelerator, as `RunStrategy.begin` does."""
+        """Return True if the device is an accelerator, as `RunStrategy.begin` does."""
         device = context.device
         self.runtime, self.settings, self.names = device.runtime, device.numeric_settings, device.names
         if self.runtime.device.type == "cpu":
@@ -64,7 +67,7 @@ class GraphRecorder(HotTemplates):
         return True
 
     def submit(self, job: CompilationJob) -> None:
-        """Record a region at its next run, as `HotTemplates.submit` does."""
+        """Prepare to record a region at its next run, as `HotTemplates.submit` does."""
         if job.compiler:
             job.hot.give_up(job.hot.refusal)
         elif job.relation.base is not None:
@@ -73,7 +76,7 @@ class GraphRecorder(HotTemplates):
             self.check(job, RecordedRegion(job, self))
 
     def check(self, job: CompilationJob, region: RecordedRegion) -> None:
-        """Have a region checked, and count its recordings."""
+        """Start to check a region, and include its recordings in the counters."""
         with self._lock:
             self._regions.add(region)
         job.hot.check(job, region)
@@ -81,7 +84,7 @@ class GraphRecorder(HotTemplates):
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
     ) -> tuple[Callable[[], None], Sequence[torch.Tensor], int]:
-        """Record kernel launches, as `Recorder.record` does."""
+        """Record the kernel launches of `run`, as `Recorder.record` does."""
         device = self.runtime.device
         if self._stream is None:
             self._stream = torch.Stream(device)
@@ -97,14 +100,17 @@ class GraphRecorder(HotTemplates):
         return graph.replay, results, torch.accelerator.memory_reserved(device) - before
 
     def free(self, *, dead: bool = False) -> None:
-        """Drop all recordings, because memory is short; `dead`: those whose weights are gone. Hot templates are recorded anew later."""
+        """Drop recordings, because device memory is short. Templates that stay hot are recorded again later.
+
+        `dead`: True to drop only recordings whose weights were freed.
+        """
         with self._lock:
             regions = list(self._regions)
         for region in regions:
             region.forget(dead=dead)
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters, and the number of templates that run as graphs, of their recordings, and the device memory of these."""
+        """Return the counters, the numbers of recorded templates and graphs, and the device memory of the graphs."""
         with self._lock:
             regions = list(self._regions)
         recordings = [recording for region in regions for recording in region.recordings]
@@ -121,7 +127,10 @@ class GraphRecorder(HotTemplates):
 
 
 class GrowingGraphs(HotTemplates):
-    """Records the hot templates whose sizes grow from run to run, such as decode steps, as graphs of a capacity. Their attention rounds differently."""
+    """Record hot templates whose sizes grow at each run, such as decode steps, as graphs of fixed capacity.
+
+    In these graphs, attention rounds differently than the ops do.
+    """
 
     name = "growing-graphs"
     exact = False
@@ -134,7 +143,7 @@ class GrowingGraphs(HotTemplates):
         self._recorder = recorder
 
     def submit(self, job: CompilationJob) -> None:
-        """Record a region at its next run, as `HotTemplates.submit` does."""
+        """Prepare to record a region at its next run, as `HotTemplates.submit` does."""
         if job.compiler:
             job.hot.give_up(job.hot.refusal)
         elif job.relation.base is None:
@@ -147,7 +156,7 @@ class GrowingGraphs(HotTemplates):
 
 
 def _new_graph() -> tuple[Any, Any]:
-    """Return a graph, and the context in which it records. PyTorch before 2.13 has graphs only for CUDA."""
+    """Return a graph, and a context manager that records into it. PyTorch before 2.13 has graphs only for CUDA."""
     graph: Any
     if hasattr(torch.accelerator, "Graph"):
         graph = torch.accelerator.Graph(capture_error_mode="thread_local")
@@ -158,5 +167,5 @@ def _new_graph() -> tuple[Any, Any]:
 
 @hookimpl
 def djinn_register_run_strategies() -> Iterable[RunStrategy]:
-    """Return the strategy."""
+    """Register the run strategy `graphs`."""
     return [GraphRecorder()]

@@ -1,4 +1,7 @@
-"""Policies that assign sessions to the executors of a server: `affinity` to the tenant's data, and `fair_share` of executors."""
+"""Assign sessions to executors.
+
+`affinity` prefers the executor with the tenant's data. `fair_share` limits each tenant to its share of the executors.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +41,15 @@ def _check_reservations(_: object, __: object, reservations: Iterable[str]) -> N
 
 @attrs.frozen
 class AssignmentSettings:
-    """Settings of `affinity` and `fair_share`, as in `[plugins.assignment]`.
+    """Settings of `affinity` and `fair_share`, from the table `[plugins.assignment]`.
 
     Attributes:
-        margin: maximum extra load of the executor that `affinity` prefers over the least loaded one; 1 is a whole
+        margin: how much more load than the least loaded executor the preferred executor may have. A load of 1 is a
+            whole
             device.
-        shares: shares of tenants, like `alice=2`; 1 for unlisted tenants.
-        reservations: devices, by number or id, that only some tenants may use, like `0=alice`; an entry for each
-            tenant.
+        shares: shares of tenants, such as `alice=2`. A tenant that is not listed has the share 1.
+        reservations: devices that only some tenants may use, such as `0=alice`. A device is given by number or id. Each
+            entry names one tenant.
     """
 
     margin: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
@@ -62,7 +66,7 @@ def _least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
 
 @attrs.frozen
 class Affinity(AssignmentPolicy):
-    """Assigns a session to the executor that holds its data, unless that executor is much busier than another one.
+    """Assign a session to the executor that holds its data, unless another executor has much less load.
 
     Executors on which a session with the same hint began come first. Without a hint, the executor with most data of the
     tenant comes first.
@@ -85,9 +89,9 @@ class Affinity(AssignmentPolicy):
 
 @attrs.frozen
 class FairShareAssignment(AssignmentPolicy):
-    """Keeps the sessions of each tenant on as many executors as its share allows, and off executors that other tenants have reserved.
+    """Limit each tenant to its share of the executors, and keep other tenants away from reserved executors.
 
-    A share limits only while other tenants have sessions: a tenant that is alone has all executors.
+    A tenant that is alone on the server may use all executors.
     """
 
     name = "fair_share"

@@ -1,1 +1,1 @@
-"""Background compilation of hot templates; compiled code is used if it is faster."""
+"""Compile hot templates in the background, and run the compiled code if it is faster than the ops."""

@@ -1,9 +1,9 @@
-"""Comparison of a compiled region's results with those of its instructions, on copies.
+"""Compare the results of a compiled region with the results of its instructions. Both run on copies.
 
-Numbers may differ by rounding. Ill-conditioned computations amplify rounding: a sum of cancelling terms, or a step of
-Adam with a gradient near zero. If a difference exceeds the defaults of `torch.testing.assert_close`, the instructions
-run again with each intermediate value perturbed by some units in the last place. The compiled results may differ by a small
-multiple of that change.
+The results may differ by rounding. Ill-conditioned computations amplify rounding: for example a sum of terms that
+cancel, or a step of Adam with a gradient near zero. If a difference exceeds the default tolerances of
+`torch.testing.assert_close`, the instructions run again, and each intermediate value is perturbed by some units in the
+last place. The compiled results may differ by a small multiple of the change that the perturbation causes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TOLERATED_PERTURBATIONS: Final = 4.0
 
 
 def difference(compiled: CompiledRegion, env: Environment) -> str:
-    """Describe how a compiled region's results on `env` differ from its instructions'; empty if they agree.
+    """Describe how the results of a compiled region on `env` differ from the results of its instructions.
 
-    `env` is unchanged.
+    Return an empty text if they agree. `env` is unchanged.
 
     Raises:
-        Exception: any error that the instructions themselves raise.
+        Exception: any error of an instruction.
     """
 
     @cache
@@ -65,7 +65,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
 
 
 def _copy(compiled: CompiledRegion, env: Environment) -> Environment:
-    """Return an environment with copied inputs, which alias each other as in `env`."""
+    """Return an environment with copies of the inputs. The copies alias each other as the inputs do."""
     copied = list(env)
     region = compiled.region
     storages = {
@@ -111,7 +111,10 @@ def _mismatch(expected: object, found: object, perturbed: Callable[[], Sequence[
 
 
 def _is_trimmed(expected: torch.Tensor, found: torch.Tensor) -> bool:
-    """Return True if `found` only lacks storage beyond the result, as some kernels leave there (`mse_loss`: its terms)."""
+    """Return True if `found` has the shape and strides of `expected`, and less storage behind its last element.
+
+    Some kernels leave temporary values in this storage, such as the terms of `mse_loss`.
+    """
     meta = meta_of(found)
     needed = meta.extent * meta.dtype.itemsize
     return meta == meta_of(expected) and needed <= _storage_bytes(found) <= _storage_bytes(expected)
@@ -122,7 +125,7 @@ def _storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def _is_rounding(expected: torch.Tensor, found: torch.Tensor, perturbed: Callable[[], Sequence[object]]) -> bool:
-    """Return True if `found` is about as far from `expected` as `perturbed`."""
+    """Return True if `found` differs from `expected` by about as much as `perturbed` does."""
     finite = expected.isfinite()
     if not expected.is_floating_point() or not torch.equal(_special(expected, finite), _special(found, finite)):
         return False
@@ -135,12 +138,15 @@ def _is_rounding(expected: torch.Tensor, found: torch.Tensor, perturbed: Callabl
 
 
 def _special(tensor: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    """Map finite numbers to zero, and infinities and NaN to other numbers."""
+    """Map finite numbers to zero, and infinities and NaN to distinct finite numbers, so that they can be compared."""
     return tensor.nan_to_num(1.0, 2.0, 3.0).masked_fill(finite, 0.0)
 
 
 def _perturbed(compiled: CompiledRegion, env: Environment, seed: int) -> Environment:
-    """Run the instructions, and move each value that they make or write up or down as a whole. Return the environment."""
+    """Run the instructions, and move each value that an instruction makes or writes slightly up or down.
+
+    Return the environment with the perturbed results.
+    """
     values, signs = _copy(compiled, env), random.Random(seed)  # noqa: S311 - no secret
     for step in compiled.steps:
         before = {address_of(values[place]) for place in step.reads}
@@ -154,7 +160,7 @@ def _perturbed(compiled: CompiledRegion, env: Environment, seed: int) -> Environ
 
 
 def _made(step: CompiledStep, values: Environment, before: set[int]) -> Iterator[torch.Tensor]:
-    """Return the results of a finished instruction that own memory."""
+    """Return the results of a finished instruction that own their memory."""
     for _, place in step.makes:
         tensor = values[place]
         if isinstance(tensor, torch.Tensor) and address_of(tensor) not in before:

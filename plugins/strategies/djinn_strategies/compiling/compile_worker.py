@@ -1,9 +1,10 @@
-"""Low-priority process for compilers: a long compilation must not hold the interpreter lock of the sessions.
+"""Run compilers in a process of low priority. A long compilation in the executor would hold Python's global lock.
 
     python -m djinn_strategies.compiling.compile_worker NICE IDLE_SECONDS DESCRIPTOR
 
-takes calls on a socket, one after the other: a name, then the argument. It answers whether the call succeeded, then the result.
-Imports of one call stay for the next. The process ends with its parent, and after IDLE_SECONDS without a call.
+The process reads calls from a socket, one at a time: first the name of a function, then its argument. It answers with
+a flag for success, then with the result. Imported modules stay loaded for later calls. The process ends with its
+parent, or after IDLE_SECONDS without a call.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _SUCCEEDED: Final = b"1"
 
 
 class CompileProcess:
-    """A compile process. The first call starts it, and a call after its end restarts it. Calls run one at a time.
+    """Call functions in a compile process, one call at a time. A call starts the process if it does not run.
 
     The process ends with this object at the latest.
 
     Args:
-        nice: increment of its niceness over this process, as for `os.nice`.
-        idle_seconds: seconds without a call after which it ends.
+        nice: how much to increase the niceness of the process, as in `os.nice`.
+        idle_seconds: the process ends after this many seconds without a call.
     """
 
     def __init__(self, nice: int = NICE, idle_seconds: float = IDLE_SECONDS) -> None:
@@ -50,10 +51,10 @@ class CompileProcess:
         self._ending: weakref.finalize[..., CompileProcess] | None = None
 
     def call(self, function: str, data: bytes, seconds: float) -> bytes:
-        """Call `function` (`module:name`) there with `data`, and return its result within `seconds`.
+        """Call `function` (`module:name`) in the process with `data`, and return the result. Wait at most `seconds`.
 
         Raises:
-            UnsupportedOperation: the function raised, the process died, or the call took longer.
+            UnsupportedOperation: the function raised, the process died, or the call took longer than `seconds`.
         """
         with self._lock:
             process = self._process
@@ -68,7 +69,7 @@ class CompileProcess:
                 raise UnsupportedOperation(f"{function} failed: {said}") from None
 
     def close(self) -> None:
-        """End the process. A later call starts another one."""
+        """End the process. A later call starts a new process."""
         with self._lock:
             self._end()
 
@@ -98,7 +99,7 @@ class CompileProcess:
             self._ending()  # once
 
     def _ask(self, process: subprocess.Popen[bytes], function: str, data: bytes, seconds: float) -> bytes:
-        """Send a call, and return its result.
+        """Send a call to the process, and return its result.
 
         Raises:
             EOFError: the process ended.

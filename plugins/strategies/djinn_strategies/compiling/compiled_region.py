@@ -1,7 +1,7 @@
-"""A compiled region: replaces the region's instructions if a guard allows it, and is verified against them.
+"""Replace the instructions of a region by compiled code.
 
-`CompiledRegion.check_guard` is the guard, before each run. `comparison.difference` is the verification: instructions and
-compiled code run on copies, and all results are compared.
+`CompiledRegion.check_guard` decides before each run whether the compiled code applies.
+`comparison.difference` verifies the code: it runs instructions and compiled code on copies, and compares all results.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ class CompiledRegion:
     """A region with its compiled function.
 
     Attributes:
-        growing: inputs that may have spare memory. grown: places of results of the last run that have spare memory.
-        copied: how many of these results were copied to dense tensors for other readers.
-        rounds: True if the results of a run may be rounded in another way than in the run that was checked.
+        growing: inputs that may have spare memory for appends.
+        grown: places of results of the last run that have spare memory.
+        copied: number of results with spare memory that were copied to dense tensors for other readers.
+        rounds: True if a later run may round differently than the run that was checked.
     """
 
     growing: frozenset[int] = frozenset()
@@ -47,7 +48,7 @@ class CompiledRegion:
         receive: Callable[[torch.Tensor], torch.Tensor],
         aliases: Sequence[WrittenView] = (),
     ) -> None:
-        """`receive`: as `DeviceRuntime.receive`."""
+        """Prepare the compiled function `replay` for runs. `receive` uploads data, as `DeviceRuntime.receive` does."""
         self.compiler, self._receive, self._aliases = compiler, receive, aliases
         self.region, self.relation = region, relation
         self.steps = template.steps[region.start : region.stop]
@@ -62,20 +63,23 @@ class CompiledRegion:
 
     @property
     def overwrites(self) -> bool:
-        """True if a run may have overwritten an input that it consumes."""
+        """True if a run may have overwritten an input that the region consumes."""
         return False
 
     def copy_overwritten_inputs(self, env: Environment) -> None:
-        """Copy the inputs in `env` that a run would overwrite: the instructions run after it."""
+        """Copy the inputs in `env` that a run would overwrite. The instructions run afterwards and need them."""
 
     def check_guard(self, env: Environment) -> int | None:
-        """Return the run's size `n` (0 if sizes are fixed); None if the region was not compiled for this run."""
+        """Return the varying size `n` of a run, or 0 if all sizes are fixed.
+
+        If the region was not compiled for the sizes, numbers or aliases of this run, return None.
+        """
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])
         return None if n is None or (self.region.written and self._shares(env, tensors)) else n
 
     def run(self, env: Environment) -> None:
-        """Run the compiled code in `env`."""
+        """Run the compiled code on `env`, and store the results in `env`."""
         inputs = self._inputs(env)
         if self._floats:
             numbers = [env[place] for place in self._floats]
@@ -88,7 +92,7 @@ class CompiledRegion:
             view(env)
 
     def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return True if an input aliases written memory in a way that was not compiled."""
+        """Return True if an input aliases written memory, unless the code was compiled for this alias."""
         known = {alias.view for alias in self._aliases}
         addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known]
         if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
@@ -104,6 +108,6 @@ def inputs_getter(region: Region) -> Any:
 
 
 def slots_of(template: CompiledTemplate) -> slice:
-    """Return the slice of an environment with the slots."""
+    """Return the slice of an environment that holds the template's slots, which are its numeric arguments."""
     first = len(template.constants)
     return slice(first, first + template.slots)

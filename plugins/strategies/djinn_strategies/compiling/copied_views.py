@@ -1,6 +1,7 @@
-"""Copies that stand for views in a recorded graph: a view at a position that varies cannot be recorded.
+"""Replace views at varying positions by copies, because a recorded graph has fixed addresses.
 
-A write into such a copy is stored in the tensor that the program views. A program that would see a stale copy is refused.
+A write into such a copy is also stored in the tensor that the program views. If another copy would then be stale, the
+region is not recorded.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from djinn_core.errors import DjinnError
 
 
 class StaleViewError(DjinnError):
-    """A write and a copied view do not go together."""
+    """A write into a copied view cannot be stored in the viewed tensor, or it would leave another copy stale."""
 
 
 @attrs.frozen(eq=False)
 class _CopiedView:
-    """A copied view.
+    """A copy that replaces a view.
 
     Attributes:
-        copy, viewed: storages of the copy and of the tensor that the program views.
-        store: copies a tensor over the storage of the copy back; None if that is not possible.
+        copy: storage of the copy.
+        viewed: storage of the tensor that the program views.
+        store: copies a written copy back into the viewed tensor. If this is not possible, it is None.
     """
 
     copy: StorageWeakRef
@@ -33,19 +35,19 @@ class _CopiedView:
 
 
 class CopiedViews:
-    """The copied views of one run."""
+    """All copied views of one run."""
 
     def __init__(self) -> None:
         self._views: list[_CopiedView] = []
 
     def note(self, viewed: torch.Tensor, made: torch.Tensor) -> None:
-        """Note the result of a view of `viewed`, which is a copy if it has another storage."""
+        """Record `made`, the result of a view of `viewed`, if the two have different storages."""
         copy, source = _storage(made), _storage(viewed)
         if copy.cdata != source.cdata and not any(view.copy.cdata == copy.cdata for view in self._views):
             self._views.append(_CopiedView(copy, source))
 
     def select(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the entries at `positions`. What is written into the copy is stored in `tensor`."""
+        """Return a copy of the entries at `positions`. A later write into the copy is also stored in `tensor`."""
         made = tensor.index_select(dim, positions)
         shape, stride = made.shape, made.stride()
 
@@ -56,10 +58,10 @@ class CopiedViews:
         return made
 
     def wrote(self, tensor: torch.Tensor) -> None:
-        """Store what a step has written into a copy.
+        """Store the contents of a written copy in the tensor that the program views.
 
         Raises:
-            StaleViewError: another copy has the old contents, or the copy cannot be stored.
+            StaleViewError: another copy is now stale, or the contents cannot be stored.
         """
         written = _storage(tensor).cdata
         own = [view for view in self._views if view.copy.cdata == written]

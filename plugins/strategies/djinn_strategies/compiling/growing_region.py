@@ -1,8 +1,9 @@
-"""A region whose sizes grow by each run, such as a decode step with a KV cache, recorded as a graph of one capacity.
+"""Record a region whose sizes grow at each run, such as a decode step with a KV cache, as a graph of fixed capacity.
 
-The graph owns a buffer for each input that grows, and writes new entries into it in place, at a position in device memory. A result that a
-session gets is the valid part of the buffer. The next run finds it there. Other inputs are copied into the buffer, unless a session holds a
-part of it: then another graph is recorded.
+The graph owns a buffer for each growing input. It appends new entries in place, at a position that it reads from device
+memory. A result that a session gets is a view of the valid entries of the buffer. The next run takes this view as its
+input, so nothing is copied. Any other input is first copied into the buffer. If a session still holds a view of the
+buffer, another graph is recorded.
 """
 
 from __future__ import annotations
@@ -28,16 +29,20 @@ _COPIES: Final = 64  # of each result, which say nothing yet
 
 
 def capacity_for(n: int) -> int:
-    """Return the capacity for `n` entries."""
+    """Return the capacity of a buffer for `n` entries, with room for more entries."""
     return -(-(n + max(_SPARE, n // _SHARE)) // 32) * 32
 
 
 @attrs.define(eq=False)
 class GrowingBuffer:
-    """Memory of a tensor that grows in `dim`.
+    """Device memory of a tensor that grows in dimension `dim`.
 
     Attributes:
-        plus: entries that the input has more than `n`. used: valid entries. written: entries before the zeros.
+        memory: the whole buffer.
+        dim: the dimension that grows.
+        plus: the input has `n + plus` entries.
+        used: number of valid entries.
+        written: number of entries that may be nonzero. The entries after them are zero.
     """
 
     memory: torch.Tensor
@@ -52,7 +57,7 @@ class GrowingBuffer:
         self._address = self.memory.data_ptr()
 
     def set_baseline(self) -> None:
-        """Note that no session has a part of it now."""
+        """Count the present references to the buffer as references of the recording, not of a session."""
         self._baseline = self._uses()
 
     def _uses(self) -> int:
@@ -60,15 +65,15 @@ class GrowingBuffer:
 
     @property
     def moved(self) -> bool:
-        """True if its memory is at another address, because it was evicted."""
+        """True if the memory was evicted, so that its address changed."""
         return self.memory.data_ptr() != self._address
 
     def is_held(self, besides: int = 0) -> bool:
-        """Return True if more than `besides` tensors of sessions are parts of it."""
+        """Return True if sessions hold more than `besides` views of the buffer."""
         return self._uses() > self._baseline + besides
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Return True if a tensor is the valid part."""
+        """Return True if `tensor` is the view of the valid entries."""
         return (
             tensor.data_ptr() == self._address
             and tensor.size(self.dim) == self.used
@@ -77,7 +82,7 @@ class GrowingBuffer:
         )
 
     def load(self, tensor: torch.Tensor) -> None:
-        """Copy a tensor into it, and zero the rest, which attention multiplies by zero."""
+        """Copy a tensor into the buffer, and set all later entries to zero. Attention multiplies them by zero."""
         self.used = tensor.size(self.dim)
         self.part(self.used).copy_(tensor)
         if self.written > self.used:
@@ -85,28 +90,30 @@ class GrowingBuffer:
         self.written = self.used
 
     def append(self, used: int) -> None:
-        """Note that the graph has written entries behind the valid ones."""
+        """Set the number of valid entries to `used`, after the graph has appended entries."""
         self.used, self.written = used, max(self.written, used)
 
     def part(self, entries: int) -> torch.Tensor:
-        """Return the first entries."""
+        """Return a view of the first `entries` entries."""
         return self.memory.narrow(self.dim, 0, entries)
 
 
 def new_buffer(tensor: torch.Tensor, capacity: int, dim: int, plus: int) -> GrowingBuffer:
-    """Return a buffer of zeros for a tensor that grows in `dim`."""
+    """Return a zero buffer of `capacity` entries for a tensor that grows in `dim`."""
     shape = [capacity if at == dim else size for at, size in enumerate(tensor.shape)]
     return GrowingBuffer(torch.zeros(shape, dtype=tensor.dtype, device=tensor.device), dim, plus)
 
 
 @attrs.define(eq=False, kw_only=True)
 class GrowingRecording(Recording):
-    """A graph of one capacity.
+    """A graph of fixed capacity.
 
     Attributes:
-        grown: buffers by input. least, most: the `n` that it is valid for.
-        appended: for a result that is a buffer, its input and the entries that it has more than `n`.
-        trimmed: for a result that is longer than valid, its dimension and the entries that it has more than `n`.
+        grown: buffers by index of the input.
+        least: the smallest `n` for which the graph is valid.
+        most: the largest `n` for which the graph is valid.
+        appended: for each result that is a buffer, its input and its `plus`: the result has `n + plus` entries.
+        trimmed: for each padded result in its own memory, its dimension and its `plus`.
         rewritten: inputs whose valid entries the graph overwrites, as beam search does.
     """
 
@@ -118,9 +125,9 @@ class GrowingRecording(Recording):
     rewritten: frozenset[int]
 
     def accepts(self, inputs: Sequence[torch.Tensor], n: int, used_up: Container[int]) -> bool:
-        """Return True if each input of a run is in its buffer, or can be copied into it.
+        """Return True if the graph is valid for `n`, and each growing input is in its buffer or can be copied into it.
 
-        `used_up`: inputs that nothing else needs.
+        `used_up`: inputs that nothing reads after this run.
         """
         return self.least <= n <= self.most and all(
             self._accepts(index, buffer, inputs[index], index in used_up) for index, buffer in self.grown.items()
@@ -132,17 +139,17 @@ class GrowingRecording(Recording):
         return index not in self.rewritten or (used_up and not buffer.is_held(besides=1))
 
     def overwritten(self) -> set[int]:
-        """As `Recording.overwritten`, with the buffers whose valid entries it overwrites."""
+        """Return the addresses of `Recording.overwritten`, and of buffers whose valid entries the graph overwrites."""
         return super().overwritten() | {self.grown[index].memory.data_ptr() for index in self.rewritten}
 
     def is_dead(self) -> bool:
-        """As `Recording.is_dead`; True also if a buffer was evicted."""
+        """Return True as `Recording.is_dead` does, and also if a buffer was evicted."""
         return super().is_dead() or any(buffer.moved for buffer in self.grown.values())
 
     def replay_at(
         self, n: int, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]
     ) -> list[torch.Tensor]:
-        """Launch the graph for an `n`, and return its results, as `replay` does."""
+        """Launch the graph for a run of size `n`, and return the results, as `replay` does."""
         for index, buffer in self.grown.items():
             if not buffer.has(inputs[index]):
                 buffer.load(inputs[index])
@@ -160,17 +167,18 @@ class GrowingRegion(RecordedRegion):
     """A region with recordings of several capacities.
 
     Attributes:
-        made: number of results that are parts of a buffer. copied: how many were copied to dense tensors for other readers.
+        made: number of results so far that are views of a buffer.
+        copied: number of these results that were copied to dense tensors for other readers.
     """
 
     recordings: list[GrowingRecording]  # type: ignore[assignment]
     rounds = True
 
     def __init__(self, job: Any, recorder: Recorder) -> None:
-        """`job`: a `CompilationJob` whose relation has a base.
+        """Prepare to record the region of a `CompilationJob`. The job's size relation must have a base.
 
         Raises:
-            UnpaddableError: the region cannot be padded.
+            UnpaddableError: the region cannot be padded to a capacity.
         """
         super().__init__(job, recorder)
         self._grows: dict[int, tuple[int, int]] = {}
@@ -186,7 +194,7 @@ class GrowingRegion(RecordedRegion):
         self._n, self._varying = 0, list[float]()
 
     def check_guard(self, env: Environment) -> int | None:
-        """Check a run, as `RecordedRegion.check_guard` does. Growing inputs may have spare memory."""
+        """Check a run as `RecordedRegion.check_guard` does. Growing inputs may have spare memory."""
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots], self.growing)
         if n is None or not self.is_worthwhile:
@@ -197,11 +205,11 @@ class GrowingRegion(RecordedRegion):
 
     @property
     def is_worthwhile(self) -> bool:
-        """True unless many results are read by others than the next run, which copies them twice."""
+        """False if other readers than the next run read many results, because each such result is copied twice."""
         return self.copied <= _COPIES * len(self.growing) + self.made // 4
 
     def run(self, env: Environment) -> None:
-        """Run the region in `env`, as `CompiledRegion.run` does."""
+        """Replay the graph on `env`, as `CompiledRegion.run` does."""
         self._write_numbers()
         recording = self._next
         assert isinstance(recording, GrowingRecording)
@@ -280,7 +288,7 @@ class GrowingRegion(RecordedRegion):
         return [run.env[place] for place in self.region.fresh]
 
     def _run_padded(self, inputs: Sequence[Any], capacity: int) -> PaddedRun:
-        """Run the steps."""
+        """Run the steps on inputs that are padded to `capacity`."""
         env = self._environment(inputs)
         assert self._numbers is not None
         *floats, n = self._numbers.view(torch.float64).unbind()
@@ -306,7 +314,10 @@ class GrowingRegion(RecordedRegion):
 
 
 def _copy_back(run: PaddedRun, results: Sequence[int], buffers: Mapping[int, GrowingBuffer]) -> set[int]:
-    """Copy results whose entries come from a buffer back into it, unless the buffer is a result. Return these buffers' inputs."""
+    """Copy a result back into the buffer that its entries come from, unless the buffer is itself a result.
+
+    Return the inputs of the buffers that were overwritten.
+    """
     taken = {one.buffer for place in results if _is_buffer(one := run.env[place])}
     rewritten = set[int]()
     for place in results:

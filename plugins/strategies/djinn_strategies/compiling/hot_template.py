@@ -1,7 +1,8 @@
-"""State machine of a template's compilation on a device: cold, hot, compiled, checked, timed, adopted; or not compiled.
+"""State machine of one template's compilation: cold, hot, compiling, checked, timed, then adopted or rejected.
 
-Each phase may replace a region of the next run and chooses the next phase. The arbiter times. Sessions run one at a
-time, so only the transition from compiling to checking comes from another thread.
+In each run, the present phase may replace the instructions of a region. Then it chooses the next phase. The arbiter
+measures the times. Sessions run one at a time. Therefore only one transition comes from another thread: from compiling
+to checking.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class Thresholds:
-    """Thresholds for compiling a template and for adopting the result.
+    """Thresholds for compiling a template and for adopting the compiled code.
+
+    A template is hot once it reaches `runs` and `seconds`, or else `long_runs` and `long_seconds`.
 
     Attributes:
-        runs, seconds: number of runs and their total time, both of which a template must reach to be hot.
-        long_runs, long_seconds: the same for slow templates; one of the two pairs must be reached.
-        observed: runs to observe before the size relation is inferred.
-        checks: runs with equal results that a check needs.
-        misses: consecutive runs that the compiled version does not apply to, after which it is dropped. After the same
-            number of consecutive comparisons that raise, the template runs uncompiled.
+        runs: number of runs of a fast template.
+        seconds: total time of the runs of a fast template.
+        long_runs: number of runs of a slow template.
+        long_seconds: total time of the runs of a slow template.
+        observed: number of runs from which the relation of the sizes is inferred.
+        checks: number of runs that must give equal results.
+        misses: after this many consecutive runs that the compiled code does not fit, the code is dropped. After this
+            many
+            consecutive comparisons that raise, the template is never compiled again.
         tries: maximum number of compilations of a template.
     """
 
@@ -55,12 +61,16 @@ class Thresholds:
 
 @attrs.define
 class CompilationCounters:
-    """Counters of a device's compilations. The session whose turn it is and the compiling thread add to them.
+    """Counters of the compilations for one device. Sessions and the compiling thread increment them.
 
     Attributes:
-        compilations: attempts of compilers. seconds: their total time. failures: attempts that raised.
-        unused: rejected or dropped libraries: results differed, were not faster, or runs changed.
-        runs: runs in which compiled code replaced instructions.
+        compilations: number of calls of compilers.
+        seconds: total time of these calls.
+        failures: number of calls that raised.
+        unused: number of compiled regions that were rejected or dropped, because results differed, because they were
+            not
+            faster, or because sizes changed.
+        runs: number of runs in which compiled code replaced instructions.
     """
 
     compilations: int = 0
@@ -74,8 +84,8 @@ class Phase(Protocol):
     """A phase of a template's compilation.
 
     Attributes:
-        stage: as `RunOffer.stage`.
-        region: the instructions that it observes or replaces.
+        stage: name of the phase for the arbiter, as in `RunOffer.stage`.
+        region: instructions that the phase observes or replaces.
     """
 
     stage: ClassVar[Stage]
@@ -85,24 +95,30 @@ class Phase(Protocol):
         """The instructions that the phase observes or replaces."""
 
     def try_run(self, env: Environment) -> bool:
-        """Put the region's results into `env`. Return False if the instructions have to run; nothing was written then.
+        """Compute the region, and store its results in `env`. Return False if the instructions have to run instead.
+
+        If it returns False, nothing was written.
 
         Raises:
-            WrittenError: the compiled code failed, and may have written.
+            WrittenError: the compiled code failed and may have written into its inputs.
         """
 
     def after_run(self, seconds: float, /) -> None:
-        """Note that a run was issued, and possibly change the phase. `seconds`: as for `RunOffer.ran`."""
+        """Count a run of `seconds`, as in `RunOffer.ran`, and enter the next phase if the run completes this phase."""
 
 
 @attrs.frozen
 class CompilationJob:
-    """A compilation job.
+    """A region to compile, with everything that a compiler needs to know.
 
     Attributes:
-        share: time of its runs as a share of the time since the template arrived: the possible saving.
+        hot: the template's state, which gets the result.
+        template: the template.
+        region: the instructions to compile.
+        relation: how the sizes vary between runs.
+        share: the template's running time as a share of the time since its first run. This is the possible saving.
         aliases: inputs that alias memory which the region writes.
-        compiler: index of the compiler.
+        compiler: index of the compiler to call.
     """
 
     hot: HotTemplate
@@ -120,7 +136,23 @@ class WrittenError(DjinnError):
 
 @attrs.define(eq=False)
 class HotTemplate(RunOffer):
-    """One template on one device, for all sessions that run it."""
+    """State of one template on one device. All sessions that run the template share it.
+
+    Attributes:
+        template: the template.
+        thresholds: when to compile the template and when to adopt the result.
+        submit: starts a compilation job.
+        name: the first digits of the template's digest, for logs.
+        counts: counters of the device.
+        tries: number of compilations so far.
+        slots: numeric arguments of the latest run.
+        skipped: as in `find_region`.
+        maybe_dynamic: as in `find_region`.
+        counters: as in `infer_size_relation`.
+        checked: True, because the phases compare results, as in `RunOffer.checked`.
+        refusal: why the template runs uncompiled, as in `RunOffer.refusal`.
+        phase: the present phase.
+    """
 
     template: CompiledTemplate
     thresholds: Thresholds
@@ -128,10 +160,10 @@ class HotTemplate(RunOffer):
     name: str = ""
     counts: CompilationCounters = attrs.field(factory=CompilationCounters)
     tries: int = 0
-    slots: Sequence[Any] = ()  # of the run before
-    skipped: frozenset[str] = frozenset()  # as for `find_region`, and `maybe_dynamic`
+    slots: Sequence[Any] = ()
+    skipped: frozenset[str] = frozenset()
     maybe_dynamic: frozenset[str] = frozenset()
-    counters: bool = False  # as for `infer_size_relation`
+    counters: bool = False
     checked: bool = attrs.field(init=False, default=True)
     refusal: str = attrs.field(init=False, default="")
     phase: Phase = attrs.field(init=False)
@@ -140,7 +172,7 @@ class HotTemplate(RunOffer):
         self.phase = ColdPhase(self)
 
     def stage(self) -> Stage:
-        """The stage of the compilation, as `RunOffer.stage`."""
+        """Name of the present phase, as in `RunOffer.stage`."""
         return self.phase.stage
 
     def run(self, run: StrategyRun) -> Iterator[None]:
@@ -168,18 +200,18 @@ class HotTemplate(RunOffer):
                 run.run.fail(region.stop, error)
 
     def replacement(self) -> Replacement | None:
-        """Return the compiled region once it is adopted, as `RunOffer.replacement` does."""
+        """Return the compiled region if it is adopted, as `RunOffer.replacement` does."""
         phase = self.phase
         if not isinstance(phase, AdoptedPhase):
             return None
         return Replacement(phase.region.start, phase.region.stop, phase.try_run)
 
     def ran(self, seconds: float) -> None:
-        """Note that a run was issued, as `RunOffer.ran` does."""
+        """Count a run, as `RunOffer.ran` does."""
         self.phase.after_run(seconds)
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:
-        """Take the result of a trial, as `RunOffer.decided` does."""
+        """Adopt or reject the compiled code by the result of the arbiter's trial, as `RunOffer.decided` does."""
         phase = self.phase
         if not isinstance(phase, TimingPhase):
             return
@@ -189,29 +221,29 @@ class HotTemplate(RunOffer):
             self.try_next_compiler(phase.job, phase.compiled.compiler, reason)
 
     def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
-        """Check the result of a compiler. Called from the background thread."""
+        """Start to check compiled code. The background thread calls this."""
         self.phase = CheckingPhase(self, job, compiled)
 
     def begin(self, job: CompilationJob) -> None:
-        """Start a compilation. The phase changes first, because the result comes on another thread."""
+        """Submit a compilation. The phase changes before, because another thread delivers the result."""
         self.phase = CompilingPhase()
         self.submit(job)
 
     def give_up(self, reason: str) -> None:
-        """Stop compiling the template for good."""
+        """Run the template uncompiled from now on."""
         self._count_unused()
         self._report("a template stays as it is", reason=reason)
         self.phase, self.refusal = NotCompiledPhase(), reason
 
     def try_next_compiler(self, job: CompilationJob, compiler: str, reason: str) -> None:
-        """Reject the result of a compiler, and start the next one."""
+        """Reject the result of a compiler, and submit the job to the next compiler."""
         self._count_unused()
         self._report("a compiled template is not used", compiler=compiler, reason=reason)
         self.refusal = reason
         self.begin(attrs.evolve(job, compiler=job.compiler + 1))
 
     def restart(self, reason: str) -> None:
-        """Drop the compiled code and start again, unless `tries` is reached."""
+        """Drop the compiled code and observe the template anew. If `tries` is reached, give up."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
             self.give_up(reason)
@@ -221,7 +253,10 @@ class HotTemplate(RunOffer):
         self.phase = ColdPhase(self)
 
     def give_up_recording(self, job: CompilationJob, reason: str) -> None:
-        """Stop compiling the template, or observe a region without ops that may be dynamic."""
+        """Stop compiling the region.
+
+        If it contains ops whose result sizes may depend on data, try again without these ops.
+        """
         if self.maybe_dynamic.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
             self.give_up(reason)
         else:
@@ -242,7 +277,7 @@ class HotTemplate(RunOffer):
 
 
 class NotCompiledPhase:
-    """Phase of a template that runs uncompiled, permanently, or until a compiler returns."""
+    """Phase of a template that runs uncompiled: permanently, or until a compiler returns."""
 
     stage: ClassVar[Stage] = "idle"
     region: Region | None = None
@@ -252,7 +287,7 @@ class NotCompiledPhase:
         return False
 
     def after_run(self, _: float, /) -> None:
-        """Nothing changes."""
+        """Stay in this phase."""
 
 
 class CompilingPhase(NotCompiledPhase):
@@ -261,7 +296,7 @@ class CompilingPhase(NotCompiledPhase):
 
 @attrs.define(eq=False)
 class ColdPhase(NotCompiledPhase):
-    """Initial phase: counts the runs and their time."""
+    """First phase of a template: count its runs and their time."""
 
     hot: HotTemplate
     runs: int = 0
@@ -269,7 +304,7 @@ class ColdPhase(NotCompiledPhase):
     since: float = attrs.field(factory=time.perf_counter)
 
     def after_run(self, seconds: float, /) -> None:
-        """Count a run; the template is hot once the thresholds of runs and seconds are reached."""
+        """Count a run. The template becomes hot once its runs and their total time reach the thresholds."""
         self.runs += 1
         self.seconds += seconds
         if not self._is_hot():
@@ -286,14 +321,17 @@ class ColdPhase(NotCompiledPhase):
 
 @attrs.define(eq=False)
 class HotPhase(NotCompiledPhase):
-    """Phase of a hot template until its next run, whose slots tell which ops draw random numbers."""
+    """Phase of a hot template until its next run.
+
+    The numeric arguments of this run show which ops draw random numbers.
+    """
 
     stage: ClassVar[Stage] = "watching"
     hot: HotTemplate
     share: float
 
     def find_region(self) -> None:
-        """Observe the region that can be compiled, if there is one."""
+        """Find the region to compile, and start to observe it. Give up if the template has no such region."""
         region = find_region(
             self.hot.template, self.hot.slots, skipped=self.hot.skipped, maybe_dynamic=self.hot.maybe_dynamic
         )
@@ -304,12 +342,15 @@ class HotPhase(NotCompiledPhase):
 
 
 class ObservingPhase:
-    """Phase that observes how sizes and slots differ between runs."""
+    """Phase that observes how sizes and numeric arguments differ between runs."""
 
     stage: ClassVar[Stage] = "watching"
 
     def __init__(self, hot: HotTemplate, region: Region, share: float, nonlinear: frozenset[int] = frozenset()) -> None:
-        """`nonlinear`: slots that kept a larger region from being compiled."""
+        """Observe `region`.
+
+        `nonlinear`: slots whose instructions were removed from the region, because they vary nonlinearly.
+        """
         self.hot, self.region, self._share, self._nonlinear = hot, region, share, nonlinear
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
         self._observed: list[ObservedRun] = []
@@ -317,7 +358,7 @@ class ObservingPhase:
         self._unsupported = 0
 
     def try_run(self, env: Environment) -> bool:
-        """Observe a run without replacing anything."""
+        """Record the sizes and numbers of a run. The instructions run as usual."""
         tensors = self._inputs(env)
         seen = observe(tensors, env[self._slots])
         if seen is None:
@@ -328,7 +369,7 @@ class ObservingPhase:
         return False
 
     def after_run(self, _: float, /) -> None:
-        """Start the compilation once the size relation is known."""
+        """Start the compilation once enough runs were observed."""
         if self._unsupported >= self.hot.thresholds.misses:
             self.hot.give_up("its inputs are not plain tensors of real numbers")
         elif len(self._observed) >= self.hot.thresholds.observed:
@@ -350,7 +391,10 @@ class ObservingPhase:
                 self.hot.restart("its sizes or numbers change from run to run, and not linearly with one size")
 
     def _go_around(self, slots: frozenset[int]) -> bool:
-        """Observe a region without the instructions of these slots. Return False if there is none."""
+        """Observe a smaller region without the instructions of `slots`.
+
+        Return False if no such region is long enough.
+        """
         nonlinear = self._nonlinear | slots
         region = find_region(self.hot.template, self.hot.slots, nonlinear, self.hot.skipped, self.hot.maybe_dynamic)
         if region is not None:
@@ -358,13 +402,13 @@ class ObservingPhase:
         return region is not None
 
     def _fixed_aliases(self, relation: SizeRelation) -> tuple[WrittenView, ...]:
-        """Return the aliases with constant sizes."""
+        """Return the aliases whose sizes and strides are constant."""
         varying = {*relation.sizes, *relation.strides}
         return tuple([alias for alias in self._aliases if varying.isdisjoint((alias.view, alias.base))])
 
 
 class _RegionPhase:
-    """A phase with a compiled region."""
+    """Base of the phases that have a compiled region."""
 
     stage: ClassVar[Stage] = "watching"
 
@@ -376,7 +420,7 @@ class _RegionPhase:
         self._comparison_error = ""
 
     def check_guard(self, env: Environment) -> int | None:
-        """Return `CompiledRegion.check_guard`, and count misses."""
+        """Return the result of `CompiledRegion.check_guard`, and count consecutive runs that do not fit."""
         try:
             n = self.compiled.check_guard(env)
         except Exception as error:
@@ -388,11 +432,14 @@ class _RegionPhase:
         return n
 
     def missed_too_often(self) -> bool:
-        """Return True if too many consecutive runs did not fit the compiled region."""
+        """Return True after `misses` consecutive runs that did not fit the compiled region."""
         return self._missed >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
-        """Return `difference`; None if an op of the comparison fails or memory for copies is missing."""
+        """Describe how the compiled results differ, as `difference` does.
+
+        If the comparison itself raises, return None.
+        """
         try:
             self.compiled.copy_overwritten_inputs(env)
             found = difference(self.compiled, env)
@@ -407,7 +454,7 @@ class _RegionPhase:
         return found
 
     def stops_comparing(self) -> bool:
-        """Return True after `misses` consecutive comparisons that raised. The template then stays uncompiled."""
+        """Give up after `misses` consecutive comparisons that raised. Return True in this case."""
         if self._failed_comparisons < self.hot.thresholds.misses:
             return False
         self.hot.give_up(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
@@ -433,7 +480,7 @@ class _RegionPhase:
 
 
 class CheckingPhase(_RegionPhase):
-    """Phase that compares the results of the compiled region with those of the instructions."""
+    """Phase that compares the results of the compiled code with the results of the instructions."""
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
@@ -441,7 +488,7 @@ class CheckingPhase(_RegionPhase):
         self._difference = ""
 
     def try_run(self, env: Environment) -> bool:
-        """Compare, and let the instructions run."""
+        """Compare the results. Return False, so that the instructions run."""
         n = self.check_guard(env)
         found = None if n is None else self.compare(env)
         if n is not None and found is not None:
@@ -460,22 +507,22 @@ class CheckingPhase(_RegionPhase):
 
 
 class TimingPhase(_RegionPhase):
-    """Phase in which the arbiter times the compiled region and the instructions in turns."""
+    """Phase in which the arbiter measures alternately the compiled code and the instructions."""
 
     stage: ClassVar[Stage] = "ready"
 
     def try_run(self, env: Environment) -> bool:
-        """Run the compiled region if the run fits it."""
+        """Run the compiled code if it fits the run."""
         return self.check_guard(env) is not None and self.use(env)
 
     def after_run(self, _: float, /) -> None:
-        """Start again after too many consecutive runs that do not fit."""
+        """Observe the template anew after too many consecutive runs that did not fit."""
         if self.missed_too_often():
             self.hot.restart("later runs had other sizes or numbers than the timed ones")
 
 
 class AdoptedPhase(_RegionPhase):
-    """Final phase: the compiled region replaces the instructions."""
+    """Last phase: the compiled code replaces the instructions."""
 
     stage: ClassVar[Stage] = "ready"
 
@@ -485,9 +532,9 @@ class AdoptedPhase(_RegionPhase):
         self._difference = ""
 
     def try_run(self, env: Environment) -> bool:
-        """Run the compiled region if the run fits it.
+        """Run the compiled code if it fits the run.
 
-        Sizes of another magnitude than the checked ones are checked first.
+        If a size has another order of magnitude than the checked sizes, compare the results first.
         """
         n = self.check_guard(env)
         if n is None:
@@ -501,7 +548,7 @@ class AdoptedPhase(_RegionPhase):
         return self.use(env)
 
     def after_run(self, _: float, /) -> None:
-        """Drop the region after too many consecutive runs that do not fit."""
+        """Drop the compiled code after too many consecutive runs that did not fit."""
         if self._difference:
             self.hot.give_up(f"compiled code gave other results for other sizes: {self._difference}")
         elif not self.stops_comparing() and self.missed_too_often():

@@ -1,4 +1,4 @@
-"""Base of the run strategies that replace hot templates: one record for each template of a device."""
+"""Base of the run strategies that replace hot templates. It keeps one `HotTemplate` for each template of a device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from djinn_strategies.compiling.hot_template import CompilationCounters, Compila
 
 
 class HotTemplates(RunStrategy):
-    """Counts the runs of all templates on a device, and replaces the hot ones.
+    """Count the runs of all templates on a device, and replace instructions of hot templates.
 
     Attributes:
-        counts: counters since the executor began.
-        skipped, maybe_dynamic: ops that it may run among others, as for `find_region`.
-        counters: as for `infer_size_relation`.
+        counts: counters since the executor started.
+        skipped: ops that a replaced region may contain, as in `find_region`.
+        maybe_dynamic: ops that a replaced region may contain, as in `find_region`.
+        counters: as in `infer_size_relation`.
     """
 
     skipped: ClassVar[frozenset[str]] = frozenset()
@@ -33,7 +34,7 @@ class HotTemplates(RunStrategy):
         self.counts = CompilationCounters()
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return the record of a template, which all sessions share."""
+        """Return the offer of a template. All sessions share it."""
         if not isinstance(template, ServedFacts):
             return None
         hot = HotTemplate(
@@ -51,10 +52,14 @@ class HotTemplates(RunStrategy):
         return hot
 
     def phases(self) -> Sequence[Phase]:
-        """Return the phase of each template."""
+        """Return the present phase of each template."""
         with self._lock:
             return [hot.phase for hot in self.templates]
 
     @abstractmethod
     def submit(self, job: CompilationJob) -> None:
-        """Have a region replaced: call `check` of its template with the result, or `try_next_compiler` or `give_up`."""
+        """Compile or record the region of a job.
+
+        Pass the result to `check` of the job's `HotTemplate`. If there is no result, call its `try_next_compiler` or
+        `give_up`.
+        """

@@ -1,4 +1,4 @@
-"""Serialization of a compiler's context for its worker process: ops by name, looked up in the allow-list."""
+"""Serialize a compiler's input for its worker process. Ops are sent by name, and must be on the allow-list."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """One call; arguments are numbers, strings and structures from `_packed`."""
+    """A call of an op, with arguments that are numbers, strings or structures from `_packed`."""
 
     target: str
     args: list[Any]
@@ -55,10 +55,10 @@ _programs: msgspec.msgpack.Decoder[_Packed] = msgspec.msgpack.Decoder(_Packed)
 
 
 def pack(context: CompilerContext) -> bytes:
-    """Encode `context` as bytes that `unpack` reads in another process with the same PyTorch.
+    """Serialize `context`. `unpack` reads the bytes in another process with the same version of PyTorch.
 
     Raises:
-        UnsupportedOperation: its graph contains something other than ATen ops on tensors and integer arithmetic.
+        UnsupportedOperation: the graph contains something other than ATen ops on tensors and integer arithmetic.
     """
     numbers: dict[fx.Node, int] = {}
     nodes: list[_Node] = []
@@ -78,11 +78,11 @@ def pack(context: CompilerContext) -> bytes:
 
 
 def unpack(data: bytes) -> CompilerContext:
-    """Decode a context that `pack` encoded.
+    """Read a context that `pack` has serialized.
 
     Raises:
-        ProtocolError: `data` is not an encoded context.
-        UnsupportedOperation: it contains an op that programs may not contain.
+        ProtocolError: `data` is not a serialized context.
+        UnsupportedOperation: the context contains an op that programs may not contain.
     """
     try:
         packed = _programs.decode(data)

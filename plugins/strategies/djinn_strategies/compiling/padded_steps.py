@@ -1,7 +1,7 @@
-"""Run steps whose sizes grow from run to run at one fixed capacity, so that their kernel launches can be recorded.
+"""Run steps whose sizes grow, such as decode steps, at a fixed capacity, so that a graph can record them.
 
-A tensor that has `n + plus` entries in a run is padded to `capacity` entries. A rule for each op keeps padding apart: valid entries of a result
-depend on valid entries of its operands alone. `n` is a number in device memory. An op without a rule raises `UnpaddableError`.
+A tensor with `n + plus` entries is padded to `capacity` entries. `n` is stored in device memory. Each op has a rule,
+which ensures that padding never affects valid entries of a result. An op without a rule raises `UnpaddableError`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,23 @@ _TO_THE_END: Final = 1 << 62  # ends of slices above it are the size
 
 
 class UnpaddableError(DjinnError):
-    """An op has no rule for padded operands."""
+    """An op has no rule for padded operands, or the rule does not cover its arguments."""
 
 
 @attrs.frozen(eq=False)
 class Padded:
-    """A tensor of `capacity` entries in `dim`, of which the first `n + plus` are valid.
+    """A tensor of `capacity` entries in dimension `dim`.
+
+    The first `n + plus` entries are valid, the others are padding.
 
     Attributes:
-        finite: True if the padding is finite. zero: True if it is zero.
-        buffer: index of the input whose buffer `tensor` is; None: memory of its own.
-        origin: index of the input from whose buffer the entries come, if they may be copied back into it.
+        tensor: the padded tensor.
+        dim: the padded dimension.
+        plus: number of valid entries, minus `n`.
+        finite: True if all padding is finite.
+        zero: True if all padding is zero.
+        buffer: index of the input whose buffer is `tensor`. If `tensor` has its own memory, it is None.
+        origin: index of the input whose buffer the entries come from, if they may be copied back into it.
     """
 
     tensor: torch.Tensor
@@ -49,32 +55,34 @@ class Padded:
 
     @property
     def from_right(self) -> int:
-        """Number of the dimension, counted from the last one, which is 1."""
+        """Index of the padded dimension, counted from the last dimension, which is 1."""
         return self.tensor.dim() - self.dim
 
     def like(self, tensor: torch.Tensor, dim: int | None = None) -> Padded:
-        """Return a tensor with the same entries, at another place."""
+        """Return `tensor` as a padded tensor that holds the same entries, perhaps in another dimension."""
         return Padded(tensor, self.dim if dim is None else dim, self.plus, self.finite, self.zero)
 
 
 @attrs.frozen
 class SymbolicNumber:
-    """A number `times * n + plus`."""
+    """A numeric argument `times * n + plus`, which varies between runs."""
 
     expression: LinearSize
 
 
 class PaddedRun:
-    """One run of steps at a capacity.
+    """Run steps on padded tensors.
 
     Attributes:
-        env: environment with `Padded` and `SymbolicNumber` in it. n: 0-dim tensor of int64.
-        least, most: the `n` for which the run is valid, as far as the ops have shown.
-        appended: inputs whose buffer has got new entries.
+        env: environment that may contain `Padded` and `SymbolicNumber` values.
+        n: 0-dim int64 tensor with the varying size.
+        least: the smallest `n` for which the recorded kernels are valid, as far as the steps have shown.
+        most: the largest such `n`.
+        appended: inputs whose buffer got new entries.
     """
 
     def __init__(self, env: Environment, capacity: int, n: torch.Tensor, example: int, *, writes: bool = False) -> None:
-        """`example`: the `n` of the present run. `writes`: True if any of the steps writes into an operand."""
+        """Prepare a run. `example`: value of `n` in this run. `writes`: True if a step writes into an operand."""
         self.env, self.capacity, self.n = env, capacity, n
         self._views = CopiedViews() if writes else None
         self._example = example
@@ -83,10 +91,10 @@ class PaddedRun:
         self._made: dict[Any, torch.Tensor] = {}  # masks and positions that several ops need
 
     def step(self, step: CompiledStep) -> bool:
-        """Run a step by its rule. Return False if it has neither padded nor varying arguments.
+        """Run a step by its rule. If no argument is padded or varies, do nothing and return False.
 
         Raises:
-            UnpaddableError: there is no rule.
+            UnpaddableError: no rule covers the step.
         """
         args, kwargs = step.given(self.env)
         if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor):
@@ -113,16 +121,16 @@ class PaddedRun:
         return True
 
     def _note_copies(self, step: CompiledStep, viewed: object) -> None:
-        """Note the results of a view that are copies."""
+        """Record results of a view op that are copies."""
         if self._views is not None and isinstance(viewed, torch.Tensor) and is_view(step.op):
             for _, place in step.makes:
                 self._views.note(viewed, _unpadded(self.env[place]))
 
     def wrote(self, step: CompiledStep) -> None:
-        """Store what a step has written into copies that stand for views.
+        """After a step has written into a copy that replaces a view, store the contents in the viewed tensor.
 
         Raises:
-            UnpaddableError: another copy has the old contents.
+            UnpaddableError: another copy is now stale, or the contents cannot be stored.
         """
         for place in step.writes:
             assert self._views is not None
@@ -132,18 +140,18 @@ class PaddedRun:
                 raise UnpaddableError(f"{step.op} cannot be recorded: {error}") from error
 
     def entries(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
-        """Return the entries of a dimension at positions that vary."""
+        """Return the entries of a dimension at varying positions."""
         if self._views is None:
             return tensor.index_select(dim, positions)
         return self._views.select(tensor, dim, positions)
 
     def limit_n(self, *, least: int = 0, most: int | None = None) -> None:
-        """Note for which `n` the run is valid."""
+        """Restrict the `n` for which the recorded kernels are valid."""
         self.least = max(self.least, least)
         self.most = self.most if most is None else min(self.most, most)
 
     def size(self, number: Any) -> int:
-        """Return a size of a result: the capacity for a size that grows."""
+        """Return a size of a result. If the size grows, it is the capacity."""
         if not isinstance(number, SymbolicNumber):
             return int(number)
         if number.expression.times != 1:
@@ -152,7 +160,7 @@ class PaddedRun:
         return self.capacity
 
     def number(self, number: Any) -> Any:
-        """Return a number of a call; a 0-dim tensor for a number that varies."""
+        """Return a numeric argument. If it varies, return it as a 0-dim tensor."""
         if not isinstance(number, SymbolicNumber):
             return number
         times, plus = number.expression.times, number.expression.plus
@@ -160,7 +168,7 @@ class PaddedRun:
         return scaled if not plus else self._once(number.expression, lambda: scaled + plus)
 
     def positions(self, first: LinearSize, count: int) -> torch.Tensor:
-        """Return `count` positions from `first` on."""
+        """Return a tensor of `count` consecutive positions, of which the first is `first`."""
         number = self.number(SymbolicNumber(first))
         return self._once(
             (first, count), lambda: number if count == 1 else torch.arange(count, device=self.n.device) + number
@@ -172,7 +180,10 @@ class PaddedRun:
         return self._made[key]
 
     def append(self, first: Padded) -> None:
-        """Note that a buffer has got new entries, which may be infinite. They are padding of what was read from it before."""
+        """Record that a step appends entries to a buffer.
+
+        The new entries may be infinite. They are padding of tensors that were read from the buffer before.
+        """
         assert first.buffer is not None
         self.appended.add(first.buffer)
         for place, one in enumerate(self.env):
@@ -180,7 +191,7 @@ class PaddedRun:
                 self.env[place] = attrs.evolve(one, finite=False)
 
     def filled(self, padded: Padded, value: float) -> torch.Tensor:
-        """Return a tensor with `value` as padding."""
+        """Return the tensor with `value` in all padding."""
         if value == 0 and padded.zero:
             return padded.tensor
         shape = [1] * padded.tensor.dim()
@@ -188,19 +199,19 @@ class PaddedRun:
         return padded.tensor.masked_fill(self.invalid(padded.plus).view(shape), value)
 
     def invalid(self, plus: int) -> torch.Tensor:
-        """Return for each of `capacity` entries whether it is behind the first `n + plus`."""
+        """Return a mask of `capacity` entries that is True for padding, which starts at entry `n + plus`."""
         end = self.number(SymbolicNumber(LinearSize(1, plus)))
         return self._once(plus, lambda: torch.arange(self.capacity, device=self.n.device) >= end)
 
     def attention_mask(self, plus: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return what is added to the scores of `capacity` keys, of which the first `n + plus` are valid."""
+        """Return an additive attention mask of `capacity` keys: 0 for the first `n + plus` keys, else minus infinity."""
         invalid = self.invalid(plus)
         return self._once(
             (plus, dtype), lambda: torch.zeros_like(invalid, dtype=dtype).masked_fill_(invalid, -math.inf)
         )
 
     def slice_bounds(self, size: LinearSize | int, start: Any, end: Any) -> tuple[LinearSize, LinearSize]:
-        """Return the bounds of a slice of a dimension of this size, as functions of `n`."""
+        """Return start and end of a slice of a dimension with `size` entries, as linear functions of `n`."""
         whole = size if isinstance(size, LinearSize) else LinearSize(0, size)
         return self._slice_bound(whole, start, LinearSize(0, 0)), self._slice_bound(whole, end, whole)
 
@@ -223,7 +234,7 @@ class PaddedRun:
         return line
 
     def _require_sign(self, line: LinearSize, below: int | None) -> None:
-        """Note that the run is valid while the line is negative (`below` is 0) or not negative (None)."""
+        """Restrict `n` so that `line` keeps its sign: negative if `below` is 0, zero or positive if `below` is None."""
         if line.times not in {-1, 0, 1}:
             raise UnpaddableError("a bound of a slice is a multiple of the length")
         if below is None:
@@ -273,7 +284,7 @@ def _copy(run: PaddedRun, op: Any, source: Any, **kwargs: Any) -> Any:
 
 
 def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """`ones([n, 3])` and `x.new_ones([n, 3])`: each entry is the same."""
+    """Rule of ops whose result has one value in all entries, such as `ones([n, 3])` and `x.new_ones([n, 3])`."""
     at = next(index for index, value in enumerate(args) if isinstance(value, list | tuple))
     sizes = args[at]
     grows = [dim for dim, size in enumerate(sizes) if isinstance(size, SymbolicNumber)]
@@ -522,7 +533,10 @@ def _embedding(run: PaddedRun, op: Any, weight: Any, indices: Any, *more: Any, *
 
 
 def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int] | None]:
-    """Return the operands of a matrix product, and the dimension from the right and `plus` of a result that grows."""
+    """Return the operands of a matrix product. If the result grows, also return its growing dimension and its `plus`.
+
+    The dimension is counted from the right.
+    """
     left, right = (one.from_right if isinstance(one, Padded) else 0 for one in (first, second))
     if min(_unpadded(first).dim(), _unpadded(second).dim()) < 2:
         raise UnpaddableError("a product with a vector")

@@ -1,8 +1,8 @@
-"""A region whose kernel launches are recorded once as a graph of the device, and replayed with one launch.
+"""Record the kernel launches of a region once as a device graph, such as a CUDA graph, and replay them with one launch.
 
-A graph has fixed addresses. It reads weights in place, by addresses that are checked before each replay. Other inputs
-are copied into buffers, and varying floats lie in one device tensor. A session gets a result in the graph's own memory.
-A result that a session still holds at the next replay is copied from then on.
+A graph has fixed addresses. It reads weights in place. Their addresses are checked before each replay. Other inputs
+are copied into buffers. Varying floats lie in one device tensor. A session gets each result in the graph's own memory.
+If a session still holds a result at the next replay, later replays return copies of this result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ _RECENT_RUNS: Final = (
 
 
 class Recorder(Protocol):
-    """Record kernel launches on a device. `settings`: the numeric settings of the process. `names`: names of the device's storages."""
+    """Record kernel launches on a device.
+
+    Attributes:
+        runtime: the device.
+        settings: numeric settings of the process.
+        names: names of the device's storages.
+    """
 
     runtime: DeviceRuntime
     settings: ProcessNumericSettings
@@ -46,21 +52,24 @@ class Recorder(Protocol):
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
     ) -> tuple[Callable[[], None], Sequence[torch.Tensor], int]:
-        """Return a function that replays the launches of `run`, the tensors that receive its results, and the bytes of the graph."""
+        """Record the kernel launches of `run`.
+
+        Return a function that replays them, the tensors that receive the results, and the bytes of the graph.
+        """
 
 
 @attrs.define(eq=False)
 class Recording:
-    """A recorded graph.
+    """A recorded graph with its buffers.
 
     Attributes:
         launch: launches the graph.
-        results: memory that receives the results, with their layout.
-        in_place: inputs that the graph reads at their address: index, address and storage.
-        buffers: memory for the other inputs, by index.
-        settings: numeric settings that chose its kernels.
+        results: storage and layout of each result.
+        in_place: inputs that the graph reads at a fixed address: index, address and storage.
+        buffers: memory for each other input, by index.
+        settings: numeric settings under which the kernels were chosen.
         nbytes: device memory of the graph and its buffers.
-        launched: True if the present replay has overwritten the results of the replay before.
+        launched: True if the present replay has overwritten the results of the previous replay.
     """
 
     launch: Callable[[], None]
@@ -79,25 +88,37 @@ class Recording:
         return [(torch_private.storage_use_count(storage), storage.data_ptr()) for storage, _ in self.results]
 
     def fits(self, addresses: Sequence[int]) -> bool:
-        """Return True if all inputs that it reads in place are at their recorded address, in the same storage."""
+        """Return True if each input that the graph reads in place has its recorded storage and address."""
         return all(addresses[index] == address and not ref.expired() for index, address, ref in self.in_place)
 
     def is_dead(self) -> bool:
-        """Return True if no run will fit it: a storage that it reads in place is gone, or an op gave a result other memory."""
+        """Return True if the graph can never be replayed again.
+
+        Either a storage that it reads in place was freed, or a result got another address.
+        """
         moved = any(address != before for (_, address), (_, before) in zip(self._uses(), self._baseline, strict=True))
         return moved or any(ref.expired() for _, _, ref in self.in_place)
 
     def overwritten(self) -> set[int]:
-        """Return the addresses of storages that a replay overwrites and sessions may hold."""
+        """Return the addresses of storages that a replay overwrites and that sessions may hold."""
         return {storage.data_ptr() for storage, _ in self.results}
 
     def held(self, used_up: Iterable[torch.Tensor] = ()) -> set[int]:
-        """Return the results that something other than this recording refers to. `used_up`: inputs of the run that nothing else needs."""
+        """Return the indices of results that sessions still hold.
+
+        `used_up`: inputs that nothing reads after this run.
+        """
         uses, given = zip(self._uses(), self._baseline, strict=True), Counter(map(address_of, used_up))
         return {i for i, ((count, address), (before, _)) in enumerate(uses) if count - given[address] > before}
 
     def replay(self, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]) -> list[torch.Tensor]:
-        """Launch the graph and return its results. `written`: inputs that it writes. `copied`: results in new memory."""
+        """Launch the graph, and return its results.
+
+        Args:
+            inputs: the inputs of the region.
+            written: indices of inputs that the graph writes.
+            copied: indices of results to return as copies.
+        """
         _copy_all([(buffer, memory_span(inputs[index])) for index, buffer in self.buffers.items()])
         self.launch()
         self.launched = True
@@ -108,14 +129,16 @@ class Recording:
 
 
 class RecordedRegion(CompiledRegion):
-    """A region that replays recordings of its instructions. A run that fits no recording runs op by op.
+    """A region that replays recordings of its instructions.
+
+    If a run fits no recording, the instructions run one by one.
 
     Attributes:
-        recordings: least recently used first.
+        recordings: the recordings, the least recently used first.
     """
 
     def __init__(self, job: Any, recorder: Recorder) -> None:
-        """`job`: a `CompilationJob`."""
+        """Prepare to record the region of a `CompilationJob`."""
         super().__init__(
             "graphs", self._replay_next, job.template, job.region, job.relation, self._overwrite_numbers, job.aliases
         )
@@ -135,16 +158,19 @@ class RecordedRegion(CompiledRegion):
         self._runs = self._made = 0
 
     def forget(self, *, dead: bool = False) -> None:
-        """Drop the recordings. `dead`: only those whose weights are gone."""
+        """Drop all recordings. If `dead`, drop only recordings that can never be replayed again."""
         self.recordings = [one for one in self.recordings if dead and not one.is_dead()]
 
     @property
     def overwrites(self) -> bool:
-        """As `CompiledRegion.overwrites`. The results of a run are where those of the run before were, which may be inputs."""
+        """True if the latest replay may have overwritten an input that the region consumes.
+
+        Results of the latest replay have the memory of earlier results, which may be inputs of this run.
+        """
         return bool(self._consumed) and self._overwrote
 
     def copy_overwritten_inputs(self, env: Environment) -> None:
-        """As `CompiledRegion.copy_overwritten_inputs`."""
+        """Copy the inputs that a replay would overwrite, as `CompiledRegion.copy_overwritten_inputs` does."""
         addresses = {address for recording in self.recordings for address in recording.overwritten()}
         for index, tensor in self._used_up(self._inputs(env)).items():
             if address_of(tensor) in addresses:
@@ -152,13 +178,15 @@ class RecordedRegion(CompiledRegion):
                 env[self.region.inputs[index]] = copied.as_strided(tensor.shape, tensor.stride(), 0)
 
     def _used_up(self, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Return the inputs that nothing reads after the run has begun: consumed ones that share memory with no other input."""
+        """Return inputs that nothing reads after this run: consumed inputs that share memory with no other input."""
         addresses = Counter(map(address_of, tensors))
         found = {index: tensors[index] for index in self._consumed}
         return {index: tensor for index, tensor in found.items() if addresses[address_of(tensor)] == 1}
 
     def check_guard(self, env: Environment) -> int | None:
-        """As `CompiledRegion.check_guard`; None also for a run that fits no recording.
+        """Check a run as `CompiledRegion.check_guard` does.
+
+        If it fits no recording and none can be made now, return None.
 
         Raises:
             RuntimeError: the region cannot be recorded.
@@ -168,13 +196,13 @@ class RecordedRegion(CompiledRegion):
         return None if self._next is None else n
 
     def _overwrite_numbers(self, data: torch.Tensor) -> torch.Tensor:
-        """Put the varying floats of a run where recordings read them."""
+        """Upload the varying floats of a run to the tensor that recordings read."""
         assert self._numbers is not None
         self._runtime.overwrite(self._numbers, data)
         return self._numbers
 
     def _replay_next(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Replay the recording that `check_guard` has found. Another thread may have dropped it since."""
+        """Replay the recording that `check_guard` chose. Another thread may have dropped it from `recordings` since."""
         recording, self._next = self._next, None
         assert recording is not None
         recording.launched = False
@@ -189,7 +217,7 @@ class RecordedRegion(CompiledRegion):
         return recording.replay(inputs, self._written, self._copied)
 
     def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
-        """Return True if a recording can be replayed with these inputs."""
+        """Return True if a recording can be replayed with these inputs under the present numeric settings."""
         del tensors
         return recording.settings == self._recorder.settings.now and recording.fits(addresses)
 
@@ -217,7 +245,10 @@ class RecordedRegion(CompiledRegion):
         return made
 
     def _weights_among(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
-        """Return the inputs whose storages earlier runs had; None if some that had them before are new in this run."""
+        """Return the inputs whose storages recent runs had as well: the weights.
+
+        If an input that was a weight has a new storage, return None until this has persisted for some runs.
+        """
         ignored = self.growing.union(self._consumed)
         storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
         known = [{past[i].cdata for past in self._recent_storages} for i in range(len(storages))]
@@ -281,14 +312,14 @@ class RecordedRegion(CompiledRegion):
             env[place] = made[result] if step.sequence else made
 
     def _takes_float(self, step: CompiledStep) -> bool:
-        """Return True if a step takes a varying float."""
+        """Return True if an argument of the step is a varying float."""
         sources = [*step.arguments, *[source for _, source in step.keywords]]
         items = [item for source in sources if isinstance(source, ListSource) for item in source.items]
         return any(place in self._floats for place in (*sources, *items))
 
 
 def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Copy tensors without gaps to others, all with one launch."""
+    """Copy dense tensors to other dense tensors, all with one kernel launch."""
     if pairs:
         targets, sources = zip(*[(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs], strict=True)
         torch._foreach_copy_(list(targets), list(sources))
@@ -303,15 +334,22 @@ def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:
 
 
 def memory_span(tensor: torch.Tensor) -> torch.Tensor:
-    """View the memory from a tensor's first to its last element, gaps included: ops may depend on strides."""
+    """View a tensor's memory from its first to its last element as one dense tensor.
+
+    The view includes gaps between elements, because ops may depend on strides.
+    """
     return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
 
 
 def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Callable[[int, Any, Any], str]) -> str:
-    """Describe how the results of a recording differ from those of the instructions; empty if they agree.
+    """Describe how the results of a recording differ from the results of its instructions.
 
-    Both run on the session's values, whose addresses the recording has. Written inputs get their contents back.
-    `mismatch`: describes how two results at a place differ.
+    Return an empty text if they agree.
+
+    The recording and the instructions run on the session's values, because the recording has their addresses.
+    Afterwards
+    written inputs get their former contents back.
+    `mismatch` describes how two results at a place differ.
     """
     region = compiled.region
     written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
@@ -351,7 +389,7 @@ def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
 
 
 def bitwise_mismatch(_: int, expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how two results differ, if any bit of them does."""
+    """Describe how two results differ. Return an empty text if all bits are equal."""
     if other := layout_difference(expected, found):
         return other
     same = torch.equal(_bits(expected), _bits(found))

@@ -1,4 +1,4 @@
-"""Selection of the region of a template that can be compiled, with its inputs and outputs."""
+"""Choose the region of a template to compile, and find its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ _REFUSED_TAGS: Final = frozenset({
 
 @attrs.frozen
 class Region:
-    """Consecutive instructions of a template. Values are places in its environment.
+    """Consecutive instructions of a template. Values are given by their places in the environment.
 
     Attributes:
-        start, stop: range of its instructions.
-        inputs: earlier values that the region reads. written: inputs whose memory the region writes.
-        fresh: results that own memory and are needed afterwards.
-        views: instructions that make the other needed results: views of inputs and fresh values, and ops without operands.
-        slots: range of the template's slots that its instructions take.
+        start: the first instruction.
+        stop: the instruction after the last.
+        inputs: earlier values that the region reads.
+        written: inputs whose memory the region writes.
+        fresh: results that own their memory and that are read after the region.
+        views: instructions to run after the region. They make its other results: views, and results of ops without
+            operands.
+        slots: range of the template's slots (numeric arguments) that the region uses.
     """
 
     start: int
@@ -55,10 +58,14 @@ def find_region(
     skipped: Collection[str] = (),
     maybe_dynamic: Collection[str] = (),
 ) -> Region | None:
-    """Return the longest compilable run of instructions; None if it is too short.
+    """Return the longest run of consecutive instructions that can be compiled. If it is too short, return None.
 
-    `nonlinear`: slots whose instructions are excluded. `skipped`: ops without operands that may be among them, and run by themselves.
-    `maybe_dynamic`: ops that may be among them although sizes of their results may depend on data.
+    Args:
+        template: the template to search.
+        slots: numeric arguments of one run.
+        nonlinear: slots whose instructions must not be in the region.
+        skipped: ops without operands that may be in the region, and that run separately.
+        maybe_dynamic: ops that may be in the region although the sizes of their results may depend on data.
     """
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
@@ -101,22 +108,22 @@ def _compilable(form: Form, slots: Sequence[int | float], maybe_dynamic: Collect
 
 
 def _plain(form: Form) -> bool:
-    """Return True if all string arguments are plain words.
+    """Return True if all string arguments contain only harmless characters.
 
-    Compilers write them unescaped into source code: a quotation mark would end them.
+    Compilers write strings unescaped into source code, so a quotation mark would end the string.
     """
     texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
     return all(PLAIN.fullmatch(text) for text in texts)
 
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
-    """Return True if a call draws random numbers. Compiled code would draw other numbers."""
+    """Return True if a call draws random numbers. Compiled code would draw different numbers."""
     chance = chance_of(form)
     return chance is not None and (chance == ALWAYS or slots[chance] != 0)
 
 
 class _AliasAnalysis:
-    """Alias and mutation analysis of a part of a template, from the schemas of its ops."""
+    """Find aliases and writes in a part of a template by the schemas of its ops."""
 
     def __init__(self, template: CompiledTemplate, start: int, stop: int, skipped: Collection[str]) -> None:
         self.skipped = skipped
@@ -144,7 +151,7 @@ class _AliasAnalysis:
         self.needed = sorted(later & self.maker.keys())
 
     def region(self, slots: range) -> Region:
-        """Return the part as a region with these slots."""
+        """Return the part as a region that uses these slots."""
         fresh: set[int] = set()
         views: set[int] = set()
         waiting = list(self.needed)
@@ -177,7 +184,7 @@ class _AliasAnalysis:
 
 
 def _writes(step: CompiledStep, form: Form) -> tuple[int, ...]:
-    """Return the operands that a call may write. A batch norm writes statistics if it trains."""
+    """Return the operands that a call may write. A batch norm in training writes its statistics."""
     names = [argument.name for argument in torch_private.schema_of(resolve(form.op)).arguments]
     given = dict(zip(names, form.args, strict=False)) | dict(form.kwargs)
     return step.writes if given.get("training") == Constant(False) else written_places(step)

@@ -1,4 +1,4 @@
-"""The region of a compilation job as a `torch.fx.GraphModule` over its inputs."""
+"""Convert the region of a compilation job to a `torch.fx.GraphModule`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from djinn_strategies.compiling.written_views import WrittenView
 
 
 def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
-    """Return a job's region as a graph over its inputs. Numbers that depend on an input size are computed from it."""
+    """Return a job's region as an FX graph. Numbers that depend on the size of an input are computed in the graph."""
     return _RegionGraphBuilder(job, device).make()
 
 
@@ -86,9 +86,9 @@ class _RegionGraphBuilder:
             self.nodes[place] = self._taken(result, number) if form.sequence else result
 
     def _joined(self, tensors: Sequence[Any], *dimension: Any) -> Any:
-        """Return a concatenation without empty tensors, such as a KV cache before its first token.
+        """Return a concatenation without the empty tensors, such as a KV cache before its first token.
 
-        With empty tensors, inductor uses another layout.
+        With empty tensors, inductor chooses another layout for the result.
         """
         some = [tensor for tensor in tensors if tensor not in self._empty]
         if len(some) == 1:
@@ -136,7 +136,7 @@ class _RegionGraphBuilder:
         return self.relation.example.slots[index] if line is None else self._expression(line)
 
     def _expression(self, line: LinearSize) -> Any:
-        """Return `line` as nodes, created once."""
+        """Return nodes that compute `line`. Each line is computed once."""
         if line not in self.expressions:
             value = self._base()
             if line.times != 1:

@@ -1,7 +1,7 @@
-"""Float scalars that differ between runs, such as a scheduled learning rate or the bias corrections of Adam.
+"""Pass float scalars that vary between runs, such as a scheduled learning rate, as an input tensor.
 
-Compiled code treats scalars as constants. A 0-dim tensor gives the same arithmetic, so varying floats become elements
-of an extra input.
+Compiled code treats scalars as constants. Arithmetic with a 0-dim tensor gives equal results. Therefore the varying
+floats become elements of one additional input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ Call = Callable[..., Any]
 
 
 def liftable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
-    """Return the slots of a region that can become tensors: `call_with_tensors` supports the rest of the call."""
+    """Return the slots of a region that can become tensors.
+
+    `call_with_tensors` supports all other arguments of such a call.
+    """
     found: list[int] = []
     first = 0
     for index, code in enumerate(template.source.code[: region.stop]):
@@ -39,7 +42,7 @@ def liftable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]
 
 
 def _liftable(form: Form) -> Iterator[int]:
-    """Return the offsets of these slots within the slots of a call."""
+    """Return the offsets of such slots within the slots of one call."""
     match = _NAME.fullmatch(form.op)
     name = match["name"] if match else ""
     if name not in _PLAIN and name not in _OF_TWO:
@@ -63,7 +66,7 @@ def _slots(argument: Argument) -> int:
 
 
 def call_with_tensors(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
-    """Return the results of a call with tensors for numbers, by ops that accept tensors; a list for an op on lists."""
+    """Call an op with tensors in place of numbers, and return its results. If `op` works on lists, return a list."""
     match = _NAME.fullmatch(op)
     assert match is not None
     if not match["lists"]:

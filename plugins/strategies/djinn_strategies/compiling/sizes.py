@@ -1,7 +1,7 @@
-"""Dynamic shapes of a template: sizes and numbers that differ from run to run as linear functions of one of them.
+"""Infer how sizes and numbers of a template vary between runs, as linear functions of one size.
 
-Each decode step has a longer KV cache than the last: sizes, strides and numbers of its programs are `a * n + b` with
-the same `n`. This relation is inferred from a few runs, and a guard checks it before each further run.
+At each decode step, the KV cache is longer: sizes, strides and numbers are `a * n + b` with one `n` per run. This
+relation is inferred from a few runs. A guard checks it before each later run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ _exact = msgspec.msgpack.Encoder().encode  # distinguishes an int from a float, 
 
 @attrs.frozen
 class ObservedRun:
-    """One run: metadata of a region's inputs, and the template's slots."""
+    """Shapes and numbers of one run.
+
+    Attributes:
+        metas: metadata of the region's inputs.
+        slots: numeric arguments of the template.
+    """
 
     metas: tuple[TensorMeta, ...]
     slots: Slots
@@ -30,7 +35,7 @@ class ObservedRun:
 
 @attrs.frozen
 class LinearSize:
-    """`times * n + plus`."""
+    """The linear function `times * n + plus`."""
 
     times: int
     plus: int
@@ -42,13 +47,16 @@ class LinearSize:
 
 @attrs.frozen
 class SizeRelation:
-    """The relation by which sizes, strides and slots differ between runs.
+    """How sizes, strides and slots vary between runs.
 
     Attributes:
-        base: the input and the dimension whose size is `n`, or the slot that is `n`; None if no size varies.
-        sizes: varying dimensions, by input. strides: varying strides, by input. slots: varying slots.
-        smallest: the least `n` for which no size is below 2.
-        floats: slots that may be any float.
+        example: the run from which constant sizes and numbers are taken.
+        base: where to read `n`: an input and a dimension, or a slot. If nothing varies, it is None.
+        sizes: varying sizes, by input and dimension.
+        strides: varying strides, by input and dimension.
+        slots: varying slots.
+        smallest: the least `n` for which every varying size is at least 2.
+        floats: slots that may have any float value.
         used: slots that the region uses.
     """
 
@@ -72,7 +80,7 @@ class SizeRelation:
 
 @attrs.frozen
 class NonlinearSlots:
-    """Varying slots without a relation, in runs whose other sizes and slots follow one."""
+    """Slots that vary and are not linear functions of `n`, although all sizes are."""
 
     slots: frozenset[int]
 
@@ -85,14 +93,16 @@ def infer_size_relation(
     *,
     counters: bool = False,
 ) -> SizeRelation | NonlinearSlots | None:
-    """Return the relation of all runs in `observed`; None if there is none. The last run is the example.
+    """Return the relation that all runs in `observed` follow.
+
+    If no relation exists, return None. The last run is the example.
 
     Args:
-        observed: some runs.
-        liftable: slots that may vary freely if they are floats.
-        keep_constant: True if constant liftable slots have to stay constant.
-        used: the slots that the region uses; None: all.
-        counters: True if `n` may be a slot where no size varies, such as the position in a preallocated cache.
+        observed: at least one run.
+        liftable: slots that may have any value in each run if they are floats.
+        keep_constant: True if a liftable slot that was constant so far has to stay constant.
+        used: slots that the region uses. If None, all slots.
+        counters: True if `n` may be a slot when no size varies, such as the position in a preallocated cache.
     """
     example = observed[-1]
     used = range(len(example.slots)) if used is None else used
@@ -129,7 +139,7 @@ def _fit_lines(flat: Sequence[dict[Key, int | float]], differing: Sequence[Key],
 
 
 def _flat(run: ObservedRun, used: range) -> dict[Key, int | float]:
-    """Return all numbers of a run by kind: sizes, strides and used slots."""
+    """Return all sizes, strides and used slots of a run in one mapping."""
     flat: dict[Key, int | float] = {("slot", i): run.slots[i] for i in used}
     for index, meta in enumerate(run.metas):
         flat |= {("size", index, dim): size for dim, size in enumerate(meta.shape)}
@@ -164,7 +174,7 @@ def _smallest(sizes: Sequence[LinearSize]) -> int:
 
 
 class SizeGuard:
-    """A cheap check that a run follows a relation."""
+    """Check quickly that a run follows a size relation."""
 
     def __init__(self, relation: SizeRelation) -> None:
         self._relation = relation
@@ -183,7 +193,10 @@ class SizeGuard:
         return [0 if i in self._variable_slots else slots[i] for i in self._used]
 
     def check(self, tensors: Sequence[Any], slots: Sequence[int | float], spare: Collection[int] = ()) -> int | None:
-        """Return the run's `n` (0 if nothing varies); None if the run does not follow the relation. `spare`: inputs with any strides."""
+        """Return the size `n` of a run, or 0 if nothing varies. If the run does not follow the relation, return None.
+
+        `spare`: inputs whose strides are not checked.
+        """
         for tensor in tensors:
             if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
                 return None
@@ -218,7 +231,7 @@ class SizeGuard:
 
 
 def _value_of(base: tuple[int, int] | int, tensors: Sequence[Any], slots: Sequence[int | float]) -> int | None:
-    """Return the `n` of a run; None if the run has no such number."""
+    """Return the size `n` of a run. If its inputs have no such dimension or slot, return None."""
     if isinstance(base, int):
         number = slots[base]
         return number if type(number) is int else None
@@ -227,7 +240,10 @@ def _value_of(base: tuple[int, int] | int, tensors: Sequence[Any], slots: Sequen
 
 
 def observe(tensors: Sequence[Any], slots: Sequence[int | float]) -> ObservedRun | None:
-    """Return the observation of a run; None if an input is not a plain strided tensor of real numbers."""
+    """Return the shapes and numbers of a run.
+
+    If an input is not a plain strided tensor of real numbers, return None.
+    """
     metas: list[TensorMeta] = []
     for tensor in tensors:
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:

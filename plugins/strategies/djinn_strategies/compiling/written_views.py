@@ -1,6 +1,6 @@
-"""Inputs that alias an input which the region writes, such as the transpose of a weight that an optimizer updates.
+"""Find inputs that are views of a written input, such as the transpose of a weight that an optimizer updates.
 
-Compiled code derives such an input from the written one.
+Compiled code creates such a view from the written input.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from djinn_strategies.compiling.region import Region
 
 @attrs.frozen
 class WrittenView:
-    """An input that is a view of a written one.
+    """An input that is a view of a written input.
 
     Attributes:
-        view, base: positions of both among the inputs.
-        offset: first element of the view in the memory of both.
+        view: index of the view among the inputs.
+        base: index of the written input.
+        offset: first element of the view, as an offset into the memory.
     """
 
     view: int
@@ -29,7 +30,7 @@ class WrittenView:
 
 
 def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[WrittenView, ...]:
-    """Return the read-only views of dense written inputs in one run."""
+    """Return the inputs that are views of dense written inputs and that the region only reads."""
     written = {address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written}
     found: list[WrittenView] = []
     for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
@@ -40,7 +41,7 @@ def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[Writ
 
 
 def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]) -> bool:
-    """Return True if the inputs of a run have these aliases."""
+    """Return True if the inputs of a run alias each other as in `aliases`."""
     return all(
         address_of(tensors[alias.view]) == address_of(tensors[alias.base])
         and tensors[alias.view].storage_offset() == alias.offset
