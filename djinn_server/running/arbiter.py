@@ -597,7 +597,7 @@ def _difference(
             if memory_of(expected) in operands or memory_of(expected) in memories:
                 return "an op returns a view, which cannot be replaced"
             if memory in operands or memory in memories or key in given:
-                return "a result shares memory that it should have for itself"
+                return "a result shares memory with another tensor, unlike the result of the ops"
             memories |= {memory, memory_of(expected)}
             storages[key] = StorageWeakRef(actual.untyped_storage())
         try:

@@ -128,7 +128,7 @@ class Batches(RunStrategy):
             one.began = began
             one.owner.share.group = group
             if one.outcome is None and one.error is None:
-                one.error = DjinnError("the batch of this program was broken off by another one's error")
+                one.error = DjinnError("another program in the same batch failed, so this program did not finish")
         self._device.turns.release(group[0])
         self.counts.batches += 1
         self.counts.batched_submissions += len(batch.members)

@@ -93,7 +93,7 @@ class CompiledTemplates(HotTemplates):
     def submit(self, job: CompilationJob) -> None:
         """Queue a job for the background thread, as `HotTemplates.submit` does."""
         if job.compiler >= len(self._compilers):
-            job.hot.give_up("no compiler has something better")
+            job.hot.give_up("no compiler produced faster code with equal results")
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.give_up(f"{COMPILED_LIMIT} templates are compiled already")
         else:

@@ -229,7 +229,7 @@ class Batch:
         try:
             joined.scatter(step)
         except RuntimeError as error:  # out of memory: each run computes it separately
-            _log.debug("results of several sessions are not taken", error=repr(error))
+            _log.debug("results of a batch cannot be distributed", error=repr(error))
             self._last = None
         return max(step, start + 1)
 
@@ -261,7 +261,7 @@ class Batch:
                     done = self._compute_row(joined, self.batched.between[step])
         except Exception as error:
             op = self.batched.template.steps[step].op
-            _log.debug("an instruction is not computed for several sessions", op=op, error=repr(error))
+            _log.debug("an instruction cannot be batched", op=op, error=repr(error))
             return False
         return done
 
@@ -286,7 +286,7 @@ class Batch:
                     else:
                         self._multiply_known(env, number)
         except Exception as error:
-            _log.debug("instructions are not computed for several sessions", error=repr(error))
+            _log.debug("a recorded chain of instructions cannot be batched", error=repr(error))
             joined.clear()
             return start
         joined.put_all(chain)
@@ -297,7 +297,7 @@ class Batch:
         bias = None if product.bias is None else env[product.bias]
         made = self.trial.compute(number, Operands(env[product.rows], (), env[product.weight], bias))
         if made is None:
-            raise RuntimeError("the product's weight is not packed any more")
+            raise RuntimeError("the packed copy of the weight was freed")
         env[product.place] = made
         for place in product.release:
             env[place] = None

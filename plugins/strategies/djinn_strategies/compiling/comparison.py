@@ -56,7 +56,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
         return f"it raised {type(error).__name__}: {error}"
     region = compiled.region
     if _shares_memory(compiled, ours, env):
-        return "a result shares memory that it should have for itself"
+        return "a result shares memory with another tensor, unlike the result of the ops"
     places = [place for step in compiled.steps for _, place in step.makes if isinstance(ours[place], torch.Tensor)]
     for place in (*dict.fromkeys(places), *region.written):
         if found := mismatch(place, theirs[place], ours[place]):

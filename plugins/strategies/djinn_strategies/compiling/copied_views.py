@@ -67,10 +67,12 @@ class CopiedViews:
         own = [view for view in self._views if view.copy.cdata == written]
         changed = {written, *[view.viewed.cdata for view in own]}
         if any(view.store is None or self._is_copy(view.viewed) for view in own):
-            raise StaleViewError("it writes into a view whose strides vary")
+            raise StaleViewError("it writes into a view that was copied and cannot be stored back")
         others = [view for view in self._views if view not in own and not view.copy.expired()]
         if any(view.viewed.cdata in changed for view in others):
-            raise StaleViewError("it writes into a tensor of which the program has a view at a position that varies")
+            raise StaleViewError(
+                "it writes into a tensor while the program holds a view of the tensor at a varying position"
+            )
         for view in own:
             assert view.store is not None
             view.store(tensor)

@@ -185,7 +185,7 @@ class GrowingRegion(RecordedRegion):
         for index, sizes in self.relation.sizes.items():
             [(dim, line), *others] = sizes.items()
             if others or line.times != 1:
-                raise UnpaddableError("an input grows in several dimensions, or faster than others")
+                raise UnpaddableError("an input grows in several dimensions, or several times as fast as another input")
             self._grows[index] = (dim, line.plus)
         self.growing = frozenset(self._grows)
         if not self.growing.isdisjoint(self._written):

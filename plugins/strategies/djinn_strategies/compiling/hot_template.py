@@ -336,7 +336,7 @@ class HotPhase(NotCompiledPhase):
             self.hot.template, self.hot.slots, skipped=self.hot.skipped, maybe_dynamic=self.hot.maybe_dynamic
         )
         if region is None:
-            self.hot.give_up("it has no ops in a row that can be compiled")
+            self.hot.give_up("it has too few consecutive ops that can be compiled")
         else:
             self.hot.phase = ObservingPhase(self.hot, region, self.share)
 
@@ -469,10 +469,10 @@ class _RegionPhase:
         try:
             self.compiled.run(env)
         except Exception as error:
-            self.hot.give_up(f"compiled, it raised {type(error).__name__}: {error}")
+            self.hot.give_up(f"its compiled code raised {type(error).__name__}: {error}")
             if self.region.written or self.compiled.overwrites:
                 raise WrittenError(
-                    f"compiled by {self.compiled.compiler}, these ops raised {type(error).__name__}: {error}"
+                    f"code that {self.compiled.compiler} compiled for these ops raised {type(error).__name__}: {error}"
                 ) from error
             return False
         self.hot.counts.runs += 1

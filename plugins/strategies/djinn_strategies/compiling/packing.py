@@ -71,7 +71,9 @@ def pack(context: CompilerContext) -> bytes:
         elif node.op == "output":
             outputs = [numbers[made] for made in node.args[0]]
         elif node.op != "placeholder":
-            raise UnsupportedOperation(f"the graph has a {node.op}, which cannot be packed")
+            raise UnsupportedOperation(
+                f"the graph contains a node of kind {node.op}, which cannot be sent to a compile process"
+            )
     metas = tuple([_Meta(m.shape, m.stride, str(m.dtype).removeprefix("torch.")) for m in context.metas])
     packed = _Packed(nodes, outputs, metas, str(context.device), context.writes, dict(context.grows), context.threads)
     return msgspec.msgpack.encode(packed)
@@ -87,7 +89,7 @@ def unpack(data: bytes) -> CompilerContext:
     try:
         packed = _programs.decode(data)
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"cannot read what a compiler is asked for: {error}") from error
+        raise ProtocolError(f"the compile process got a request that it cannot read: {error}") from error
     graph = fx.Graph()
     made: list[Any] = [graph.placeholder(f"x{index}") for index in range(len(packed.metas))]
     for node in packed.nodes:
@@ -110,7 +112,7 @@ def _name(target: Any) -> str:
         return str(target.name())
     found = next((name for name, function in _FUNCTIONS.items() if function is target), None)
     if found is None:
-        raise UnsupportedOperation(f"the graph calls {target}, which cannot be packed")
+        raise UnsupportedOperation(f"the graph calls {target}, which cannot be sent to a compile process")
     return found
 
 
@@ -134,7 +136,7 @@ def _packed(value: Any, numbers: dict[fx.Node, int]) -> Any:
         return {"complex": [value.real, value.imag]}
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and PLAIN.fullmatch(value)):
         return value
-    raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be packed")
+    raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be sent to a compile process")
 
 
 def _unpacked(value: Any, made: list[Any]) -> Any:

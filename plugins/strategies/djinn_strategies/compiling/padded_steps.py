@@ -155,7 +155,7 @@ class PaddedRun:
         if not isinstance(number, SymbolicNumber):
             return int(number)
         if number.expression.times != 1:
-            raise UnpaddableError(f"a size is a multiple of the length: {number.expression.times} n")
+            raise UnpaddableError(f"a size is a multiple of the growing length: {number.expression.times} n")
         self.limit_n(most=self.capacity - number.expression.plus)
         return self.capacity
 
@@ -236,7 +236,7 @@ class PaddedRun:
     def _require_sign(self, line: LinearSize, below: int | None) -> None:
         """Restrict `n` so that `line` keeps its sign: negative if `below` is 0, zero or positive if `below` is None."""
         if line.times not in {-1, 0, 1}:
-            raise UnpaddableError("a bound of a slice is a multiple of the length")
+            raise UnpaddableError("a bound of a slice is a multiple of the growing length")
         if below is None:
             if line.times == 1:
                 self.limit_n(least=-line.plus)
@@ -258,7 +258,7 @@ def _unpadded(value: Any) -> Any:
 
 def _padded(value: Any) -> Padded:
     if not isinstance(value, Padded):
-        raise UnpaddableError("an operand that is not padded has a number that grows")
+        raise UnpaddableError("an op without a growing operand has a growing number as argument")
     return value
 
 
@@ -308,11 +308,11 @@ def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     start, end, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
     first, last = (one.expression if isinstance(one, SymbolicNumber) else LinearSize(0, one) for one in (start, end))
     if step != 1 or not isinstance(first.plus, int):
-        raise UnpaddableError("a range that grows has steps")
+        raise UnpaddableError("a growing range has a step other than 1")
     if first.times == last.times:
         return run.positions(first, last.plus - first.plus).to(kwargs.get("dtype") or torch.int64, copy=True)
     if (first.times, last.times) != (0, 1):
-        raise UnpaddableError("a range grows at its beginning")
+        raise UnpaddableError("the start of a range grows")
     run.limit_n(most=run.capacity - (last.plus - first.plus))
     made = op(first.plus, first.plus + run.capacity, **kwargs)
     return Padded(made, 0, last.plus - first.plus)
@@ -327,7 +327,7 @@ def _unsqueeze(run: PaddedRun, op: Any, source: Any, dim: int) -> Any:
 def _squeeze(run: PaddedRun, op: Any, source: Any, dim: Any) -> Any:
     one = _padded(source)
     if not isinstance(dim, int) or _axis(one, dim) == one.dim:
-        raise UnpaddableError("the dimension that grows is squeezed")
+        raise UnpaddableError("the growing dimension is squeezed")
     at = _axis(one, dim)
     made = op(one.tensor, at)
     return one.like(made, one.dim - (at < one.dim and made.dim() < one.tensor.dim()))
@@ -358,12 +358,12 @@ def _expand(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], **kwargs
         if grows not in ([], [at]) or (
             isinstance(wanted, SymbolicNumber) and wanted.expression != LinearSize(1, source.plus)
         ):
-            raise UnpaddableError("a tensor that grows is expanded to another length")
+            raise UnpaddableError("a growing tensor is expanded to another length")
         if not isinstance(wanted, SymbolicNumber) and wanted != -1:
-            raise UnpaddableError("a tensor that grows is expanded to a fixed length")
+            raise UnpaddableError("a growing tensor is expanded to a fixed length")
         return source.like(op(tensor, [run.capacity if dim == at else size for dim, size in enumerate(sizes)]), at)
     if len(grows) != 1 or (tensor.dim() > (right := len(sizes) - grows[0] - 1) and tensor.size(-right - 1) != 1):
-        raise UnpaddableError("a tensor is expanded in more than one dimension that grows")
+        raise UnpaddableError("a tensor is expanded in several growing dimensions")
     made = op(tensor, [run.size(size) for size in sizes])
     return Padded(made, grows[0], sizes[grows[0]].expression.plus)
 
@@ -379,7 +379,7 @@ def _view(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], *_: Any) -
             size == -1 if not isinstance(size, SymbolicNumber) else size.expression == LinearSize(1, one.plus)
         ):
             return one.like(made, dim)
-    raise UnpaddableError("a view mixes the dimension that grows with others")
+    raise UnpaddableError("a view merges or splits the growing dimension")
 
 
 def _select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
@@ -406,7 +406,7 @@ def _slice(
         return source.like(op(tensor, at, start, end, step))
     first, last = run.slice_bounds(LinearSize(1, source.plus) if grows else tensor.size(at), start, end)
     if step != 1:
-        raise UnpaddableError("a slice that grows has steps")
+        raise UnpaddableError("a growing slice has a step other than 1")
     if first.times == last.times:
         count = last.plus - first.plus
         if count < 0:
@@ -415,7 +415,7 @@ def _slice(
             return tensor.narrow(at, first.plus, count)
         return run.entries(tensor, at, run.positions(first, count))
     if first != LinearSize(0, 0) or last.times != 1:
-        raise UnpaddableError("a slice that grows begins behind the first entry")
+        raise UnpaddableError("a growing slice starts after the first entry")
     if grows:
         whole = last.plus == source.plus  # else valid entries, which may be infinite, are padding now
         return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole, origin=source.origin)
@@ -430,18 +430,18 @@ def _repeat(run: PaddedRun, op: Any, source: Any, times: Sequence[Any]) -> Any:
     one = _padded(source)
     at = len(times) - one.from_right
     if times[at] != 1:
-        raise UnpaddableError("the dimension that grows is repeated")
+        raise UnpaddableError("the growing dimension is repeated")
     return one.like(op(one.tensor, times), at)
 
 
 def _index(run: PaddedRun, op: Any, source: Any, indices: Sequence[Any]) -> Any:
     if any(index is None for index in indices):
-        raise UnpaddableError("some dimensions of a tensor that grows are indexed")
+        raise UnpaddableError("a growing tensor is indexed in only some dimensions")
     given = [run.filled(index, 0) if isinstance(index, Padded) else index for index in indices]
     rest = _unpadded(source).dim() - len(indices)
     if isinstance(source, Padded):
         if source.dim >= len(indices):
-            raise UnpaddableError("some dimensions of a tensor that grows are indexed")
+            raise UnpaddableError("a growing tensor is indexed in only some dimensions")
         index, end = given[source.dim], run.number(SymbolicNumber(LinearSize(1, source.plus)))
         given[source.dim] = torch.where(index < 0, index + end, index)
     made = op(_unpadded(source), given)
@@ -451,7 +451,7 @@ def _index(run: PaddedRun, op: Any, source: Any, indices: Sequence[Any]) -> Any:
     if any(
         i.dim() >= pads[0].from_right and i.size(-pads[0].from_right) not in {1, run.capacity} for i in given if pads
     ):
-        raise UnpaddableError("an index has another length")
+        raise UnpaddableError("the indices have different lengths")
     return Padded(made, made.dim() - rest - pads[0].from_right, pads[0].plus) if pads else made
 
 
@@ -459,7 +459,7 @@ def _index_select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) ->
     at = _axis(source, dim)
     if isinstance(index, Padded):
         if isinstance(source, Padded):
-            raise UnpaddableError("a tensor that grows is indexed by another one")
+            raise UnpaddableError("a growing tensor is indexed by a growing tensor")
         return Padded(op(source, at, run.filled(index, 0)), at, index.plus)
     one = _padded(source)
     made = op(one.tensor, at, index)
@@ -470,7 +470,7 @@ def _index_select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) ->
 def _split(run: PaddedRun, op: Any, source: Any, sizes: Any, dim: int = 0) -> Any:
     one = _padded(source)
     if _axis(one, dim) == one.dim:
-        raise UnpaddableError("the dimension that grows is split")
+        raise UnpaddableError("the growing dimension is split")
     return [one.like(part) for part in op(one.tensor, sizes, dim)]
 
 
@@ -479,14 +479,14 @@ def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     pads = [one for one in tensors if isinstance(one, Padded)]
     if all(one.dim != at for one in pads):
         if len(pads) < len(tensors) or len({(one.dim, one.plus) for one in pads}) > 1:
-            raise UnpaddableError("tensors that grow are joined with others")
+            raise UnpaddableError("growing tensors are concatenated with tensors of fixed size")
         made = op([one.tensor for one in pads], at)
         return Padded(made, pads[0].dim, pads[0].plus, all(one.finite for one in pads), all(one.zero for one in pads))
     if len(tensors) != 2 or len(pads) != 1 or not isinstance(first, Padded):
-        raise UnpaddableError("a tensor that grows is joined with more than one other")
+        raise UnpaddableError("a growing tensor is concatenated with several tensors")
     second = tensors[1]
     if first.tensor.dtype != second.dtype:
-        raise UnpaddableError("new entries have another dtype")
+        raise UnpaddableError("appended entries have another dtype than the growing tensor")
     count = second.size(at)
     run.limit_n(most=run.capacity - first.plus - count)
     in_place = first.buffer is not None and first.buffer not in run.appended
@@ -523,7 +523,7 @@ def _cumsum(run: PaddedRun, op: Any, source: Any, dim: int, **kwargs: Any) -> An
 def _of_bools(run: PaddedRun, op: Any, source: Any, *dims: Any) -> Any:
     one = _padded(source)
     if dims and (not isinstance(dims[0], int) or _axis(one, dims[0]) != one.dim):
-        raise UnpaddableError("a reduction over a dimension that does not grow")
+        raise UnpaddableError("a growing tensor is reduced over other dimensions than the growing one")
     return op(run.filled(one, op is aten.all), *dims)
 
 
@@ -539,17 +539,17 @@ def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, tor
     """
     left, right = (one.from_right if isinstance(one, Padded) else 0 for one in (first, second))
     if min(_unpadded(first).dim(), _unpadded(second).dim()) < 2:
-        raise UnpaddableError("a product with a vector")
+        raise UnpaddableError("a matrix is multiplied by a vector")
     if (left == 1) != (right == 2):
-        raise UnpaddableError("a product sums over a dimension that grows in one operand only")
+        raise UnpaddableError("a matrix product sums over a dimension that grows in only one operand")
     if left == 1:
         if first.plus != second.plus:
-            raise UnpaddableError("a product sums over other lengths")
+            raise UnpaddableError("a matrix product sums over dimensions of different lengths")
         return run.filled(first, 0), second.tensor if second.finite else run.filled(second, 0), None
     if left and right:
-        raise UnpaddableError("a product grows in two dimensions")
+        raise UnpaddableError("a matrix product grows in two dimensions")
     if max(left, right) > 2:
-        raise UnpaddableError("a batch of products grows")
+        raise UnpaddableError("the batch dimension of a matrix product grows")
     one = first if left else second
     return _unpadded(first), _unpadded(second), (one.from_right, one.plus)
 
@@ -564,37 +564,37 @@ def _baddbmm(run: PaddedRun, op: Any, source: Any, first: Any, second: Any, **kw
     a, b, grows = _product(run, first, second)
     made = op(_unpadded(source), a, b, **kwargs)
     if isinstance(source, Padded) and grows != (source.from_right, source.plus):
-        raise UnpaddableError("a sum of a product has another length")
+        raise UnpaddableError("a matrix product is added to a tensor of another length")
     if (
         grows is not None
         and not isinstance(source, Padded)
         and source.dim() >= grows[0]
         and source.size(-grows[0]) != 1
     ):
-        raise UnpaddableError("a product that grows is added to a tensor that does not")
+        raise UnpaddableError("a growing matrix product is added to a tensor of fixed size")
     return made if grows is None else Padded(made, made.dim() - grows[0], grows[1])
 
 
 def _linear(run: PaddedRun, op: Any, source: Any, weight: Any, bias: Any = None) -> Any:
     one = _padded(source)
     if one.from_right == 1:
-        raise UnpaddableError("a layer sums over the dimension that grows")
+        raise UnpaddableError("a linear layer sums over the growing dimension")
     return Padded(op(one.tensor, weight, bias), one.dim, one.plus)
 
 
 def _attention(run: PaddedRun, op: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
     key, value, mask = _padded(key), _padded(value), attn_mask
     if isinstance(query, Padded) or is_causal or dropout_p or (key.from_right, value.from_right) != (2, 2):
-        raise UnpaddableError("an attention grows in another dimension than that of its keys, is causal, or drops")
+        raise UnpaddableError("an attention has dropout, is causal, or grows in a dimension other than its keys")
     if key.plus != value.plus:
-        raise UnpaddableError("an attention has other keys than values")
+        raise UnpaddableError("an attention has more keys than values, or fewer")
     if isinstance(mask, Padded):
         if (mask.from_right, mask.plus) != (1, key.plus):
-            raise UnpaddableError("a mask has another length than its keys")
+            raise UnpaddableError("the attention mask is longer or shorter than the keys")
         mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
     elif mask is not None:
         if mask.size(-1) != 1:
-            raise UnpaddableError("a mask does not grow with its keys")
+            raise UnpaddableError("the attention mask does not grow with the keys")
         mask = Padded(mask.expand(*mask.shape[:-1], run.capacity), mask.dim() - 1, key.plus)
         mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
     else:

@@ -377,7 +377,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
             if mismatch(place, _like(env[place], after[address_of(env[place])]), env[place])
         ]
         if written_otherwise:
-            return "an input that it writes has other contents"
+            return "a written input has different contents"
     finally:
         for address, storage in written.items():
             storage.copy_(before[address])
@@ -393,7 +393,7 @@ def bitwise_mismatch(_: int, expected: torch.Tensor, found: torch.Tensor) -> str
     if other := layout_difference(expected, found):
         return other
     same = torch.equal(_bits(expected), _bits(found))
-    return "" if same else f"a result of shape {tuple(found.shape)} has other bits"
+    return "" if same else f"a result of shape {tuple(found.shape)} differs in some bits"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
