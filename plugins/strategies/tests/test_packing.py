@@ -55,5 +55,5 @@ def test_what_is_no_context_is_refused():
 
 
 def test_what_cannot_be_packed_says_so():
-    with pytest.raises(UnsupportedOperation, match="cannot be packed"):
+    with pytest.raises(UnsupportedOperation, match="cannot be sent to a compile process"):
         pack(context(lambda call, x: (call(torch.relu, (x,)),), torch.rand(2)))
