@@ -1,1 +1,1 @@
-"""A cost model from measured times, and a placement policy that uses predicted times."""
+"""A cost model that predicts times from measurements, and a placement policy that minimises predicted times."""

@@ -1,4 +1,4 @@
-"""The placement policy `cost_based`: minimise the predicted end. Use one device if more devices save no time."""
+"""The placement policy `cost_based`: minimise the predicted time. It uses several devices only if they save time."""
 
 from __future__ import annotations
 

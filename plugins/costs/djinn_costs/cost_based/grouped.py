@@ -1,4 +1,4 @@
-"""Place independent groups and branches of a program, each on its own device."""
+"""Place independent groups and branches of a program on separate devices."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from djinn_costs.cost_based.units import beside
 def for_groups(options: Options) -> Option | None:
     """Place each group that an optimization has made on its own device.
 
-    The last group runs on the device with most of the inputs. Return None without groups, or if the undivided program
-    is as fast.
+    The last group runs on the device with most of the inputs. If there are no groups, or if the undivided program is as
+    fast, return None.
     """
     if not options.context.plan.hints.get("groups"):
         return None
@@ -28,7 +28,7 @@ def for_groups(options: Options) -> Option | None:
 
 
 def for_branches(options: Options) -> Option | None:
-    """Place each branch that a pattern has found on its own device. Return None without branches.
+    """Place each branch that a pattern has found on its own device. If there are no branches, return None.
 
     The longest branch runs on the device with most of the inputs.
     """

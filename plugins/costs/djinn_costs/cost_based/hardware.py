@@ -16,14 +16,14 @@ HOP = 5e-5  # in seconds
 
 @attrs.define(eq=False)
 class Hardware:
-    """Facts about devices and links that placement needs.
+    """Properties of devices and links for placement.
 
     Attributes:
         devices: devices in the order of the topology.
-        rows: costs of the nodes, a row for each device model.
-        row_of: index of the row by device id.
-        hop: latency in seconds between two devices.
-        rate: bytes a second on the fastest link between two devices; infinite if none was measured.
+        rows: costs of all nodes, one row for each device model.
+        row_of: index in `rows`, by device id.
+        hop: latency between two devices, in seconds.
+        rate: bytes per second of the fastest link between two devices. If no link was measured, it is infinite.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -36,7 +36,7 @@ class Hardware:
 
     @classmethod
     def of(cls, context: PlacementContext) -> Hardware:
-        """Return the facts about the devices of a context."""
+        """Collect the properties of the devices and links in a context."""
         rows: list[Sequence[CostEstimate]] = []
         sizes: dict[int, int] = {}
         row_of: dict[str, int] = {}
@@ -52,7 +52,7 @@ class Hardware:
         return cls(context.topology.devices, rows, row_of, hop, rate, context.topology)
 
     def seconds(self, source: str, target: str, size: int) -> float:
-        """Return the time to move `size` bytes from one device to another."""
+        """Return the time to transfer `size` bytes from device `source` to device `target`."""
         if source == target:
             return 0.0
         link = self._links.get((source, target))

@@ -1,4 +1,4 @@
-"""How the policy used each kind of hint, for `djinn explain`."""
+"""Report how the policy used each kind of hint, for `djinn explain`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List scheduling (HEFT): place units in order of their critical path, each on the device with the earliest finish."""
+"""Place units by list scheduling (HEFT): in order of critical path length, each where it finishes first."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ _CANDIDATES: Final = 8  # devices in use to evaluate per unit
 
 @attrs.define(eq=False, slots=False)
 class PlacedUnits:
-    """Units that were placed on devices.
+    """A placement of all units on devices.
 
     Attributes:
         where: device of each unit.
-        done: predicted finish of each unit, in seconds.
-        second: second best device of each unit that had a choice, with the predicted finish there.
-        seconds: predicted time of the whole program.
+        done: predicted time at which each unit finishes, in seconds.
+        second: second best device and its predicted finish, for each unit with several candidate devices.
         homes: device of each block of storages that must share a device.
-        copies: by storage, the devices that keep a copy.
+        copies: devices that hold a copy of a storage, by storage.
     """
 
     where: list[str]
@@ -39,12 +38,12 @@ class PlacedUnits:
 
     @cached_property
     def seconds(self) -> float:
-        """Return the predicted time of the whole program, after all units were placed."""
+        """Return the predicted time of the whole program. All units must be placed."""
         return max(self.done, default=0.0)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Return the used devices, in order of first use."""
+        """Return the devices that run units, in order of first use."""
         return tuple(dict.fromkeys(self.where))
 
 
@@ -52,7 +51,7 @@ Choose = Callable[[int, Unit, "ListScheduler"], Sequence[str]]
 
 
 def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
-    """Return units ordered by their critical path, the longest first. This is a valid execution order."""
+    """Return the units in order of their critical path, the longest first. The order is a valid execution order."""
     units = work.units
     followers: list[list[int]] = [[] for _ in units]
     for index, unit in enumerate(units):
@@ -74,7 +73,7 @@ def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
 
 
 class ListScheduler:
-    """Place one unit after the other, and track the time of each device."""
+    """Place units one after another, and keep track of the time at which each device becomes idle."""
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class ListScheduler:
         self._groups()
 
     def _groups(self) -> None:
-        """Group unused devices by model and by group."""
+        """Group the unused devices by model, and by model and device group."""
         self.pools: dict[tuple[int, str], list[str]] = {}
         self.group_of: dict[str, str] = {}
         for device in reversed(self.hardware.devices):
@@ -104,7 +103,10 @@ class ListScheduler:
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
     def run(self, order: Sequence[int], choose: Choose) -> PlacedUnits | None:
-        """Place all units, each on one of the devices that `choose` returns. Return None if memory does not suffice."""
+        """Place all units.
+
+        `choose` returns the candidate devices of a unit. If memory does not suffice, return None.
+        """
         units, result = self.work.units, self.result
         for index in order:
             unit = units[index]
@@ -134,9 +136,9 @@ class ListScheduler:
         return self.result.homes.get(self.work.blocks.leader(unit.storage))
 
     def idle(self, near: str | None) -> list[str]:
-        """Return used devices that become idle first, and unused devices.
+        """Return the used devices that become idle first, and some unused devices.
 
-        Of the unused devices, return one per model, and one close to `near`.
+        The unused devices are one per model, and one per model in the device group of `near`.
         """
         busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
         idle_devices = []
@@ -152,9 +154,9 @@ class ListScheduler:
         return [*busy, *idle_devices]
 
     def _done(self, unit: Unit, device: str, bound: bool) -> float:
-        """Return the finish time of `unit` on `device`.
+        """Return the time at which `unit` would finish on `device`.
 
-        Return infinity if the device lacks memory, unless the unit is `bound` to it.
+        If the device lacks memory, return infinity, unless the unit is `bound` to the device.
         """
         result, hardware = self.result, self.hardware
         ready, transfer_end = self.free.get(device, 0.0), 0.0
@@ -204,7 +206,7 @@ class ListScheduler:
                 self._place_light_unit(maker, device, done)
 
     def _place_light_unit(self, index: int, device: str, done: float) -> None:
-        """Place a light unit, with its light inputs, on the device of its first consumer."""
+        """Place a light unit and its light operands on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
         result.where[index], result.done[index] = home, 0.0
@@ -218,7 +220,7 @@ class ListScheduler:
             self.result.homes.setdefault(self.work.blocks.leader(storage), device)
 
     def _leave_no_light_unit(self, order: Sequence[int]) -> None:
-        """Place light units that no other unit uses."""
+        """Place the light units whose results no other unit uses."""
         main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
         for index in reversed(order):
             if not self.result.where[index]:

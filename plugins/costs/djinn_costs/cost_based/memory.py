@@ -1,4 +1,4 @@
-"""Memory that a program needs on devices, and free memory of the devices."""
+"""Compute the memory that a program needs, and the free memory of the devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARE = 0.1
 def room(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
-    """Return the free bytes of each device for inputs without a location. Devices of unknown memory are left out."""
+    """Return the free bytes of each device for inputs that have no location. A device of unknown memory is left out."""
     occupied: Counter[str] = Counter()
     for storage, home in work.homes.items():
         occupied[home] += work.sizes[storage]
@@ -34,9 +34,9 @@ def room(
 
 
 def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
-    """Return the peak bytes of results and of workspaces, without inputs and kept values.
+    """Return the peak bytes of temporary results and workspaces, without inputs and kept values.
 
-    If all results together are much smaller than `enough`, the result is an upper bound.
+    If all results together are much smaller than `enough`, return their sum, which is an upper bound.
     """
     nodes = context.graph.nodes
     total = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
@@ -76,7 +76,10 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
 
 
 def missing(graph: Graph, device: DeviceCapabilities) -> str:
-    """Return dtypes and ops of the program that a device does not support, or an empty string."""
+    """Return the dtypes and ops of the program that a device does not support.
+
+    If it supports all, return an empty text.
+    """
     lacking: set[str] = set()
     if device.dtypes:
         values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))

@@ -32,9 +32,9 @@ class Option:
 
     Attributes:
         listed: the placed units.
-        why: returns the reason for the device of a unit.
-        instead: the rejected placement.
-        uses: how hints were used.
+        why: returns the reason for the device of a unit, by index.
+        instead: the placement that was rejected for this one.
+        uses: how hints influenced the placement.
     """
 
     listed: PlacedUnits
@@ -43,7 +43,7 @@ class Option:
     uses: tuple[HintUse, ...] = ()
 
     def reason(self, index: int) -> str:
-        """Return the reason for the device of unit `index`, with the time of the rejected placement."""
+        """Return the reason for the device of unit `index`, and the predicted time of the rejected placement."""
         rejected = self.instead
         if rejected is None:
             return self.why(index)
@@ -53,7 +53,7 @@ class Option:
 
 
 class Options:
-    """Factory of candidate placements of one program."""
+    """Compute candidate placements of one program."""
 
     def __init__(self, context: PlacementContext) -> None:
         self.context = context
@@ -89,8 +89,10 @@ class Options:
     def listed(self, choose: Choose, fresh: str | None = None) -> PlacedUnits | None:
         """Place the units, in execution order, on the devices that `choose` returns.
 
-        Return None if memory does not suffice. `fresh`: device of inputs without a location. Default: the device that uses
-        an input first.
+        If memory does not suffice, return None.
+
+        `fresh`: device for inputs that have no location. If None, each such input goes to the device that uses it
+        first.
         """
         if fresh is None:
             return ListScheduler(self.work, self.hardware, self._homes, self.copies, self.room).run(self._order, choose)
@@ -105,14 +107,14 @@ class Options:
     def undivided(self) -> Option | None:
         """Place the program on one device.
 
-        If no device has enough memory, place it in parts that run one after the other.
+        If no device has enough memory, place segments on several devices, which run one after another.
         """
         return self.in_place() or self.in_parts()
 
     def in_place(self) -> Option | None:
-        """Place the program on the device of its inputs.
+        """Place the program on the device that holds most of its inputs.
 
-        If these have no location, use the fastest device with enough memory.
+        If the inputs have no location, choose the fastest device with enough memory.
         """
         if self._held:
             main = self._held.most_common(1)[0][0]
@@ -131,7 +133,7 @@ class Options:
         return Option(fastest, lambda _: reason)
 
     def _single_devices(self) -> list[DeviceCapabilities]:
-        """Return one device per model with room for all inputs, the fastest model first."""
+        """Return one device of each model with memory for all inputs. The fastest model comes first."""
         total = sum(self.work.sizes.values())
         candidates: dict[int, DeviceCapabilities] = {}
         for device in self.devices:
@@ -142,7 +144,7 @@ class Options:
         return [candidates[row] for row in sorted(candidates, key=quick.__getitem__)[:_TRIED]]
 
     def spread(self) -> Option | None:
-        """Place each unit on the device with its earliest finish. Return None if there is no choice of devices."""
+        """Place each unit on the device where it finishes first. If this uses only one device, return None."""
         if len(self.devices) == 1:
             return None
         listing = self.listed(_soonest)
@@ -151,7 +153,7 @@ class Options:
         return Option(listing, lambda index: self._why_soonest(listing, index))
 
     def main(self) -> str:
-        """Return the device with most of the inputs; the first device if the inputs have no location."""
+        """Return the device with most of the inputs. If the inputs have no location, return the first device."""
         return self._held.most_common(1)[0][0] if self._held else self.devices[0].id
 
     def holding_most(self, count: int) -> list[str]:
@@ -173,7 +175,7 @@ class Options:
         )
 
     def why_nothing_fits(self) -> str:
-        """Return which resources are missing, for the error message."""
+        """Return the missing resources, for the error message."""
         total = sum(self.work.sizes.values())
         rooms = ", ".join(f"{d.id} {self.room.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
         return (
@@ -207,14 +209,17 @@ class Options:
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the home of a unit, or the device of most of its inputs, or the device that computed most of its operands."""
+    """Return the device that a unit should follow.
+
+    This is its home, else the device with most of its inputs, else the device that computed most of its operands.
+    """
     if unit.home is not None:
         return unit.home
     return _settled(unit, listing) or _made(unit, listing)
 
 
 def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
-    """Return the device with most of a unit's inputs, if these have more than `fresh` bytes."""
+    """Return the device with most of a unit's inputs. If it holds at most `fresh` bytes of them, return None."""
     work, homes = listing.work, listing.result.homes
     bytes_by_device: dict[str, int] = {}
     for storage in unit.reads:
@@ -226,14 +231,17 @@ def _settled(unit: Unit, listing: ListScheduler, fresh: int = 0) -> str | None:
 
 
 def _made(unit: Unit, listing: ListScheduler) -> str | None:
-    """Return the device that computed most of a unit's operands. Of several, return the latest."""
+    """Return the device that computed the largest operand of a unit. Of equal operands, the latest counts."""
     result = listing.result
     makers = [(size, result.done[m], result.where[m]) for m, size in unit.needs.items() if result.where[m]]
     return max(makers)[2] if makers else None
 
 
 def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the device of the unit's part, if the unit has new inputs. Other units follow their inputs and operands."""
+    """Return the device of the unit's segment if the unit has new inputs.
+
+    Any other unit follows its inputs and operands.
+    """
     homes, leader = listing.result.homes, listing.work.blocks.leader
     fresh = unit.kept + sum(listing.work.sizes[s] for s in unit.reads if leader(s) not in homes)
     device = unit.home or _settled(unit, listing, fresh) or (None if fresh else _made(unit, listing))
@@ -241,9 +249,9 @@ def _next_part(where: Mapping[int, str], index: int, unit: Unit, listing: ListSc
 
 
 def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
-    """Return the devices that hold the unit's operands, and idle devices.
+    """Return candidate devices for a unit: the device that it should follow, and idle devices.
 
-    Units that generate tokens stay on one device, because decoding needs their results there.
+    Units that generate tokens stay on one device, because each decode step needs the results of the previous step.
     """
     del index
     if unit.tokens and listing.tokens is not None:
@@ -253,7 +261,7 @@ def _soonest(index: int, unit: Unit, listing: ListScheduler) -> Sequence[str]:
 
 
 def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> None:
-    """Unite blocks that patterns and optimizations want on one device, unless they are already on several."""
+    """Unite the blocks of values that hints want on one device, unless the values are already on several devices."""
     graph, resident = context.graph, context.resident
     inputs = frozenset(graph.inputs)
     for group in context.plan.hints.get("colocate", ()):
@@ -264,5 +272,5 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
 
 
 def shown(seconds: float) -> str:
-    """Format a number of seconds for reasons."""
+    """Format a number of seconds for a reason."""
     return f"{seconds * 1e3:.3g} ms"

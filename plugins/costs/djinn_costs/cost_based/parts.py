@@ -1,4 +1,4 @@
-"""Cut a program that is too large for one device into contiguous segments, on as few devices as possible."""
+"""Divide a program that is too large for one device into contiguous segments, for as few devices as possible."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from djinn_costs.cost_based.units import ProgramUnits
 def cuts(
     work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
 ) -> Iterator[dict[int, str]]:
-    """Yield placements (the device of each unit) for growing numbers of devices.
+    """Yield placements, as the device of each unit, with more and more devices.
 
-    Neighbouring devices hold neighbouring segments. Placed inputs do not move. Shares are proportional to free memory.
+    Consecutive devices hold consecutive segments. Placed inputs do not move. The size of a segment is proportional to
+    the
+    free memory of its device.
     """
     fresh = _fresh_bytes(work)
     total = sum(fresh)
@@ -31,7 +33,7 @@ def cuts(
 
 
 def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
-    """Return the device of each unit, in segments of about equal time. The locations of inputs do not matter."""
+    """Return the device of each unit, so that the segments take about equal times. Locations of inputs are ignored."""
     seconds = [min(unit.seconds, default=0.0) for unit in work.units]
     total, at = sum(seconds) or 1.0, 0.0
     where: dict[int, str] = {}
@@ -61,7 +63,7 @@ def _shared_out(
 
 
 def _fresh_bytes(work: ProgramUnits) -> list[int]:
-    """Return for each unit the bytes of inputs without a location that it reads first, and of kept results."""
+    """Return for each unit the bytes of kept results, and of inputs without a location that no earlier unit reads."""
     storages = set(work.homes)
     bytes_list = []
     for unit in work.units:

@@ -1,4 +1,4 @@
-"""Evaluate several placements and take the best one: on one device, near the inputs, spread, or in parts."""
+"""Compute several placements and take the best: on one device, near the inputs, spread over devices, or in segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from djinn_costs.cost_based.successive import for_successive
 
 
 class CostBased(PlacementPolicy):
-    """Placement policy that minimises the predicted end. It uses one device unless several save time or memory."""
+    """Placement policy that minimises the predicted time.
+
+    It uses one device unless several devices save time or memory.
+    """
 
     name = "cost_based"
     preference = 1  # spreads programs that gain from several devices, and keeps all others on one
@@ -34,7 +37,7 @@ class CostBased(PlacementPolicy):
 
 
 def _best(options: Options) -> Option:
-    """Return the best placement. A more complicated placement is used only if it is faster than a simple one."""
+    """Return the best placement. A placement on more devices must be faster than a simpler placement."""
     if (successive := for_successive(options)) is not None:
         return successive
     if (grouped := for_groups(options)) is not None:
@@ -74,7 +77,7 @@ def _placement(context: PlacementContext, options: Options, best: Option, policy
 
 
 def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
-    """Return the devices with a copy of each copied weight: new copies for this program, and earlier ones."""
+    """Return the devices that hold a copy of each weight, including copies that this program makes."""
     copies: dict[int, tuple[str, ...]] = {}
     for value in context.graph.inputs if listed.copies or context.copies else ():
         holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))

@@ -1,4 +1,4 @@
-"""Place successive inputs: devices process whole inputs in turn, or each device runs one stage for all inputs."""
+"""Place a program that runs for successive inputs: devices take whole inputs in turn, or each device runs one stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ LEAST: Final = 2  # minimum number of devices for a division
 
 @attrs.frozen(eq=False)
 class Rate:
-    """A placement for successive inputs, and its seconds per input."""
+    """A placement for successive inputs.
+
+    Attributes:
+        option: the placement.
+        interval: seconds per input.
+    """
 
     option: Option
     interval: float
@@ -28,7 +33,7 @@ class Rate:
 def for_successive(options: Options) -> Option | None:
     """Return the placement with the highest throughput for successive inputs.
 
-    Return None if no hint announces successive inputs, or if no placement is faster.
+    If no hint announces successive inputs, or if no placement has a higher throughput than one device, return None.
     """
     stage_count = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(stage_count, len(options.devices)) < LEAST:
@@ -53,7 +58,10 @@ def _named(rate: Rate) -> str:
 
 
 def _in_turns(options: Options, wanted: int) -> Rate | None:
-    """Run whole programs on devices in turn. The devices are about as fast as the one with the weights."""
+    """Run the whole program on several devices in turn.
+
+    Only devices about as fast as the device with the weights are used.
+    """
     turn, took = options.context.stream.turn, _whole(options)
     if turn not in took:
         return None
@@ -72,13 +80,13 @@ def _in_turns(options: Options, wanted: int) -> Rate | None:
 
 
 def _whole(options: Options) -> dict[str, float]:
-    """Return the seconds of the whole program on each device."""
+    """Return the seconds of the whole program, by device."""
     rows = {row: math.fsum(u.seconds[row] for u in options.work.units) for row in set(options.hardware.row_of.values())}
     return {device.id: rows[options.hardware.row_of[device.id]] for device in options.devices}
 
 
 def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
-    """Return the seconds until all devices have the weights that they need."""
+    """Return the seconds to copy the weights to all devices that need them."""
     work, main, missing = options.work, options.main(), 0.0
     for device, weights in wanted.items():
         for storage in weights:
@@ -89,7 +97,7 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
 
 
 def _in_stages(options: Options, wanted: int) -> Rate | None:
-    """Place stages of equal time on the devices with most of the inputs."""
+    """Run one stage of the program on each device. The devices are those with most of the inputs."""
     devices = options.holding_most(wanted)
     where = stages(options.work, devices)
     listing = options.listed(lambda index, *_: [where[index]])
@@ -117,7 +125,7 @@ def _in_stages(options: Options, wanted: int) -> Rate | None:
 
 
 def _travelling(options: Options, listed: PlacedUnits) -> float:
-    """Return the seconds that the busiest link needs to transfer one input's values between stages."""
+    """Return the seconds that the busiest link is used for the values of one input."""
     busy = Counter[tuple[str, str]]()
     for unit, device in zip(options.work.units, listed.where, strict=True):
         for maker, size in unit.needs.items():

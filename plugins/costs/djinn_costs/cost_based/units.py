@@ -1,7 +1,7 @@
-"""Units of placement: segments of a program that are never divided, because transfers would cost more than the work.
+"""Divide a program into units, which run on one device because transfers between their nodes would cost too much.
 
-A node joins the unit of its operands if all of them are in one unit, and if the node is their only consumer or is lighter
-than a message. So edges enter a unit only at its first node, and units have no cyclic dependencies.
+A node joins the unit of its operands if all of them are in one unit, and if the node is their only consumer or takes
+less time than a message. Therefore values enter a unit only at its first node, and units have no cyclic dependencies.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ class Unit:
     Attributes:
         nodes: ids of the nodes, in order.
         seconds: time on each device model, as in `Hardware.rows`.
-        storage: a storage on the unit's device; None if the unit computes and writes nothing.
-        needs: bytes from other units, by unit.
-        reads: storages of the inputs that it reads.
+        storage: a storage that lies on the unit's device. If the unit computes and writes nothing, it is None.
+        needs: bytes that the unit gets from other units, by unit.
+        reads: storages of inputs that the unit reads.
         kept: bytes of results that outlive the program.
-        home: device of most of its inputs, or of the storage that it writes; None if they have no location.
-        bound: True if it writes a storage at `home`.
-        tokens: True if it belongs to a language model that generates tokens.
-        light: True if the unit, with all of its operands, takes less time than a message. It runs on the device of its first
-            consumer.
-        group: index of its group or branch in `beside`; -1 for none.
+        home: device of most of its inputs, or of the storage that it writes. If these have no location, it is None.
+        bound: True if the unit writes a storage on `home`.
+        tokens: True if the unit belongs to a language model that generates tokens.
+        light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
+            its
+            first consumer.
+        group: index of its group or branch in `beside`. Without a group, it is -1.
     """
 
     nodes: list[int]
@@ -56,21 +57,23 @@ class Unit:
 def beside(context: PlacementContext) -> tuple[tuple[int, ...], ...]:
     """Return sets of nodes that can run concurrently.
 
-    These are groups that an optimization has made, or else branches that a pattern has found.
+    The sets are groups that an optimization has made. If there are none, they are branches that a pattern has found.
     """
     return context.plan.hints.get("groups") or context.plan.hints.get("branches", ())
 
 
 @attrs.define(eq=False)
 class ProgramUnits:
-    """A program, divided into units.
+    """A program that is divided into units.
 
     Attributes:
-        loose: nodes that only view inputs. They belong to no unit, and run on the inputs' devices.
+        units: the units.
+        loose: nodes that only view inputs. They belong to no unit, and run on the devices of the inputs.
+        blocks: sets of storages that must share a device.
         sizes: bytes of the inputs, by storage.
-        homes: device of each input with a location, by storage.
-        weights: storages of unwritten input weights, which other devices can copy.
-        tables: storages of large tables. A look-up in a table is a unit of its own.
+        homes: device of each input that has a location, by storage.
+        weights: storages of weights that the program does not write. Other devices may copy them.
+        tables: storages of large embedding tables. A look-up in such a table is a unit of its own.
     """
 
     units: list[Unit]
@@ -89,10 +92,11 @@ def work_of(
 
     Args:
         context: the program to place.
-        blocks: sets of storages that must share a device. Inputs of one unit are united.
+        blocks: sets of storages that must share a device. The inputs of each unit are united.
         hardware: devices and links.
-        heavy: maximum bytes of inputs that a unit may gather freely.
-        pieces: a unit takes at most one of this many equal parts of the program's time; 0: no limit.
+        heavy: a unit that reads more bytes of inputs gets no further inputs.
+        pieces: the program's time is divided by this number, which is the maximum time of a unit. If 0, there is no
+            limit.
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
@@ -133,9 +137,9 @@ class _Gathering:
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
 
     def _branches(self) -> dict[int, float]:
-        """Return for each node the seconds of the chain that begins there. Each node of a chain has one consumer.
+        """Return for each node the seconds of the chain that starts at the node. Each node of a chain has one consumer.
 
-        Counts uses of values.
+        Also count the uses of each value.
         """
         maker: dict[int, int] = {}
         follower: dict[int, int] = {}
@@ -182,11 +186,11 @@ class _Gathering:
                 units[index].bound |= bound
 
     def _only_looks(self, node: Node) -> bool:
-        """Return True if a node returns only views of inputs."""
+        """Return True if a node only returns views of inputs."""
         return bool(node.outputs) and not node.writes and all(storage_of(v) in self.work.sizes for v in node.outputs)
 
     def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
-        """Return the unit that a node joins, or None."""
+        """Return the unit that a node joins. If it starts a new unit, return None."""
         units = self.work.units
         serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
         if len(serious) != 1:
@@ -215,7 +219,7 @@ class _Gathering:
         return index
 
     def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
-        """Return True if a node with all of its operands takes less time than a message, and its operands and results are small."""
+        """Return True if a node and its operands take less time than a message, and their values are small."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
         size = sum(self.work.sizes.get(storage_of(v), 0) for v in used)
         if before + self.branch[node.id] + size / self.rate > self.hop:
@@ -230,7 +234,7 @@ class _Gathering:
         return fresh
 
     def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
-        """Return the device of the storages that a node writes or reads. Also return True if the node writes them."""
+        """Return the device of the inputs that a node writes or reads, and True if the node writes them."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(storage_of(self.replace.get(value, value)))
@@ -265,7 +269,7 @@ class _Gathering:
         unit.tokens = unit.tokens or number in self.tokens
 
     def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
-        """Record the unit's inputs, and its operands from other units."""
+        """Record the inputs that a unit reads, and the operands that it gets from other units."""
         sizes, unit_of, written = self.work.sizes, self.unit_of, self.written
         for value in used:
             storage = storage_of(value)

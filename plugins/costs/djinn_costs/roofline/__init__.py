@@ -1,6 +1,6 @@
-"""Predict the time of programs from measurements of each device: a cost model, `djinn calibrate` and `djinn validate`.
+"""Predict times of programs from measurements of the device: a cost model, `djinn calibrate` and `djinn validate`.
 
-`djinn --help` imports this module, so it imports PyTorch only on use.
+`djinn --help` imports this module. Therefore the module imports PyTorch only in functions.
 """
 
 from __future__ import annotations

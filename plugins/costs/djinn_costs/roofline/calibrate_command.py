@@ -1,4 +1,4 @@
-"""Command `djinn calibrate`: measure a device once, so that cost models know its speed."""
+"""Command `djinn calibrate`: measure the speed of a device for cost models."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def calibrate(
 
 
 def measure_beside_other_work(given: dict[str, Any]) -> None:
-    """Measure an unmeasured device at low priority, unless another process is measuring it now."""
+    """Measure a device in the background at low priority.
+
+    If it was measured before, or if another process is measuring it, do nothing.
+    """
     from djinn_client.runtime import client
     from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
     from djinn_core.system.limits import lower_priority
@@ -96,14 +99,14 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
 
 
 def server_settings(servers: tuple[str, ...], connection_file: Path | None) -> dict[str, Any]:
-    """Return the settings that the command-line options imply."""
+    """Return the settings that the command-line options set."""
     options = {"servers": servers or None, "connection_file": connection_file}
     return {name: value for name, value in options.items() if value is not None}
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current probe in a terminal. The display is cleared at the end."""
+    """Yield a function that shows the name of the present probe in a terminal. At the end, clear the line."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -1,4 +1,4 @@
-"""Probes of memory-bound ops: one for each op and size."""
+"""Probes of memory-bound ops, one for each op and size."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ _LARGE = frozenset({"add", "add_", "relu", "clone", "sum", "clone transposed", "
 
 
 def sized_probes() -> Iterator[PointwiseProbe]:
-    """Return probes of every op at every size."""
+    """Yield probes of every op at every size."""
     for kind, makers in _FAMILIES:
         for operation, make in makers.items():
             sizes = (SIZES[1],) if kind == "view" else (*SIZES, LARGE) if operation in _LARGE else SIZES

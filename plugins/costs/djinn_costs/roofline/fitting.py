@@ -1,4 +1,4 @@
-"""Fit times as a sum of non-negative terms, by non-negative least squares on relative errors.
+"""Fit measured times by a sum of non-negative terms, with non-negative least squares on relative errors.
 
 With non-negative coefficients, predictions never fall when work grows, and they extrapolate sensibly.
 """
@@ -19,11 +19,11 @@ _ZERO_GRADIENT = 1e-10
 
 
 def fit_seconds(terms: Matrix, seconds: Vector) -> Vector:
-    """Return coefficients c >= 0 such that `terms @ c` fits `seconds` by relative error. Outliers weigh less.
+    """Return coefficients c >= 0 so that `terms @ c` fits `seconds` by relative error. Outliers have less weight.
 
     Args:
-        terms: a row for each measurement, a column for each term.
-        seconds: times; times below a nanosecond count as one.
+        terms: one row for each measurement, one column for each term.
+        seconds: measured times. A time below a nanosecond counts as a nanosecond.
     """
     seconds = np.maximum(seconds, _LEAST_SECONDS)
     weights = np.ones(len(seconds))

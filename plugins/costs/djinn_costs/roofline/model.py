@@ -1,4 +1,4 @@
-"""The cost model `measured_roofline`: predict the time of an op from measured ops, or from its memory traffic."""
+"""The cost model `measured_roofline`: predict the time of an op from measured ops or from its memory traffic."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SAME_AS = {
 
 
 class MeasuredRoofline(CostModel):
-    """Cost model for measured devices. Other devices are left to the next cost model."""
+    """Predict times on measured devices. For other devices, the next cost model is used."""
 
     name = "measured_roofline"
     tolerates_growth = True
@@ -57,7 +57,7 @@ class MeasuredRoofline(CostModel):
         self._footprint: tuple[Graph, str, frozenset[int], float] | None = None
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Return the cost of a node; None if the device was not measured."""
+        """Return the cost of a node. If the device was not measured, return None."""
         calibration = device.calibration
         parameters = calibration.models.get(self.name) if calibration is not None else None
         if calibration is None or parameters is None or parameters.get("version") != _VERSION:
@@ -80,12 +80,12 @@ class MeasuredRoofline(CostModel):
         return warm if cold <= warm.seconds else attrs.evolve(warm, seconds=cold)
 
     def probes(self) -> Iterable[Probe]:
-        """Return probes of every family of ops at several sizes, and memory sweeps up to the size of usual programs."""
+        """Yield probes of each family of ops at several sizes, and passes over as much memory as usual programs read."""
         for probes in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
             yield from (attrs.evolve(probe.probe, quick=probe.probe.name in QUICK) for probe in probes)
 
     def background_command(self) -> tuple[str, ...]:
-        """Return the command of a process with low priority that times a fifth of the probes."""
+        """Return the command of a process that measures a fifth of the probes at low priority."""
         return ("-m", "djinn", "calibrate", "--background")
 
     def fit(self, seconds: Mapping[str, float]) -> Mapping[str, Any]:
@@ -107,9 +107,9 @@ class MeasuredRoofline(CostModel):
         return {**fitted, "between": max(0.0, *excess)} if excess else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
-        """Return the time to read the inputs of the program into caches.
+        """Return the time to load the program's inputs into caches.
 
-        They are not cached, as the whole program has run since they were last read.
+        The inputs are not cached, because the whole program has run since they were last read.
         """
         footprint = self._footprint
         if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
@@ -127,7 +127,7 @@ class MeasuredRoofline(CostModel):
 
 
 def _variant(graph: Graph, node: Node, work: Work) -> str:
-    """Return the name of the op's variant on this device, if variants differ in speed."""
+    """Return the name of the op's variant on this device, if its variants differ in speed."""
     if work.kind == "copy" and work.layout != "contiguous":
         return "clone heads" if work.layout == "permuted" else "clone transposed"
     if work.kind == "reduction" and node.inputs:
@@ -143,14 +143,14 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
 
 
 def _seconds(parameters: Mapping[str, Any], work: Work, name: str) -> float:
-    """Return the time of an op whose operands are cached. A fused layer takes the sum of its parts."""
+    """Return the time of an op with cached operands. For a fused layer, add the times of its parts."""
     if not work.parts:
         return _warm_seconds(parameters, work, name)
     return sum(_warm_seconds(parameters, part, part.operation) for part in work.parts)
 
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
-    """Return the time of an op whose operands are cached. `name`: name of the variant."""
+    """Return the time of an op with cached operands. `name`: name of the op's variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
         families = parameters["families"]
@@ -182,7 +182,7 @@ def _family(work: Work) -> str:
 
 
 def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Sequence[float]:
-    """Return the coefficients of the variant, else of the op, an equivalent op, or the median of its kind."""
+    """Return the coefficients of the variant, else of the op, else of an equivalent op, else the median of its kind."""
     operations = parameters["operations"]
     base_name = work.operation.removeprefix("_foreach_")
     for candidate in (name, base_name, _SAME_AS.get(base_name, ""), base_name.rstrip("_")):
@@ -193,7 +193,7 @@ def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Seque
 
 
 def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
-    """Interpolate linearly between points in logarithmic scales."""
+    """Interpolate linearly between points on logarithmic scales."""
     x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
     return float(np.exp(np.interp(math.log(max(at, 1.0)), x, y)))
 
@@ -216,7 +216,7 @@ def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, floa
 
 
 def _unmixed_seconds(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> float:
-    """Return the median time per op of a probe, over repeated runs."""
+    """Return the predicted time per op of a probe of mixed small ops, as if each op ran alone."""
     works = [Work(name, kind, 0.0, 0.0, 0, 0, dims, torch.float32) for name, kind, dims in mixed.ops]
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 
@@ -234,9 +234,9 @@ def _operation_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str,
 
 
 def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
-    """Return the additional seconds per op for memory beyond all caches, as a median over ops.
+    """Return the additional seconds per op if memory exceeds all caches, as a median over ops.
 
-    The base is an extrapolation from the next smaller size.
+    The time without paging is extrapolated from the next smaller size.
     """
     excess = [
         times[LARGE] - times[SIZES[-1]] * LARGE / SIZES[-1]
@@ -247,20 +247,23 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
 
 
 def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
-    """Add a point at size `LARGE`, by the last rate. Ops that allocate memory also pay for paging."""
+    """Add a point at size `LARGE`, which continues the rate of the last points.
+
+    Ops that allocate memory also pay for paging.
+    """
     largest, took = max(points)
     allocation = 0.0 if operation.endswith("_") else paging
     return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + allocation)]
 
 
 def _view_seconds(took: Mapping[str, float]) -> list[float]:
-    """Return the seconds of the first view in a program, and of each further view of the same op."""
+    """Return the seconds of the first view of an op in a program, and of each later view of this op."""
     first_view = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
     return [first_view, max(0.0, took.get("split", first_view) - first_view) / (SPLIT - 1)]
 
 
 def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return coefficients for unmeasured ops: the median over ops of their kind."""
+    """Return coefficients for unmeasured ops: for each kind, the median over its measured ops."""
     by_size: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for probe in probes:
         by_size[probe.kind][probe.elements].append(took[probe.probe.name])
@@ -279,7 +282,7 @@ def _fit_sizes(points: Sequence[tuple[int, float]]) -> list[float]:
 def _bandwidth(
     probes: Sequence[Swept], took: Mapping[str, float], families: Mapping[str, Sequence[float]]
 ) -> list[list[float]]:
-    """Return the bytes per second by number of bytes read. The rate never rises with the size."""
+    """Return bytes per second, by number of bytes that a program reads. The rate never rises with the size."""
     points: list[list[float]] = []
     for probe in probes:
         started = families["product"][0] * probe.count

@@ -1,4 +1,4 @@
-"""Probes of matrix products, convolutions and attention, and of passes over uncached operands."""
+"""Probes of matrix products, convolutions and attention, and of passes over operands that are not cached."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ _BUDGET = 2e8  # multiply-adds per probe
 
 @attrs.frozen
 class ProductProbe:
-    """Probe of one op with the dimensions (batch, rows, columns, contracted)."""
+    """Probe of one op.
+
+    Attributes:
+        family: family of the op.
+        dims: batch, rows, columns and contracted dimension.
+        probe: the probe.
+    """
 
     family: Family
     dims: tuple[int, int, int, int]
@@ -32,7 +38,7 @@ class ProductProbe:
 
 
 def shaped_probes() -> Iterator[ProductProbe]:
-    """Return probes of every family at every size."""
+    """Yield probes of every family at every size."""
     yield from _products()
     yield from _convolutions()
     yield from _attentions()
@@ -82,9 +88,9 @@ def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
 
 
 def _convolutions() -> Iterator[ProductProbe]:
-    """Return probes of convolutions.
+    """Yield probes of convolutions.
 
-    Convolutions with one position are products. Larger kernels use other algorithms.
+    A convolution with a kernel of one position is a matrix product. Larger kernels use other algorithms.
     """
     for side, inside, outside, kernel in (
         *itertools.product((7, 28), (16, 64, 256), (16, 64, 256), (1,)),
@@ -144,7 +150,7 @@ def _attention(heads: int, queries: int, keys: int, width: int) -> _Make:
 
 
 def _attention_backward(heads: int, queries: int, keys: int, width: int) -> _Make:
-    """Return a function that times forward and backward together, as devices have many backward kernels."""
+    """Return a function that runs forward and backward together, because devices have many backward kernels."""
 
     def make(device: torch.device) -> Callable[[], object]:
         q = torch.rand(1, heads, queries, width, device=device, requires_grad=True)
@@ -178,7 +184,13 @@ _SWEPT_WIDTH = 1024
 
 @attrs.frozen
 class Swept:
-    """Probe of a pass over `count` weights that have `footprint` bytes in total."""
+    """Probe of one pass over many weights.
+
+    Attributes:
+        footprint: bytes of all weights.
+        count: number of weights.
+        probe: the probe.
+    """
 
     footprint: int
     count: int
@@ -186,7 +198,7 @@ class Swept:
 
 
 def swept_probes() -> Iterator[Swept]:
-    """Return a probe for each size in `FOOTPRINTS`: a pass over weights of this size in total."""
+    """Yield a probe for each size in `FOOTPRINTS`. It passes over weights of this total size."""
     for footprint in FOOTPRINTS:
         count = max(4, footprint >> 21)  # tensors of two megabytes, like the weights of models that exceed the caches
         passes = max(2, min(32, _SWEPT // footprint))
@@ -210,9 +222,11 @@ def _sweep(footprint: int, count: int, passes: int) -> _Make:
 
 @attrs.frozen
 class SmallOpsProbe:
-    """Probe of alternating small ops, as in a model. Less of each op's code is cached than if the op ran alone.
+    """Probe of alternating small ops, as in a model. Less code of each op is cached than if the op ran alone.
 
-    `ops`: op, kind and dimensions of each turn.
+    Attributes:
+        ops: op, kind and dimensions of each call.
+        probe: the probe.
     """
 
     ops: tuple[tuple[str, Kind, tuple[int, ...]], ...]
@@ -252,7 +266,7 @@ _CELL: tuple[tuple[str, Kind, tuple[int, ...]], ...] = (
 
 
 def mixed_probes() -> Iterator[SmallOpsProbe]:
-    """Return probes of a transformer block and of a recurrent cell."""
+    """Yield probes of a transformer block and of a recurrent cell."""
     for name, ops, make in (("block", _BLOCK, _block), ("cell", _CELL, _cell)):
         yield SmallOpsProbe(ops, Probe(f"mixed {name}", _in_turns(make), _TURNS * len(ops)))
 

@@ -1,6 +1,6 @@
-"""The most informative fifth of the probes, for measurements in the background.
+"""Names of the most informative fifth of the probes, for measurements in the background.
 
-An op that no probe measures gets the times of its kind.
+An op that none of these probes measures gets the time of its kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Terms of an op's predicted time, by the family of the op."""
+"""Terms of an op's predicted time, by family of the op.
+
+A device's coefficient for each term is fitted to measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ KNOTS = (1 << 12, 1 << 16, 1 << 18, 1 << 20)
 
 
 def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
-    """Return the terms of a matrix product: start, matrices, rows, arithmetic, operands."""
+    """Return the terms of a matrix product: a constant, matrices, rows, arithmetic, and elements.
+
+    The elements of left operand, right operand and result are separate terms.
+    """
     batch, rows, columns, contracted = map(float, dims)
     return (
         1.0,
@@ -23,10 +29,14 @@ def product_terms(dims: Sequence[int]) -> tuple[float, ...]:
 
 
 def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[float, ...]:
-    """Return the terms of recurrent layers: start, steps, products, pointwise work, matrices.
+    """Return the terms of a recurrent layer: a constant, steps, products, elementwise work, and weights.
 
-    `dims`: (steps, rows, columns, contracted). The input is multiplied for all steps at once, and the state step by step.
-    Each has half of the contracted size. `product`: coefficients of products. Some kernels pack the matrices each time.
+    The input is multiplied for all steps at once, and the state in each step. Each of the two products has half of the
+    contracted size. Some kernels pack the weights in each call.
+
+    Args:
+        dims: steps, rows, columns and contracted size.
+        product: coefficients of matrix products.
     """
     steps, rows, columns, contracted = dims
     at_once = seconds(product, product_terms((1, steps * rows, columns, contracted // 2)))
@@ -41,10 +51,13 @@ def recurrent_terms(dims: Sequence[int], product: Sequence[float]) -> tuple[floa
 
 
 def size_terms(elements: float) -> tuple[float, ...]:
-    """Return the terms of any other op: start, number of elements, and their excess over each number in `KNOTS`."""
+    """Return the terms of any other op, which make its time a piecewise linear function of the number of elements.
+
+    The terms are a constant, the number of elements, and for each number in `KNOTS` the elements above it.
+    """
     return (1.0, elements, *(max(0.0, elements - knot) for knot in KNOTS))
 
 
 def seconds(coefficients: Sequence[float], terms: Sequence[float]) -> float:
-    """Return the sum of the terms, weighted by their coefficients."""
+    """Return the predicted time: the sum of the terms, each multiplied by its coefficient."""
     return sum(c * t for c, t in zip(coefficients, terms, strict=True))

@@ -1,4 +1,4 @@
-"""Command `djinn validate`: test how well cost models predict programs that calibration does not use."""
+"""Command `djinn validate`: compare predicted and measured times of programs that calibration does not use."""
 
 from __future__ import annotations
 

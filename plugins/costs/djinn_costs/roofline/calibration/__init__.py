@@ -1,1 +1,1 @@
-"""Calibration of cost models by measuring devices, and validation of predictions."""
+"""Calibrate cost models by measuring devices, and validate their predictions."""

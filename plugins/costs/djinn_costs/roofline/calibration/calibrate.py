@@ -1,4 +1,4 @@
-"""Time the probes of cost models in rounds, and let the models fit the results."""
+"""Measure the probes of cost models in several rounds, and fit the models to the times."""
 
 from __future__ import annotations
 
@@ -30,9 +30,13 @@ def calibrate_session(
     quick: bool = False,
     told: Callable[[str], None] = lambda _: None,
 ) -> CalibrationResult:
-    """Measure the device of the session that `open_session` opened, for all cost models, and store their parameters.
+    """Measure the device of the open session for all cost models, and store the parameters. Call `open_session` first.
 
-    `quick`: use a fifth of the probes.
+    Args:
+        rounds: how often each probe is timed.
+        processor_time: True to measure processor time instead of elapsed time.
+        quick: True to use only a fifth of the probes.
+        told: called with the name of each probe before it is timed.
 
     Raises:
         ConfigurationError: no cost model in use can be calibrated, or the probes are too few.
@@ -59,7 +63,16 @@ def calibrate_session(
 
 @attrs.frozen
 class CalibrationResult:
-    """Result of a calibration: device, file path, models, number of probes, duration in seconds."""
+    """Result of a calibration.
+
+    Attributes:
+        device: the measured device.
+        file: where the parameters are stored.
+        models: names of the calibrated models.
+        probes: number of probes.
+        failed: number of probes that raised.
+        seconds: duration of the calibration.
+    """
 
     device: DeviceInfo
     file: Path
@@ -71,12 +84,17 @@ class CalibrationResult:
 
 @attrs.define
 class Bench:
-    """Prepared probes of cost models on one device, and the times measured so far.
+    """Prepared probes of cost models on one device, and their measured times.
 
     Attributes:
+        clock: measures the executor's time.
+        device: the measured device.
+        models: the cost models.
         told: called with the name of each probe before it is timed.
-        quick: True if only quick probes are timed.
-        seconds: times of one repeat, by name of the cost model and of the probe.
+        quick: True to time only quick probes.
+        seconds: times of one repetition, by model name and probe name.
+        idle: times of empty submissions.
+        failed: probes that raised, by model name and probe name.
     """
 
     clock: Clock
@@ -118,7 +136,7 @@ class Bench:
             self.seconds.setdefault(key, []).append(took / probe.repeats)
 
     def fit(self) -> dict[str, Mapping[str, Any]]:
-        """Return the parameters of each model, which it has fitted to the median time of each probe."""
+        """Fit each model to the median time of each of its probes, and return the parameters by model name."""
         fitted: dict[str, Mapping[str, Any]] = {}
         for model in self.models:
             repeats = {p.name: p.repeats for p in model.probes()}
@@ -135,11 +153,11 @@ class Bench:
 
 
 def _median_seconds(times: Sequence[float], rest: float) -> float:
-    """Return the median, minus the cost of an empty submission."""
+    """Return the median of `times` minus `rest`, the cost of an empty submission."""
     median = statistics.median(times)
     return max(median - rest, median / 4)
 
 
 def calibrated_models(models: Sequence[CostModel]) -> list[CostModel]:
-    """Return the cost models that have probes."""
+    """Return the cost models that define probes."""
     return [m for m in models if any(True for _ in m.probes())]

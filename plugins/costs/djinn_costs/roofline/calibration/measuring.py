@@ -22,14 +22,14 @@ DEVICE: Final = "remote_accelerator:0"
 
 
 class Clock(Protocol):
-    """Clock of an executor's working time in seconds, from an arbitrary start."""
+    """Clock that counts the seconds in which an executor works."""
 
     def read(self) -> float:
         """Return the seconds so far. Call this only while no submission is pending."""
 
 
 class ExecutorClock(Observer):
-    """Sum of the execution times that executors report."""
+    """Clock that adds the run times which executors report with each submission."""
 
     name = "executor_clock"
     events = frozenset({"completed"})
@@ -38,18 +38,19 @@ class ExecutorClock(Observer):
         self._seconds = 0.0
 
     def observe(self, event: Event) -> None:
-        """Add a submission's time."""
+        """Add the run time of a submission."""
         self._seconds += event.fields["execute"]
 
     def read(self) -> float:
-        """Return the seconds of the executor's own clock."""
+        """Return the sum of the reported run times, in seconds."""
         return self._seconds
 
 
 def processor_clock(process: int) -> Clock | None:
-    """Return a clock of the processor time of a local executor process with one thread. Return None if there is none.
+    """Return a clock of the processor time of an executor process on this machine.
 
-    Processor time depends less on other load than elapsed time.
+    If `process` is this process, or if its times cannot be read, return None. Other load influences processor time less
+    than elapsed time.
     """
     if process == os.getpid():
         return None
@@ -61,11 +62,13 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """Yield a clock for the open session. Executors run nothing ahead meanwhile, because the clock would miss it.
+    """Yield a clock for the open session.
+
+    Meanwhile, executors run no predicted submissions, because no clock counts them.
 
     Raises:
-        ConfigurationError: processor time was requested, and the executor is not a process of this machine or has several
-            threads.
+        ConfigurationError: processor time was requested, but the executor is not a process of this machine, or it has
+            several threads.
     """
     djinn.init()
     clock: Clock = (observer := ExecutorClock())
@@ -111,14 +114,17 @@ def seconds_of(run: Callable[[], object], clock: Clock) -> float:
 
 
 def warm_up(run: Callable[[], object], clock: Clock) -> None:
-    """Run a program until only ops take time. The first run loads kernels, and the third prepares native replay."""
+    """Run a program three times. The first run loads kernels, and the third run prepares native replay."""
     for _ in range(3):
         seconds_of(run, clock)
 
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Pause Python's garbage collector, because it frees tensors, which adds unrelated work."""
+    """Context manager that pauses Python's garbage collector.
+
+    The collector frees tensors, which would add unrelated work.
+    """
     gc.collect()
     gc.disable()
     try:

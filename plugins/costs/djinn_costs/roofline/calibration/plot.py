@@ -1,4 +1,4 @@
-"""A plot of predicted against measured times."""
+"""Plot predicted against measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_costs.roofline.calibration.validate import Comparison, Validation
 
 
 def check_drawable() -> None:
-    """Check that matplotlib is installed, before minutes of measurements.
+    """Raise an error at once if matplotlib is not installed, instead of after minutes of measurements.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -20,9 +20,9 @@ def check_drawable() -> None:
 
 
 def draw(validation: Validation, file: Path) -> None:
-    """Draw a point for each program, coloured by kind.
+    """Draw a point for each program, with a colour for each kind of program.
 
-    Correct predictions lie on the line. Dotted lines mark an error of 20%.
+    Correct predictions lie on the diagonal. Dotted lines mark an error of 20%.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

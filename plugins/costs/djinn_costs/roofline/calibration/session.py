@@ -1,4 +1,4 @@
-"""Session for measurements: the configured executor, without plugins that rewrite programs."""
+"""Open a session for measurements: with the configured executor, and without plugins that rewrite programs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from djinn_client.runtime import client
 
 
 def open_session(**overrides: Any) -> None:
-    """Configure this process and connect, without plugins that match patterns or rewrite programs.
+    """Configure this process and connect to the executor, without plugins that match patterns or rewrite programs.
 
-    `overrides`: settings. The measured program is then exactly the recorded program, and its analysis takes no time.
+    The measured program is then exactly the recorded program, and planning takes no time. `overrides`: settings by
+    name.
 
     Raises:
         DjinnError: a setting or a plugin cannot be used, or no executor can be reached.

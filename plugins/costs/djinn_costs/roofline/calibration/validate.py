@@ -1,4 +1,4 @@
-"""Compare predictions of cost models with measurements of programs that calibration does not use."""
+"""Compare predictions of cost models with measured times, for programs that calibration does not use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,15 @@ _REPEATS = 20
 
 @attrs.frozen
 class Comparison:
-    """A program, with the predicted time and the median of its measured times, in seconds."""
+    """Predicted and measured time of a program.
+
+    Attributes:
+        name: name of the program.
+        predicted: predicted seconds.
+        measured: median of the measured seconds.
+        nodes: number of ops.
+        flops: floating-point operations.
+    """
 
     name: str
     predicted: float
@@ -34,13 +42,13 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction: a fraction of the measured time."""
+        """Relative error of the prediction, as a fraction of the measured time."""
         return abs(self.predicted - self.measured) / self.measured
 
 
 @attrs.frozen
 class Validation:
-    """Comparisons of all programs, with statistics. Errors are fractions."""
+    """Comparisons of all programs, with statistics. Errors are fractions of the measured time."""
 
     comparisons: tuple[Comparison, ...]
 
@@ -65,7 +73,7 @@ class Validation:
 
 @attrs.define
 class _Running:
-    """A workload on the device, with its measured times."""
+    """A program on the device, with its measured times."""
 
     workload: Workload
     step: Callable[[], object]
@@ -74,11 +82,11 @@ class _Running:
     seconds: list[float] = attrs.field(factory=list)
 
     def measure(self, clock: Clock) -> None:
-        """Time the step in a loop, so that caches are in steady state."""
+        """Measure the step in a loop, so that caches are in the state of steady operation."""
         self.seconds.append(seconds_of(self.loop, clock) / self.repeats)
 
     def loop(self) -> list[object]:
-        """Repeat the step."""
+        """Run the step several times, and return the results."""
         return [self.step() for _ in range(self.repeats)]
 
 
@@ -91,13 +99,13 @@ def validate_session(
 ) -> Validation:
     """Measure programs on the executor of the open session, and compare the times with predictions.
 
-    Calibration and measurement take turns, because machines drift.
+    Calibration and measurement alternate, because the speed of a machine changes with time.
 
     Args:
-        rounds: number of times that each probe and program is timed.
-        processor_time: True to use the executor's processor time instead of its clock.
-        only: parts of names. Programs whose name contains none of them are skipped.
-        told: called with progress.
+        rounds: how often each probe and each program is timed.
+        processor_time: True to measure the executor's processor time instead of elapsed time.
+        only: parts of program names. If given, only programs whose names contain one of them are measured.
+        told: called with messages about the progress.
 
     Raises:
         ConfigurationError: no program is left to validate, or no cost model can be calibrated.
@@ -128,7 +136,7 @@ def validate_session(
 
 
 def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
-    """Build a workload, run it once, and plan its second run."""
+    """Build a program, run it once, and plan its second run."""
     step = workload.build(device)
     seconds_of(step, clock)
     with djinn.capture() as program:

@@ -1,4 +1,4 @@
-"""Programs to validate predictions, which take a millisecond or more. Calibration does not use these models."""
+"""Programs that validate predictions. Each takes a millisecond or more. Calibration uses other programs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ Step = Callable[[], object]
 
 @attrs.frozen
 class Workload:
-    """A program to predict. `build`: creates the model on a device, and returns a function that runs one step."""
+    """A program to predict.
+
+    Attributes:
+        name: name of the program.
+        build: creates the model on a device, and returns a function that runs one step.
+    """
 
     name: str
     build: Callable[[torch.device], Step]
 
 
 def workloads() -> Iterator[Workload]:
-    """Return all workloads that can run here. Those of transformers need that package."""
+    """Yield all programs that can run here. Some need the package transformers."""
     for width, length in ((64, 16), (128, 64), (256, 128)):
         yield Workload(f"LSTM, {width} wide, {length} long", _recurrent(width, length))
     for width, batch in ((128, 32), (512, 64), (1024, 256)):
