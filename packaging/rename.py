@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,17 @@ def rename(root: Path, name: str) -> int:
         if new_path != old_path:
             (root / new_path).parent.mkdir(parents=True, exist_ok=True)
             source.rename(root / new_path)
+            remove_empty(source.parent)
         changed += new_content != content or new_path != old_path
     run("git", "-C", root, "add", "--all")
     return changed
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder and its parents as far as they hold only bytecode. Python would import the rest as a namespace package."""
+    while not {path.name for path in folder.iterdir()} - {"__pycache__"}:
+        shutil.rmtree(folder)
+        folder = folder.parent
 
 
 def sort_again(root: Path) -> None:

@@ -35,11 +35,13 @@ def git(copy, *arguments):
 
 
 def test_rename_changes_all_files(root, copy):
+    (copy / "djinn" / "__pycache__").mkdir()
     done = call(root, "packaging/rename.py", "genio", "--root", copy)
     assert done.returncode == 0, done.stderr
     assert "public package index" in done.stdout
     assert git(copy, "grep", "-il", "djinn") == ""
     assert "djinn" not in git(copy, "ls-files").lower()
+    assert [*copy.glob("**/*djinn*")] == []
     assert (copy / "genio_core" / "__init__.py").is_file()
     program = "import genio_core.errors as e, genio_core.hookspecs as h; print(e.GenioError.__name__, h.API_VERSION)"
     ran = call(copy, "-c", program, PYTHONPATH=str(copy))
