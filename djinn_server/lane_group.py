@@ -82,6 +82,7 @@ class LaneGroup:
         self._ready: deque[LaneRun] = deque()
         self._running: dict[Future[bool], LaneRun] = {}
         self._paused: list[LaneRun] = []
+        self._has_begun = False  # True once runs have begun in this turn on the device
         self._fetched: set[int] = set()
         self._charged_until = time.perf_counter()
         self._open_until = self._charged_until + GROUP_SECONDS
@@ -142,11 +143,11 @@ class LaneGroup:
             self._ready.append(run)
 
     def _advance(self) -> Steps:
-        """Begin runs in free lanes, and wait until one ends or another submission may have arrived. Yield the device if runs have paused."""
-        if self._paused and not self._running:
+        """Begin runs in free lanes, and wait until one ends or another submission may have arrived. Yield the device if needed."""
+        if not self._running and self._must_yield():
             yield from self._runs.pause(False, *[one.turn.work for one in self._unanswered])
             self._ready.extendleft(reversed(self._paused))
-            self._paused = []
+            self._paused, self._has_begun = [], False
             self._charged_until = time.perf_counter()
         self._begin_ready()
         is_full = len(self._running) >= self._lanes.count or self._open_until == 0.0
@@ -156,8 +157,12 @@ class LaneGroup:
         for future in done:
             self._end(self._running.pop(future), future)
 
+    def _must_yield(self) -> bool:
+        """Return True if no run may begin before the session has yielded the device."""
+        return bool(self._paused) or (self._has_begun and self._turns.waiting > 0)
+
     def _begin_ready(self) -> None:
-        while self._ready and not self._paused and len(self._running) < self._lanes.count:
+        while self._ready and not self._must_yield() and len(self._running) < self._lanes.count:
             one = self._ready.popleft()
             one.run = one.run or self._runs.begin_in_lane(one.turn)
             self._charge()
@@ -165,6 +170,7 @@ class LaneGroup:
                 one.has_ended = True
             else:
                 self._running[self._lanes.start(one.run.advance)] = one
+        self._has_begun |= bool(self._running)
         self.met |= len(self._running) > 1
 
     def _end(self, one: LaneRun, future: Future[bool]) -> None:

@@ -224,6 +224,32 @@ def test_client_that_does_not_read_keeps_no_device():
     assert [number for number, _, _ in answers] == [*range(1, 13)]
 
 
+def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
+    program, order, plain = Program(), [], TemplateRun.advance
+
+    def other_session():
+        with program.context.device.turns.share():
+            order.append("other session")
+
+    waiting = threading.Thread(target=other_session)
+
+    def noting(run, stop=None):
+        order.append(run.work.sequence)
+        if run.work.sequence == 1:
+            waiting.start()
+        while run.work.sequence < 3 and not program.context.device.turns.waiting:
+            time.sleep(0.001)
+        return plain(run, stop)
+
+    monkeypatch.setattr(TemplateRun, "advance", noting)
+    products(program, 4)
+    answers, runs = program.run(2, matrices(5))
+    waiting.join(SECONDS)
+    assert [number for number, _, _ in answers] == [1, 2, 3, 4]
+    assert runs == 4
+    assert order.index("other session") == 2, order
+
+
 def test_memory_of_unsent_reply_is_not_written(monkeypatch):
     sending, scaled, plain = threading.Event(), threading.Event(), TemplateRun.finish
     monkeypatch.setattr(responses, "COPIED_AT_ONCE", 0)  # small values are borrowed, too
