@@ -349,7 +349,8 @@ def test_submission_whose_end_cannot_be_marked_is_not_kept():
 
 def session_of(watched, run):
     """What `ExecutorSession` needs in order to run a submission whose ops are `run`, and that submission's template."""
-    device = SimpleNamespace(runtime=watched.runtime, watch=watched.watch, timer=SimpleNamespace(runs_late=True))
+    timer, randomness = SimpleNamespace(runs_late=True), SimpleNamespace(give_back=lambda: None)
+    device = SimpleNamespace(runtime=watched.runtime, watch=watched.watch, timer=timer, randomness=randomness)
 
     watched_session = Session()
 
