@@ -29,12 +29,13 @@ class DescribedValue(msgspec.Struct, frozen=True):
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A program to run now.
+    """A program to run now, with the values to return.
 
     Attributes:
         program: the program.
         free: values to free after it.
-        fetch: values whose tensors to return. describe: values whose metadata to return.
+        fetch: values whose tensors to return.
+        describe: values whose metadata to return.
         synchronize: True to wait until the device has finished all work.
         later: bytes of `fetch` if a later call waits for it once or abandons it; None: the caller waits at once.
     """
@@ -48,15 +49,16 @@ class Submission(msgspec.Struct, frozen=True):
 
     @property
     def is_answered(self) -> bool:
-        """Return True if a caller waits for something in the reply."""
+        """Return True if a caller waits for values in the reply."""
         return bool(self.fetch or self.describe or self.synchronize)
 
 
 class SubmissionReply(msgspec.Struct, frozen=True):
-    """The reply: tensors on the CPU for `fetch`, metadata for `describe`.
+    """The reply to a submission.
 
     Attributes:
-        tensors, described: in the order of the request.
+        tensors: tensors on the CPU for `fetch`, in the order of the request.
+        described: metadata for `describe`, in the order of the request.
         server_seconds: seconds that the executor has spent on the session; only differences have meaning.
     """
 
@@ -66,10 +68,11 @@ class SubmissionReply(msgspec.Struct, frozen=True):
 
 
 class OpHandler(ABC):
-    """Runs ops that the device cannot record as one instruction.
+    """Run ops that the device cannot record as one instruction.
 
     Attributes:
-        name: unique among op handlers. The device uses `layouts` for sparse, quantized and nested tensors, `collectives` for
+        name: unique among op handlers. The device uses `layouts` for sparse, quantized and nested tensors,
+            `collectives` for
             `torch.distributed`, and `fallback` for ops that the executor cannot run.
     """
 
@@ -94,14 +97,15 @@ class Facts(msgspec.Struct, eq=False):
         is_open: True if a session is open.
         is_available: True if a session is open or could begin.
         prepare: called before the first op is recorded; begins a session that could fail to begin.
-        device_count: number of logical devices. counts_when_open: True if that number is known only during a session.
+        device_count: number of logical devices.
+        counts_when_open: True if that number is known only during a session.
         describe: returns the session's name and the physical device of an index.
         residence: returns the executor of a storage of a logical device, as text.
         round_trip_seconds: network round trip to the executor, without the executor's own time; None if unknown.
         missing: ops that a server of the session lacks, with the name of the server.
-        offered: custom ops that every executor of the session runs, each with its schema there.
+        offered: custom ops that every executor of the session runs, each with its schema on the executor.
         operators: the operator libraries of plugins. Loads plugins.
-        op_handler: returns the op handler of a name; None if no plugin offers it. Loads plugins.
+        op_handler: returns the op handler with a name; None if no plugin offers it. Loads plugins.
         fallback: the op handler for ops that executors cannot run; None: such ops raise an error.
         checkpoint_instructions: number of instructions after which a program is sent.
         numeric_settings: PyTorch's settings under which the next submission was recorded.
@@ -129,11 +133,12 @@ class Facts(msgspec.Struct, eq=False):
 
 
 class Sink(ABC):
-    """Receives programs and tensors from interception. It outlives sessions.
+    """Receive programs and tensors from interception. It outlives sessions.
 
     Attributes:
-        facts: of the runtime and the open session.
-        lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. No thread begins
+        facts: facts of the runtime and the open session.
+        lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. No
+            thread begins
             a session while it holds the lock: call `open` before.
     """
 
@@ -173,31 +178,34 @@ class Sink(ABC):
     def abandon(self, ticket: Ticket | None = None, *, later: bool = False) -> None:
         """Abandon requested values.
 
-        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are nearly done.
-        With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: report errors of this
-        thread's later submissions only where their results are used.
+        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are
+        nearly done.
+        With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: do not
+        report errors of this
+        thread's later submissions, except where the program uses their results.
         """
 
     @abstractmethod
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
         """Upload `source` as the value `handle` of a logical device. A CPU tensor may be changed after the call.
 
-        A `StoredTensor` is read by the executor itself, and no caller waits for that.
+        The executor itself reads a `StoredTensor`, and no caller waits for the read.
         """
 
     @abstractmethod
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
         """Announce CPU tensors that will be uploaded next, in order, and not written before.
 
-        An empty sequence ends this. Their memory is held until then.
+        Their memory is held until the upload. An empty sequence withdraws the announcement.
         """
 
     @abstractmethod
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
         """Send a message about a logical device. Return the reply, of type `kind`: one round trip.
 
-        The caller holds the lock. Of several executors, the router chooses which answer. A refusal in the reply begins with the
-        executor's name.
+        The caller holds the lock. Of several executors, the router chooses which executors answer. A refusal in the
+        reply begins with
+        the executor's name.
 
         Raises:
             SessionLost: the remote state is lost.

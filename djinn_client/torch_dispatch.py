@@ -1,6 +1,6 @@
 """Private functions of PyTorch that clients call: dispatcher, autograd engine, modules, C++ backends, tensor objects.
 
-`torch_private.missing` lists those that the installed PyTorch lacks.
+`torch_private.missing` lists the functions that the installed PyTorch lacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def pass_for(function: Callable[..., Any], original: Callable[..., Any]) -> None:
-    """Have PyTorch treat `function`, which calls the factory `original`, as that factory.
+    """Make PyTorch treat `function`, which calls the factory `original`, as that factory.
 
     `torch.jit.script` then finds the built-in. Default devices look at the innermost call, which is `original`.
     """
@@ -95,7 +95,7 @@ def differentiated(op: Any) -> Callable[..., Any] | None:
 
 
 def implement_under_autograd(op: Any, implementation: Callable[..., Any]) -> None:
-    """Have a higher-order op call `implementation` when autograd handles tensors of the device."""
+    """Make a higher-order op call `implementation` when autograd handles tensors of the device."""
     op.py_impl(torch._C.DispatchKey.AutogradPrivateUse1)(implementation)
 
 
@@ -125,7 +125,7 @@ def notes_views_and_writes() -> AbstractContextManager[object]:
 
 @contextmanager
 def modes_as_before() -> Iterator[None]:
-    """Restore the modes if an interrupt leaves the block, perhaps during the entry or exit of a mode."""
+    """Context manager that restores the modes if an interrupt leaves the block, perhaps during the entry or exit of a mode."""
     grad = torch.is_grad_enabled()
     dispatching, calling = dispatch_modes(), torch._C._len_torch_function_stack()
     try:
@@ -145,8 +145,9 @@ next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 def node_sequence_number() -> int:
     """Return the sequence number of this thread's current autograd node, as `next_sequence_number` counts.
 
-    Nodes that accumulate gradients have no number. For these, and without a current node, return a number above all
-    others.
+    Nodes that accumulate gradients have no number. For these nodes, and without a current node, return a number above
+    all
+    other numbers.
     """
     node: Any = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else 2**64 - 1
@@ -158,7 +159,7 @@ def makes_view(func: Any) -> bool:
 
 
 def class_of_script_object(instance: torch.ScriptObject) -> str:
-    """Return the C++ class name of a TorchScript object, such as packed weights."""
+    """Return the C++ class name of a TorchScript object, for example of packed weights."""
     name: str = instance._type().name()  # type: ignore[attr-defined]
     return name
 
@@ -195,9 +196,9 @@ _AUTOCAST: Final[Any] = torch._C._parse_dispatch_key("AutocastPrivateUse1")
 
 
 def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype: torch.dtype, *, restores: bool) -> Any:
-    """Call an op below autocast, with floating-point tensors of the device cast to `dtype`. float64 tensors stay.
+    """Call an op below autocast, with floating-point tensors of the device cast to `dtype`. float64 tensors are not cast.
 
-    `restores`: results get the dtype of the first tensor.
+    `restores`: True if results get the dtype of the first tensor.
     """
 
     def eligible(given: Any) -> bool:
@@ -214,7 +215,10 @@ def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype:
 
 @functools.cache
 def backend_kernel(func: Any) -> Callable[..., Any] | None:
-    """Return an op's kernel, outside `aten`, that its library registers for every out-of-tree backend, or None."""
+    """Return the kernel that an op's library registers for every out-of-tree backend, or None.
+
+    The op is outside of `aten`.
+    """
     key = torch._C.DispatchKey.PrivateUse1
     if func.namespace == "aten" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
         return None
@@ -356,7 +360,7 @@ def of_own_class(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> None:
-    """Have `refuse` called when an already recorded graph would accumulate a gradient into `tensor`."""
+    """Make an already recorded graph call `refuse` when it would accumulate a gradient into `tensor`."""
     if tensor.is_leaf and tensor.requires_grad and tensor._use_count() > 1:  # type: ignore[attr-defined]
         torch.autograd.graph.get_gradient_edge(tensor).node.register_prehook(refuse)
 
@@ -374,7 +378,7 @@ def writes_to(tensor: torch.Tensor) -> int:
 
 
 def unseen_by_function_modes() -> AbstractContextManager[None]:
-    """Context class: functions on tensors run in it without function modes."""
+    """Return a context in which function modes do not see functions on tensors."""
     guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return guard
 

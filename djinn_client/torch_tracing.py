@@ -1,6 +1,6 @@
 """Private functions of Dynamo that clients need.
 
-`torch_private.missing` lists those that the installed PyTorch lacks.
+`torch_private.missing` lists the functions that the installed PyTorch lacks.
 """
 
 from __future__ import annotations
@@ -48,10 +48,7 @@ def _kernels_hidden_from_dynamo() -> list[Any]:
 
 
 def _hidden_from_dynamo(function: Any) -> Any:
-    """Return the function that `torch._disable_dynamo` wrapped as `function`, or as a function inside it.
-
-    Else return None.
-    """
+    """Return the function that `torch._disable_dynamo` wrapped as `function`, or as a function inside it, or None."""
     hides = _hiding_code()
     while (code := getattr(function, "__code__", None)) is not None:
         # Wrappers call their `fn`. Wrappers of one-operand kernels have another function in `__wrapped__`.
@@ -64,6 +61,6 @@ def _hidden_from_dynamo(function: Any) -> Any:
 
 @functools.cache
 def _hiding_code() -> CodeType:
-    """Return the code of each function that `torch._disable_dynamo` makes."""
+    """Return the code object of the wrappers that `torch._disable_dynamo` creates."""
     code: CodeType = torch._compile._disable_dynamo(_hidden_from_dynamo).__code__
     return code

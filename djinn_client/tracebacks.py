@@ -1,7 +1,7 @@
 """Tracebacks that show only the user's lines, without this package's frames.
 
-The frames are removed where an error leaves the package, so `sys.excepthook`, notebooks, pytest and loggers all show
-the same. Without an error this costs nothing: a `try` block is free.
+The frames are removed when an error leaves the package, so `sys.excepthook`, notebooks, pytest and loggers all show
+the same traceback. Without an error this costs nothing: a `try` block is free.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
 def shorten(error: BaseException) -> None:
     """Remove this package's frames from the traceback, and frames of PyTorch and the standard library that it called.
 
-    Call this where `error` was caught, and raise it with a bare `raise`, which adds no frame. Errors that were handled
-    on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look like a bug
+    Call this in the handler that caught `error`, and raise it with a bare `raise`, which adds no frame. Errors that
+    were
+    handled on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look
+    like a bug
     in this package.
     """
     if not shows_debug() and not _is_defect(error):

@@ -36,7 +36,7 @@ class Native(Interception):
         return [recorder.take(SyncRequest()) for recorder in sources]
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:
-        """Predict these strides for results of calls like `call`. An executor found the old prediction wrong."""
+        """Predict these strides for a result of calls like `call`, because an executor found the old prediction wrong."""
         from djinn_client.interception.dispatch import learn_layout
 
         learn_layout(call, result, stride)
@@ -50,7 +50,7 @@ class Native(Interception):
         keep_offered_whole()
 
     def forget(self) -> None:
-        """Drop the recorded ops and learnt facts of an ended session."""
+        """Drop the recorded ops and learnt facts of a session that has ended."""
         from djinn_client.interception.dispatch import forget_what_was_learnt
         from djinn_client.interception.recording.recorder import recorders
 
@@ -87,5 +87,5 @@ class Native(Interception):
 
 @hookimpl
 def djinn_register_interception() -> Iterable[Interception]:
-    """Register the native device."""
+    """Return the native device."""
     return [Native()]

@@ -15,7 +15,7 @@ from djinn_core.wire.messages import Attached
 
 
 class WrappedChannel(PlainChannel, ClientChannel):
-    """Pass everything on to the channel inside. Derive from it, and override the methods that differ."""
+    """Base of channel wrappers: passes everything on to the inner channel. Override the methods that differ."""
 
     _inner: ClientChannel
     crashes_executors = passed_on("crashes_executors")
@@ -39,7 +39,7 @@ class WrappedChannel(PlainChannel, ClientChannel):
         self._inner.copy_borrowed()
 
     def expire(self) -> None:
-        """Allow no further connection. The current one continues."""
+        """Forbid reconnection. The current connection continues."""
         self._inner.expire()
 
 
@@ -49,8 +49,9 @@ class StandbyServer:
 
     Attributes:
         name: address of the server, as messages call it.
-        open: begins another session there, and returns its channel and the reply of its executor. It raises `DjinnError` if the server
-            cannot be reached or refuses the client.
+        open: begins another session on the server, and returns its channel and the reply of its executor. It raises
+            `DjinnError`
+            if the server cannot be reached or refuses the client.
     """
 
     name: str
@@ -59,14 +60,15 @@ class StandbyServer:
 
 @attrs.frozen
 class ChannelContext:
-    """A session that has begun.
+    """A session that has begun, as a channel wrapper sees it.
 
     Attributes:
         server: the server's address, as messages call it.
         attached: reply of the executor that has the session, with its device and version of PyTorch.
-        standby: servers that may take the session over, in order of preference. Empty if the setting `standby` is, and for wrappers
-            that do not declare `takes_over`.
-        log_bytes: limit of the frames that may be logged for that on this machine's disk.
+        standby: servers that may take the session over, in order of preference. Empty if the setting `standby` is
+            empty, and for
+            wrappers that do not declare `takes_over`.
+        log_bytes: limit of the bytes that a wrapper may log on this machine's disk, for a replay on another server.
     """
 
     server: str
@@ -98,9 +100,13 @@ class ChannelWrapper(ABC):
 def djinn_register_channels(settings: Any) -> Iterable[ChannelWrapper]:
     """Return the wrappers of channels that this plugin offers.
 
-    Called once in the client process, before the first session begins, and when the plugins are configured again. Each wrapper wraps the
-    channel of each session: first the one that takes sessions over, then the others by name. The core uses the first by name of several
-    that take sessions over. If `wrap` raises, no session begins, and the error names the plugin. If the hook raises, the plugin is disabled.
+    Called once in the client process, before the first session begins, and when the plugins are configured again.
+    Each wrapper wraps the
+    channel of each session: first the wrapper that takes sessions over, then the others by name. If several wrappers
+    take sessions over,
+    the core uses the first of them by name. If `wrap` raises, no session begins, and the error names the plugin. If
+    the hook raises, the
+    plugin is disabled.
     """
     del settings
     raise NotImplementedError

@@ -11,7 +11,11 @@ from djinn_core.wire.messages import Attached
 
 
 class Reconnection(Protocol):
-    """Connects to the executor that has a session. `instance`: the process of the last connection."""
+    """Function that connects to the executor that has a session.
+
+    Attributes:
+        instance: id of the executor process of the last connection.
+    """
 
     instance: str
 
@@ -26,7 +30,7 @@ class Reconnection(Protocol):
         """
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """Return a connection parallel to the session's, which the executor knows as one of `group`.
+        """Return a connection parallel to the session's connection. The executor knows it as a member of `group`.
 
         Raises:
             DjinnError: no connection is possible.
@@ -74,4 +78,4 @@ class ClientChannel(SessionChannel):
 
 
 class PlainClientChannel(PlainChannel, ClientChannel):
-    """Implements `ClientChannel` over a single connection. The session is lost with the connection."""
+    """A client channel over a single connection. The session is lost with the connection."""

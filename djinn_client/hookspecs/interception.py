@@ -14,13 +14,13 @@ from djinn_core.ir.program import Call, Program
 
 
 class Interception(ABC):
-    """Record the ops of the user's program on a remote device, and hand programs to a sink.
+    """Record the ops of the user's program on a remote device, and pass programs to a sink.
 
     Programs are values of `djinn_core.ir`. `run` and `synchronize` are for its own use and the client's.
 
     Attributes:
         name: unique among interceptions.
-        sink: set by `begin`.
+        sink: receives the programs; set by `begin`.
     """
 
     name: str
@@ -34,16 +34,16 @@ class Interception(ABC):
 
     @abstractmethod
     def take(self, thread: int | None = None) -> Sequence[Submission]:
-        """Return the recorded submissions of one thread or of all.
+        """Return the recorded submissions of one thread, or of all threads.
 
         The caller submits them in order before it releases the sink's lock.
         """
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:  # noqa: B027 - not needed by all
-        """Predict these strides for a result of calls like `call` from now on. An executor found the old prediction wrong."""
+        """Predict these strides for a result of calls like `call`, because an executor found the old prediction wrong."""
 
     def reconsider(self) -> None:  # noqa: B027 - not needed by all
-        """Drop cached conclusions, because their facts have changed, such as the ops that a server offers."""
+        """Drop cached conclusions, because the facts behind them have changed, such as the ops that a server offers."""
 
     def forget(self) -> None:  # noqa: B027 - not needed by all
         """Drop the recorded ops of an ended session, and facts about its devices. The caller holds the sink's lock."""
@@ -87,8 +87,11 @@ class Interception(ABC):
 def djinn_register_interception(settings: Any) -> Iterable[Interception]:
     """Return the interceptions that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. The setting `interception` names the one that
-    is used; by default it is the built-in `native`, which makes its device when `djinn` is imported. An exception disables the plugin.
+    Called once in the client process, when the plugins are first needed or configured again. The setting
+    `interception` names the
+    interception that is used; by default it is the built-in `native`, which creates its device when `djinn` is
+    imported. An exception
+    disables the plugin.
     """
     del settings
     raise NotImplementedError

@@ -11,9 +11,9 @@ from djinn_core.ir.result import PipelineResult
 
 
 class Renderer(ABC):
-    """Render pictures or pages in one format. A client calls it on the thread that asks for a file.
+    """Render pictures or pages in one format. A client calls it on the thread that requests a file.
 
-    An exception fails the call that wanted a file, with a message that names its plugin.
+    An exception fails the call that requested the file, with a message that names the renderer's plugin.
 
     Attributes:
         name: the format, as in `djinn explain --format NAME`; unique among renderers, and neither `text` nor `json`.
@@ -27,7 +27,11 @@ class Renderer(ABC):
 
     @abstractmethod
     def render(self, result: PipelineResult) -> str | bytes:
-        """Return a program as a complete file. Results of stages that did not run are None."""
+        """Return a program as a complete file.
+
+        Args:
+            result: the program and the results of the planning stages. Results of stages that did not run are None.
+        """
 
 
 @hookspec

@@ -48,7 +48,7 @@ class PendingReply(ABC):
 
     @abstractmethod
     def mark_unobserved(self) -> None:
-        """Report errors of this thread's later submissions only where their results are used."""
+        """Do not report errors of this thread's later submissions, except where the program uses their results."""
 
 
 class Executor(Protocol):
@@ -56,11 +56,11 @@ class Executor(Protocol):
 
     @property
     def device(self) -> DeviceInfo:
-        """Its device."""
+        """The executor's device."""
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Profile of the last program that was sent to it, or None."""
+        """Workload profile of the last program that was sent to the executor, or None."""
 
     def submit(self, submission: Submission) -> PendingReply:
         """Send a submission without waiting for the reply. The caller holds the lock."""
@@ -138,10 +138,13 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class JoinedReplies(PendingReply):
-    """Joined reply of the executors that run parts of a submission. An interrupted wait keeps the parts that have arrived."""
+    """Joined reply of the executors that run parts of a submission.
+
+    An interrupted wait keeps the parts that have arrived.
+    """
 
     def __init__(self, submission: Submission, parts: Sequence[tuple[Submission, PendingReply]]) -> None:
-        """`parts`: each executor's request and reply."""
+        """Join the replies to a submission. `parts`: each executor's request and reply."""
         self._asked = submission.fetch, submission.describe
         self._late = submission.later is not None
         self.waiting = list(parts)
@@ -203,7 +206,7 @@ class JoinedReplies(PendingReply):
             pending.abandon()
 
     def mark_unobserved(self) -> None:
-        """Report errors of this thread's later submissions only where their results are used."""
+        """Do not report errors of this thread's later submissions, except where the program uses their results."""
         for _, pending in self.waiting:
             pending.mark_unobserved()
 
@@ -211,15 +214,19 @@ class JoinedReplies(PendingReply):
 class Router:
     """Choose which executor runs which part of each program.
 
-    Callers hold the sink's lock, except for `home`, `topology`, `last_profile` and `watch`. This class is the router of a session
-    with one executor, which runs every program as it is. A plugin's router decides in `route` which executors run a program and
-    in `upload` which executor gets a value. `home` returns the executor of a value. A router that sends the parts itself
-    overrides `submit`. Each session uses a shallow copy of the registered router, and `begin` sets the session's state.
+    Callers hold the sink's lock, except for `home`, `topology`, `last_profile` and `watch`. This class is the router
+    of a session
+    with one executor, which runs every program unchanged. A plugin's router decides in `route` which executors run a
+    program and
+    in `upload` which executor gets a value. `home` returns the executor of a value. A router that sends the parts
+    itself
+    overrides `submit`. Each session uses a shallow copy of the registered router, and `begin` sets the session's
+    state.
 
     Attributes:
-        name: unique among routers; the setting `router` names the one of sessions with several executors.
-        preference: of the routers with a preference, the one with the greatest is the default.
-        executors: of the session, set by `begin`.
+        name: unique among routers. The setting `router` names the router of sessions with several executors.
+        preference: of the routers with a preference, the router with the greatest is the default.
+        executors: executors of the session, set by `begin`.
     """
 
     name = ""
@@ -228,7 +235,8 @@ class Router:
     def begin(self, executors: Executors[Any], held: Iterable[tuple[int, int]] | None = None) -> None:
         """Begin to route programs of a session, which is new or had one executor.
 
-        `held`: values of the first executor if it was the only one: handles, and bytes of their storages; None if the
+        `held`: values of the first executor if it was the only executor: handles, and bytes of their storages. None
+        if the
         session begins.
 
         Raises:
@@ -246,7 +254,7 @@ class Router:
         raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} does not support it")
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Move all values of some executors to the other executors, and remove the former from `executors`.
+        """Remove executors, given by number, from `executors`. Move all their values to the remaining executors first.
 
         Raises:
             DjinnError: the values cannot be moved; the session keeps its executors.
@@ -300,7 +308,7 @@ class Router:
         return None
 
     def topology(self) -> NetworkTopology | None:
-        """Return the current devices of the executors and links between them. None: the router does not know them."""
+        """Return the current devices of the executors and links between them, or None if the router does not know them."""
         return None
 
     def last_profile(self) -> WorkloadProfile | None:
@@ -318,8 +326,9 @@ class Router:
 def djinn_register_routers(settings: Any) -> Iterable[Router]:
     """Return the routers that this plugin offers.
 
-    Called once in the client process, when a session with several executors or an engine's begins, or executors join. The setting
-    `router` names one. An exception disables the plugin.
+    Called once in the client process, when a session with several executors or with an engine's executor begins, or
+    when executors
+    join. The setting `router` names a router. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

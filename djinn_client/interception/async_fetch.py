@@ -1,4 +1,4 @@
-"""Non-blocking fetch: request tensors now, wait for their elements later, or have a function called with them."""
+"""Non-blocking fetch: request tensors now, and wait for their elements later or register a callback."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ class Pending:
     """Future of the elements that `fetch_later` requested. It may be dropped: the elements are discarded on arrival.
 
     Attributes:
-        server_seconds: once `result` was called: seconds that the executor had spent on the session when it replied. The
+        server_seconds: seconds that the executor had spent on the session when it replied; set once `result` was
+            called. The
             difference of two such figures is the time spent between the replies.
     """
 
     def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:
-        """`asked`: the submission that requested the elements; None if `tensors` are already on the CPU."""
+        """Create a future.
+
+        `asked`: the submission that requested the elements; None if `tensors` are already on the CPU.
+        """
         self._asked = asked
         self._open = asked is not None
         self._tensors = tensors
@@ -45,13 +49,15 @@ class Pending:
         self._taking = threading.Lock()
 
     def done(self) -> bool:
-        """True if `result` returns or raises at once. Reads replies that have arrived, and does not block."""
+        """True if `result` returns or raises at once. This reads replies that have arrived, and does not block."""
         return self._asked is None or not self._open or port.sink.is_there(self._asked)
 
     def result(self) -> Tensors:
-        """Return the elements as CPU tensors, and wait until they have arrived. Each call returns the same tensors.
+        """Wait until the elements have arrived, and return them as CPU tensors. Each call returns the same tensors.
 
-        Raises, at each call: RemoteError: the elements could not be computed. SessionLost: the session has ended.
+        Raises:
+            RemoteError: the elements could not be computed. Each call raises it.
+            SessionLost: the session has ended. Each call raises it.
         """
         with self._taking:
             if self._asked is not None and self._open:
@@ -115,7 +121,7 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
 
 @attrs.frozen
 class _FetchedCall:
-    """A call that waits for its arguments."""
+    """A callback that waits for the elements of its arguments."""
 
     pending: Pending
     use: Use
@@ -125,7 +131,7 @@ class _FetchedCall:
         return self.pending.done()
 
     def land(self, strict: bool) -> None:
-        """Call the function. Do nothing if the values could not be computed."""
+        """Call the function. Do nothing if the elements could not be computed."""
         del strict
         try:
             self.use(self.pending.result())
@@ -144,6 +150,6 @@ def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
 
 
 def round_trip_seconds() -> float | None:
-    """Network round trip to the executor in seconds, without the executor's own time; None if it is not known yet."""
+    """Return the network round trip to the executor in seconds, without the executor's own time; None if unknown."""
     port.sink.open()
     return port.round_trip_seconds()

@@ -16,8 +16,9 @@ def deadline(seconds: float) -> Iterator[None]:
     """Limit all waits of this thread inside the block together to `seconds`.
 
     A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two
-    ops. Using a value that a stopped submission should have made or written raises `ProgramStopped`. All other values,
-    and the session, stay usable. The earliest of nested deadlines applies.
+    ops. A stopped submission does not compute or write some values: using such a value raises `ProgramStopped`. All
+    other
+    values, and the session, stay usable. The earliest of nested deadlines applies.
 
     Raises:
         ConfigurationError: `seconds` is not above 0.
@@ -53,7 +54,7 @@ def exceeded(server: str) -> DeadlineExceeded:
 
 @contextmanager
 def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
-    """Hold the sink's lock in the block. Another thread may hold the lock while it waits for the executor.
+    """Context manager that holds the sink's lock. Another thread may hold the lock while it waits for the executor.
 
     Raises:
         DeadlineExceeded: the lock was not free before this thread's deadline. Nothing was sent.

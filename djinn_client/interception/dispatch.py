@@ -1,7 +1,7 @@
 """Op dispatch of calls that C++ does not know: one op becomes one recorded instruction.
 
 C++ repeats cached calls without Python (`djinn_native/csrc/calls.cpp`). For any other call, `record` flattens the
-arguments once into a key, looks up what the op returns for that key, and appends to the thread's program. A cached call
+arguments once into a key, looks up the op's results for that key, and appends to the thread's program. A cached call
 needs no shape inference, no analysis and no message.
 """
 
@@ -148,7 +148,7 @@ def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `func` on metadata only. A tracer is at work, so nothing is recorded."""
+    """Return fake tensors for the results of `func`. A tracer is active, so nothing is recorded."""
     args, kwargs = pytree.tree_map_only(LazyTensor, mode.from_tensor, (args, kwargs))
     with mode:
         return func(*args, **kwargs)
@@ -228,7 +228,10 @@ def _record_unknown(
 
 
 def _resizes_out(func: Any, call: Call) -> bool:
-    """Return True if the call resizes an `out` tensor that has elements. PyTorch warns of that at each call."""
+    """Return True if the call resizes an `out` tensor that has elements.
+
+    PyTorch warns of such a resize at each call.
+    """
     before = call.operands
     resized = any(before[p].numel and before[p].shape != now.shape for p, now in call.changes if p in call.writes)
     return resized and any(argument.is_out for argument in schema_of(func).arguments)
@@ -272,7 +275,7 @@ def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> An
 
 @contextmanager
 def _own_random_state(index: int) -> Iterator[None]:
-    """In the block, make recorded ops use the random state of an index instead of the session's."""
+    """Context manager in which recorded ops use the random state of an index instead of the session's state."""
     state = bound_state(index)
     exchange = own_call(EXCHANGE_RANDOM_STATE, (state.remote.meta,), makes=False, writes=(0,))
     append(exchange, [state], ())
@@ -353,7 +356,7 @@ def _gather(args: Iterable[Any], slots: list[Slot]) -> None:
 
 
 def _holds_numbers_in_tensors(args: Iterable[Any]) -> bool:
-    """Return True if an argument is a 0-dim CPU tensor. The key of a call does not show its value."""
+    """Return True if an argument is a 0-dim CPU tensor. The key of a call does not contain the tensor's value."""
     return any(
         _holds_numbers_in_tensors(a)
         if isinstance(a, (list, tuple))
@@ -368,7 +371,7 @@ def _remember(key: tuple[Any, ...], call: Call | None) -> None:
 
 
 def forget_calls() -> None:
-    """Clear the cache of inferred calls. Results and the executor's supported ops are then determined again."""
+    """Clear the cache of inferred calls, so that results and the executor's supported ops are determined again."""
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()
@@ -383,7 +386,7 @@ def forget_what_was_learnt() -> None:
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
-    """Predict this layout for a result of calls like `call` from now on. An executor found the old prediction wrong."""
+    """Predict this layout for a result of calls like `call`, because an executor found the old prediction wrong."""
     meta = call.results[result]
     order = order_of(meta.shape, stride) if meta is not None else None
     if order is None:
@@ -411,7 +414,7 @@ def _changes_nothing(func: Any, call: Call) -> bool:
 
 
 def _again(tensor: LazyTensor) -> LazyTensor:
-    """Return another tensor for the same value, without recording an op."""
+    """Return another tensor for the value of `tensor`, without recording an op."""
     return wrap(tensor.remote)
 
 
@@ -420,7 +423,8 @@ def _check_extent(
 ) -> None:
     """Refuse a view beyond the end of its storage. The cache key of a call does not contain the storage size.
 
-    Raises: RuntimeError: the error of eager PyTorch.
+    Raises:
+        RuntimeError: the error of eager PyTorch.
     """
     value = tensor.remote
     offset = value.meta.offset if storage_offset is None else storage_offset
@@ -443,7 +447,7 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record a view and a copy of it.
 
-    The view is made on the executor that holds the storage; other executors of a pool may hold only a part.
+    The view is created on the executor that holds the storage; other executors of a pool may hold only a part.
     """
     view = _as_strided(torch.ops.aten.as_strided.default, args, kwargs)
     return record(torch.ops.aten.clone.default, (view,), {"memory_format": torch.contiguous_format})
@@ -451,7 +455,10 @@ def _as_strided_copy(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @handles(torch.ops.aten.as_strided_scatter.default)
 def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the parts of the op if it may write outside its operand. It then writes to a copy of the storage."""
+    """Handle `aten::as_strided_scatter`.
+
+    If it may write outside its operand, record its parts on a copy of the storage.
+    """
     result = _scattered(*args, **kwargs)
     return record(func, args, kwargs) if result is None else result
 
@@ -459,9 +466,9 @@ def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _scattered(
     given: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """Return the result, laid out in a copy of the storage as `given` is in its storage.
+    """Return the result, laid out in a copy of the storage as the operand is in its storage.
 
-    Return None if `given` covers its whole storage.
+    Return None if the operand covers its whole storage.
     """
     meta, nbytes = given.remote.meta, given.remote.storage.nbytes
     itemsize = meta.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Device functions for an `OpHandler` in a package: record, ask, fetch, upload, and look up indexes."""
+"""Device functions that plugins with an `OpHandler` use: record, ask, fetch, upload, and look up indexes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def install() -> None:
 
 
 def _name_package(_: Any) -> None:
-    """Warn before `torch.compile` fails with `KeyError: 'remote_accelerator'`, if no installed package handles such functions."""
+    """Warn before `torch.compile` fails with `KeyError: 'remote_accelerator'`, if no installed package compiles for the device."""
     if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
         return
     _log.warning(
@@ -53,7 +53,7 @@ def _name_package(_: Any) -> None:
 
 
 def rename_to_cuda() -> None:
-    """Make PyTorch's device type `cuda` a name of the remote device, including its guard and kernels."""
+    """Make `cuda` a name of the remote device in PyTorch, including its guard and kernels."""
     ops.cuda_is_remote()
     lazy_tensor.set_shown_name("cuda")
     show_names()

@@ -41,7 +41,10 @@ def settle() -> None:
 
 
 def _await_rest(deadline: float) -> None:
-    """Wait until no other thread has run for one turn. A thread that waits for the GIL wakes up several times per turn."""
+    """Wait until no other thread has run for one turn (Python's switch interval).
+
+    A thread that waits for the GIL wakes up several times per turn.
+    """
     others = [thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()]
     numbers = [number for number in others if number is not None]
     before: tuple[str, ...] | None = None
@@ -54,16 +57,14 @@ def _await_rest(deadline: float) -> None:
 
 
 def has_begun() -> bool:
-    """True if the interpreter is shutting down."""
+    """Return True if the interpreter is shutting down."""
     return _ending.is_set()
 
 
 class _SuppressAtShutdown:
     """Context manager that suppresses errors in a block that waits for an executor, at shutdown.
 
-    One object serves all threads.
-
-    The session has ended by then, so such errors are expected.
+    The session has ended by then, so such errors are expected. All threads share one object.
     """
 
     def __enter__(self) -> None:
@@ -76,7 +77,10 @@ class _SuppressAtShutdown:
             self.at(error)
 
     def at(self, error: BaseException) -> None:
-        """Handle `error` for a block that does not use the context manager. Does not return if the error is suppressed."""
+        """Handle `error` like the context manager, for code without a `with` block.
+
+        If the error is suppressed, this does not return.
+        """
         if _ending.is_set() and isinstance(error, DjinnError):
             stay_unless_main()
 

@@ -40,12 +40,12 @@ from djinn_core.torch_private import schema_of
 
 
 def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
-    """Placeholder for metadata that only the executor knows."""
+    """Return a placeholder for metadata that only the executor knows."""
     return tensor_meta((), (), 0, torch.uint8, operands[0].remote.meta.device if operands else 0)
 
 
 class RemoteInference(msgspec.Struct, frozen=True):
-    """The executor's reply: the results, and the call as it can be cached."""
+    """The executor's reply about an op: the results, and the call in a form that can be cached."""
 
     results: Any
     call: Call
@@ -114,7 +114,7 @@ def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> C
 def unknown_call(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[LazyTensor], refused: bool = False
 ) -> Call:
-    """Return a call with unknown results. Results that the schema marks as written are the operands themselves."""
+    """Return a call with unknown results. If the schema marks a result as written, it is the operand itself."""
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
         raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
@@ -191,10 +191,10 @@ def settle(
     operands: list[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Any:
-    """Have the executor run the op. Raise its error, or return its results.
+    """Ask the executor to run an op that the meta kernel refused. Return its results, or raise its error.
 
     Raises:
-        RuntimeError: the op would write to part of what it reads.
+        RuntimeError: the op would write to memory that it also reads.
         Exception: the executor refuses the op as well. Written operands are then unchanged.
     """
     if refused.error is not None and current().captures and not port.is_open():
@@ -229,7 +229,10 @@ def settle(
 
 
 def _as_pytorch(remote: RemoteError, said: str) -> Exception:
-    """Return an op's error as eager PyTorch raises it, on the user's line. The executor's text becomes a note."""
+    """Return an op's error as eager PyTorch raises it, on the user's line.
+
+    The message from the executor becomes a note.
+    """
     plain = _BUILTIN.get(type(remote))
     if not said or plain is None:
         return remote
@@ -253,7 +256,7 @@ def _copy_of(tensor: LazyTensor) -> LazyTensor:
 
 
 def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:
-    """Copy the written operands of a random op back from their copies."""
+    """Copy the results of a random op from the copies of its written operands back to the operands."""
     with torch.no_grad():
         results = [operands[i].copy_(tried[i]) for i in written]
     return results[0] if len(results) == 1 else tuple(results)

@@ -18,7 +18,7 @@ Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]  # (func, args,
 
 
 class _NotInstalled:
-    """Stands for the sink and the interception before they are installed. Every use raises an error."""
+    """Placeholder of the sink and the interception before they are installed. Every use raises an error."""
 
     name = ""
 
@@ -30,7 +30,8 @@ class Port(Facts, eq=False):
     """The process's connection point between interception and the runtime.
 
     Attributes:
-        sink: the runtime. lock: the sink's lock, which a forked child replaces.
+        sink: the runtime.
+        lock: the sink's lock, which a forked child replaces.
         interception: the object that records ops.
     """
 

@@ -116,7 +116,7 @@ def known_elements(value: Value) -> torch.Tensor | None:
 
 
 def tolist(plain: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    """`Tensor.tolist` without a round trip if the client knows the elements."""
+    """Return a replacement of `Tensor.tolist` that needs no round trip if the client knows the elements."""
 
     @functools.wraps(plain)
     def listed(self: torch.Tensor) -> Any:
@@ -225,12 +225,12 @@ def copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.is_same_size.default)
 def _is_same_size(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Compare sizes. Forward-mode differentiation asks this of tensors on two devices."""
+    """Return True if two tensors have equal sizes. Forward-mode differentiation asks this of tensors on two devices."""
     return bool(args[0].shape == args[1].shape)
 
 
 @handles(aten._has_same_storage_numel.default)
 def _has_same_storage_numel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Compare storage sizes, as `_is_same_size` compares sizes."""
+    """Return True if the storages of two tensors have equal sizes, possibly on two devices."""
     first, second = (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize for tensor in args[:2])
     return bool(first == second)

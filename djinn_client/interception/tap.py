@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Cause(enum.StrEnum):
-    """Reason for which a thread waits."""
+    """Reason why a thread waits."""
 
     NUMBER = "a number"
     COPY = "a copy to the CPU"
@@ -43,7 +43,7 @@ _thread = _Thread()
 
 
 class waiting_for:  # noqa: N801 - it is used as a function, and a generator takes three times as long
-    """Context manager: reason for which the thread waits inside the block."""
+    """Context manager that sets the reason why the thread waits inside the block."""
 
     __slots__ = ("_before", "_cause")
 
@@ -61,16 +61,17 @@ class waiting_for:  # noqa: N801 - it is used as a function, and a generator tak
 
 
 def cause_of_wait() -> Cause:
-    """Return the reason for which the current thread waits, if it waits."""
+    """Return the reason why the current thread waits, if it waits."""
     return _thread.cause
 
 
 class Tap:
-    """Base class of taps.
+    """Base class of taps, which are told of each action of the client.
 
     The acting code calls the method for its action, on its own thread. By default each method does nothing.
 
-    Only overridden methods are called. C++ hands ops with cached calls to Python only while a tap overrides `recording`
+    Only overridden methods are called. C++ hands ops with cached calls to Python only while a tap overrides
+    `recording`
     or `recorded`.
     """
 
@@ -90,10 +91,13 @@ class Tap:
         operands: Sequence[LazyTensor],
         results: Sequence[torch.Tensor | None],
     ) -> None:
-        """Called after `call` was recorded with these scalars. A written operand is in `results` itself."""
+        """Called after `call` was recorded with these scalars.
+
+        If a result is a written operand, `results` has the operand itself.
+        """
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
-        """Called after the thread entered a module or `BACKWARD`, or left the innermost one (None)."""
+        """Called after the thread entered a module or `BACKWARD`, or left the innermost module (None)."""
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
         """Called before the oldest unsent instructions of a recorder are submitted, in one submission or several."""
@@ -107,22 +111,28 @@ class Tap:
     def sent(self, executor: int, number: int, pending: Any, begun: float, sending: float, nbytes: int) -> None:
         """Called after the thread encoded a submission from `begun` on, and sent it from `sending` until now.
 
-        `number`: number of the submission. `pending`: its `PendingSubmission`. Executors are numbered as in their pool.
+        Args:
+            executor: number of the executor in its pool.
+            number: number of the submission.
+            pending: its `PendingSubmission`.
+            begun: time at which encoding began.
+            sending: time at which sending began.
+            nbytes: bytes of tensors.
         """
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
         """Called after the thread read the reply to submission `number`, with `nbytes` of tensors."""
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
-        """Called after a wait from `begun` until now: for the reply to submission `number`, or to a question (0)."""
+        """Called after a wait from `begun` until now: for the reply to submission `number`, or to a question (number 0)."""
 
 
 class Taps:
     """The subscribed taps of this process: for each method of `Tap`, a tuple of the functions to call.
 
     Attributes:
-        all: the taps. show_ops: function of the device. It has C++ hand each op to Python, or only ops without a cached
-            call.
+        all: the taps.
+        show_ops: function of the device. It makes C++ hand each op to Python, or only ops without a cached call.
         at_shutdown: True while the interpreter shuts down. Python then dispatches each op.
     """
 
@@ -147,7 +157,7 @@ class Taps:
 
     @contextmanager
     def subscribed(self, tap: Tap) -> Iterator[None]:
-        """Subscribe a tap inside the block."""
+        """Context manager that subscribes a tap inside the block."""
         self.add(tap)
         try:
             yield

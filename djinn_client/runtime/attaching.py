@@ -86,7 +86,7 @@ def _load() -> None:
 def _loading(name: str) -> Callable[..., Any]:
     """Return a stub for the runtime's function `name`.
 
-    The stub imports the client, which replaces it, and calls the client's.
+    The stub imports the client, which replaces the stub. Then it calls the client's function.
     """
 
     def call(*arguments: Any) -> Any:
@@ -97,7 +97,10 @@ def _loading(name: str) -> Callable[..., Any]:
 
 
 class _LateSink:
-    """Stub for the client's sink. It imports the client, which installs its own sink, and calls that."""
+    """Stub for the client's sink.
+
+    It imports the client, which installs its own sink, and forwards calls to that sink.
+    """
 
     def __getattr__(self, name: str) -> Any:
         _load()

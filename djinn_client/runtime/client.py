@@ -91,18 +91,22 @@ def configure(
     """Override the environment and the configuration file.
 
     Args:
-        plugins: names, modules or objects: the built-ins plus exactly these. None: unchanged.
+        plugins: names, modules or objects: the built-in plugins plus exactly these. None: unchanged.
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: the token of the servers.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin": {"its_setting": 32}}`.
+        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin":
+            {"its_setting": 32}}`.
 
-    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it can
-    change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the next use
+    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that
+    it can
+    change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
+    next use
     begins a new session. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
 
     Raises:
-        ConfigurationError: a setting is unknown or malformed, or needs a new session while this one holds tensors.
+        ConfigurationError: a setting is unknown or malformed, or needs a new session while this session holds
+            tensors.
         PluginError: a named plugin cannot be used.
     """
     named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
@@ -120,7 +124,7 @@ def configure(
 
 
 def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge new settings into earlier ones. Tables of plugin settings are merged as well."""
+    """Return earlier settings with new settings merged in. Tables of plugin settings are merged as well."""
     old, new = before.get("plugin_settings"), given.get("plugin_settings")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return {**before, **given}
@@ -129,7 +133,7 @@ def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _reconfigure(resolved: Settings, registry: Registry) -> None:
-    """Change the open session's settings. If some cannot change and it holds no tensors, end it."""
+    """Change the open session's settings. If it cannot apply some of them and holds no tensors, end it."""
     in_use, before = context.configured()
     names = changed(before, resolved)
     restarting = needing_new_session(names, before, executor_plugins_differ(in_use, registry, before))
@@ -191,7 +195,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
 
 
 def _intercept(name: str, registry: Registry) -> None:
-    """Begin the interception of this name, unless it has begun.
+    """Begin the interception with this name, unless it has begun.
 
     Raises:
         ConfigurationError: no plugin offers the interception.
@@ -294,7 +298,7 @@ def _open() -> Session:
 
 
 def _new_session(opened: tuple[OpenSession, ...]) -> Session:
-    """Return a session over open connections. Raises: as `Session.join`."""
+    """Return a session over open connections. It raises the errors of `Session.join`."""
     session_planner.new_planner(context, len(opened))
     session = Session(_executor_client, _chosen_router, port.interception.values)
     session.join(opened)
@@ -302,7 +306,10 @@ def _new_session(opened: tuple[OpenSession, ...]) -> Session:
 
 
 def _find_router() -> Router | None:
-    """Return the router that the settings name, or the most preferred one. Return None if no plugin offers one."""
+    """Return the router that the settings name, or the router with the greatest preference.
+
+    Return None if no plugin offers a router.
+    """
     registry, settings = context.configured()
     found = {one.name: one for one in registry.routers}
     ranked = sorted((-one.preference, one.name) for one in found.values() if one.preference is not None)
@@ -333,7 +340,7 @@ def _executor_client(one: OpenSession, failures: Failures, number: int) -> Execu
 
 
 def _warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Warn of recorded ops that the new server lacks. Later ops of this kind are refused when they are recorded."""
+    """Warn of recorded ops that the new server lacks. Later calls of such ops are refused when they are recorded."""
     latest = context.captures.latest
     recorded = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
     recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
@@ -358,7 +365,7 @@ def start_early() -> None:
 def _own_executors() -> tuple[EmbeddedExecutor, ...]:
     """Return this program's own executors, started now or by `import djinn`.
 
-    Return none if a server or engine provides them.
+    Return an empty tuple if a server or engine provides the executors.
     """
     now = _resolved()
     early = early_start.begun
@@ -395,7 +402,7 @@ def _connect() -> tuple[OpenSession, ...]:
 
 
 async def init_async() -> None:
-    """`init()` without blocking the event loop."""
+    """Run `init()` without blocking the event loop."""
     import asyncio
 
     await asyncio.to_thread(init)
@@ -403,7 +410,7 @@ async def init_async() -> None:
 
 @for_users
 def register_init_hook(hook: InitHook) -> None:
-    """Call `hook` at the begin of each session, and now if one is open."""
+    """Call `hook` when a session begins. If a session is open, also call it now."""
     with context.lock:
         context.hooks.append(hook)
         is_open = is_initialized()
@@ -418,7 +425,7 @@ def is_initialized() -> bool:
 
 @attrs.frozen(repr=False)
 class RuntimeState(ShortRepr):
-    """State of the client.
+    """Present state of the client, for people.
 
     Attributes:
         initialized: True if a session is open.
@@ -437,7 +444,7 @@ class RuntimeState(ShortRepr):
 
 @for_users
 def get_runtime_state() -> RuntimeState:
-    """Return the state of the client. Does not connect."""
+    """Return the state of the client. This does not connect."""
     opened = context.opened if is_initialized() else ()
     return RuntimeState(
         initialized=is_initialized(),
@@ -492,10 +499,13 @@ def synchronize() -> None:
 
 
 def cancel(thread: threading.Thread | None = None) -> None:
-    """Cancel this program's unanswered submissions, from any thread; with `thread`, only those of that thread.
+    """Cancel this program's unanswered submissions, from any thread.
+
+    With `thread`, cancel only submissions of that thread.
 
     Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a
-    second. Using a value that the stopped work should have made or written raises `ProgramStopped`. All other values,
+    second. Using a value that the stopped work should have computed or written raises `ProgramStopped`. All other
+    values,
     the session and later ops work as usual.
     """
     session = context.session
@@ -514,17 +524,18 @@ def session_name() -> str:
 
 
 def last_profile() -> WorkloadProfile | None:
-    """Return the profile of the last sent program. None: this session has sent none.
+    """Return the workload profile of the last sent program, or None if this session has sent no program.
 
-    Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, are those of the
-    program's first run.
+    Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe the
+    first run of
+    the program.
     """
     return context.session.router.last_profile() if context.session is not None else None
 
 
 @contextmanager
 def record_plans() -> Iterator[list[PipelineResult]]:
-    """Collect every plan that is made inside the block. Measured times are added when the block ends."""
+    """Collect every plan that is created inside the block. Measured times are added when the block ends."""
     recording: list[PipelineResult] = []
     if context.registry is not None:
         context.registry.load(*session_planner.PLANNING)
@@ -537,7 +548,7 @@ def record_plans() -> Iterator[list[PipelineResult]]:
 
 
 def template_decisions() -> Sequence[TemplateDecision]:
-    """Return how the executors of the open session run its templates: graphs and other strategies, and why they are not used."""
+    """Return the decisions of the open session's executors how to run its templates: graphs and other strategies, with reasons."""
     session, found = context.session, list[TemplateDecision]()
     if session is not None and not session.lost:
         for device in range(len(context.opened)):
@@ -548,7 +559,8 @@ def template_decisions() -> Sequence[TemplateDecision]:
 def stats() -> Mapping[str, int]:
     """Return counters since the start or the last reset. Sizes are in bytes.
 
-    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors whose
+    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors
+    whose
     data the transport with that URL scheme carries.
     """
     return context.counters()
@@ -566,7 +578,7 @@ def executor_process() -> int:
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Context manager: notify `observer` of events inside the block, like the observers of plugins."""
+    """Context manager in which `observer` receives events, like the observers of plugins."""
     with context.observers.joined_by(observer):
         yield
 
@@ -594,7 +606,7 @@ def _resolved() -> Settings:
 def _is_available() -> bool:
     """Return True if a session is open or could begin.
 
-    Log the reason otherwise. A positive answer is cached until `configure`.
+    Otherwise log the reason. A positive answer is cached until `configure`.
     """
     if context.answered or is_initialized() or not _named_servers():
         return True
@@ -610,7 +622,8 @@ def _is_available() -> bool:
 def _prepare() -> None:
     """Begin the session with a server before the first op. If that fails, the op fails, and nothing is recorded.
 
-    A program's own executor starts in the background, and the program waits for it at the first send. With custom ops the program
+    A program's own executor starts in the background, and the program waits for it at the first send. With custom ops
+    the program
     waits now, because it records them as the executor offers them.
     """
     port.prepare = _nothing
@@ -633,7 +646,7 @@ def _nothing() -> None:
 def _described(index: int) -> tuple[str, DeviceInfo]:
     """Return the open session's name, and the device of an index.
 
-    For all executors: the first device, with the memory of all.
+    For index 0 (all executors), return the first device with the memory of all devices.
     """
     assert context.opened
     infos = [one.attached.device for one in context.opened]

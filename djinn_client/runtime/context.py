@@ -32,9 +32,12 @@ class Captures(threading.local):
 
 
 class ClientContext(msgspec.Struct, eq=False):
-    """State of a client. PyTorch knows one device, so a process has one: `context`.
+    """State of a client. PyTorch knows one device, so a process has one context: `context`.
 
-    `lock` protects changes of settings, and begin and end of sessions. The recorders' lock protects plans and sends.
+    The recorders' lock protects plans and sends.
+
+    Attributes:
+        lock: protects changes of settings, and begin and end of sessions.
     """
 
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -82,7 +85,7 @@ class ClientContext(msgspec.Struct, eq=False):
         return self.session is not None and not self.session.lost and not port.forked
 
     def counters(self) -> Mapping[str, int]:
-        """Return counters since the start or the last reset, for users. Sizes are in bytes."""
+        """Return counters since the start or the last reset. Sizes are in bytes."""
         counts: dict[str, int] = msgspec.structs.asdict(self.stats)
         for plugin in self.asked_by_size:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]

@@ -1,7 +1,8 @@
 """Early start of a program's own executors, by `import djinn` before it imports PyTorch.
 
-The setting `start_at_import` decides; by default they start if the last run of the same script used executors of its own. An empty
-file in the cache directory records that for each script.
+The setting `start_at_import` decides. By default the executors start if the last run of the same script used
+executors of its
+own. An empty file in the cache directory records this for each script.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class EarlyStart(msgspec.Struct, eq=False):
 
     Attributes:
         mark: the marker file of the script, which exists while its runs use own executors. None: not a script.
-        settings: settings of the start. executors: executors that no session has taken.
+        settings: settings of the start.
+        executors: executors that no session has taken.
     """
 
     mark: Path | None
@@ -44,7 +46,7 @@ class EarlyStart(msgspec.Struct, eq=False):
     def take(self, settings: Settings) -> tuple[EmbeddedExecutor, ...]:
         """Return the executors for a session with these settings.
 
-        Return None if settings have changed, or an executor has ended.
+        Return an empty tuple if settings have changed, or an executor has ended.
         """
         if settings == self.settings and all(executor.alive for executor in self.executors):
             executors, self.executors = self.executors, ()
@@ -105,10 +107,7 @@ def _new_early_start() -> EarlyStart | None:
 
 
 def _mark() -> Path | None:
-    """Return the marker file of the current version of this script in the folder.
-
-    None: the program is not a user's script.
-    """
+    """Return the marker file of the current version of this script in its folder, or None if the program is not a user's script."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return None

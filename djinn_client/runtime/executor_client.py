@@ -62,14 +62,14 @@ class ExecutorReply(PendingReply):
         self.replies.abandon(self.number)
 
     def mark_unobserved(self) -> None:
-        """Report errors of this thread's later submissions only where their results are used."""
+        """Do not report errors of this thread's later submissions, except where the program uses their results."""
         self.replies.mark_unobserved(self.number)
 
 
 class ExecutorClient:
-    """Implements `Executor`.
+    """The client of one executor: it sends programs and tensors, and reads replies.
 
-    Sending is serialised by the sink's lock; whichever thread waits for a reply reads the connection.
+    The sink's lock serialises sending. The thread that waits for a reply reads the connection.
 
     Attributes:
         unread: bytes of each stored value that no submission has used yet, if observers follow reads.
@@ -78,7 +78,7 @@ class ExecutorClient:
     def __init__(
         self, opened: OpenSession, planner: Planner, stats: Stats, observers: Observers, failures: Failures, number: int
     ) -> None:
-        """`opened`: the open session. `failures`, `number`: as in `ReplyReader`."""
+        """Create a client for the open session `opened`. `failures`, `number`: as in `ReplyReader`."""
         self.opened = opened
         attached, channel, server = opened.attached, opened.connection, opened.url
         self.link = ExecutorLink(channel, stats, server, opened.server)
@@ -93,7 +93,7 @@ class ExecutorClient:
         self.unread: dict[int, int] = {}
 
     def count_as(self, number: int) -> None:
-        """Set the number for its failures, as in `ReplyReader`."""
+        """Set the executor's number in failures, as in `ReplyReader`."""
         failures = self.replies.reader.failures
         self.replies.reader = ReplyReader(failures, number)
         if number:
@@ -144,7 +144,9 @@ class ExecutorClient:
             self.uploads.expect(tensors)
 
     def left_to_read(self, patience: float) -> int:
-        """Return the bytes that are still to be read. The executor may wait this number of seconds for the reads to finish.
+        """Return the bytes of stored values that the executor still has to read.
+
+        It waits at most `patience` seconds for the reads.
 
         Raises:
             SessionLost: the executor is gone.
@@ -156,7 +158,7 @@ class ExecutorClient:
 
         Raises:
             SessionLost: the executor is gone.
-            DeadlineExceeded: as `deadline` says.
+            DeadlineExceeded: the deadline of this thread has passed.
         """
         reply = self.replies.ask(message, kind, due())
         if reason := getattr(reply, "refused", ""):
@@ -165,16 +167,17 @@ class ExecutorClient:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the profile of the last program that was sent, or None.
+        """Return the workload profile of the last program that was sent, or None.
 
-        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, are those of
-        the program's first run.
+        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe
+        the first
+        run of the program.
         """
         return self.submissions.planner.last_profile
 
 
 def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, submission: Submission) -> None:
-    """Report to observers the progress of reads that the program waits for, until they are done or it is interrupted.
+    """Report to observers the progress of reads that the program waits for, until they are done or the program is interrupted.
 
     Returns at once if the program does not wait for the submission, or if the submission uses few bytes of stored
     values.

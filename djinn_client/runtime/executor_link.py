@@ -20,11 +20,12 @@ log = get_logger("djinn.session")
 
 
 class ExecutorLink:
-    """Sends and receives frames of a session, from any thread.
+    """Send and receive frames of a session, from any thread.
 
     Attributes:
         channel: the connection.
-        server: the reached address. called: the executor's name in messages: the configured address.
+        server: the reached address.
+        called: the executor's name in messages: the configured address.
         lost: the reason why the session is lost; empty while it is not.
         sent: number of sent frames.
         reading: lock of the thread that reads the channel.
@@ -63,7 +64,7 @@ class ExecutorLink:
             self._lose_with_reason(error)
 
     def send_message(self, message: Message) -> None:
-        """Send a message without a body, as `send`."""
+        """Send a message without a body. It raises the errors of `send`."""
         self.send(Frame(encode(message)))
 
     def receive(self, timeout: float) -> Frame:

@@ -17,7 +17,7 @@ _TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
 
 
 class EventTap(Tap):
-    """Sends the events of submissions and waits to observers."""
+    """Tap that sends the events of submissions and waits to observers."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
@@ -68,7 +68,7 @@ class Observers(Events):
         )
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Send an event to the observers. After `connected`, ask them again which events they want."""
+        """Send an event to the observers. After `connected`, ask them again which events they request."""
         super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
             self.become([sink for sink in self.sinks if sink not in self._joined])

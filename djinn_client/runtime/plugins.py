@@ -28,7 +28,9 @@ _log = get_logger("djinn.plugins")
 
 
 def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIENT_KINDS) -> Registry:
-    """Return the plugins that `settings`, or those in the environment, select. The first use of a kind loads its plugins.
+    """Return the plugins that `settings` select, by default the settings of the environment.
+
+    The first use of a kind loads its plugins.
 
     Raises:
         ConfigurationError: a setting is malformed.
@@ -41,7 +43,7 @@ def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIE
 def is_disabled(plugin: str) -> bool:
     """Return True if the settings in force disable a plugin.
 
-    Integrations call this, because their changes stay when they are disabled later.
+    Integrations call this, because their changes stay in force when they are disabled later.
     """
     return context.settings is not None and plugin in context.settings.disable
 

@@ -35,7 +35,7 @@ def changed(before: Settings, after: Settings) -> frozenset[str]:
 def needing_new_session(
     names: frozenset[str], before: Settings, executor_plugins_differ: bool = False
 ) -> frozenset[str]:
-    """Return those of the changed settings `names` that an open session cannot apply.
+    """Return the changed settings in `names` that an open session cannot apply.
 
     A session can change the client's plugins. Its executors have loaded compilers and operators, and its
     transports were chosen at its begin.
@@ -43,7 +43,7 @@ def needing_new_session(
     Args:
         names: changed settings.
         before: settings at the session's begin.
-        executor_plugins_differ: result of that function.
+        executor_plugins_differ: result of the function `executor_plugins_differ`.
     """
     remote = bool(before.servers or before.connection_file)
     changeable = AT_ONCE | PLANNING | (_OWN_EXECUTORS if remote else _SERVERS)

@@ -15,15 +15,17 @@ LiveValues = Callable[[], Sequence[tuple[int, int]]]
 
 
 class Session:
-    """Executors that work for one program. The object stays the same while executors join and leave; the router may change.
+    """Executors that work for one program.
+
+    The object stays the same while executors join and leave; the router may change.
 
     Attributes:
         executors: the executors by number.
-        router: runs programs, and says where values are.
+        router: runs programs, and knows the executor of each value.
     """
 
     def __init__(self, connect: Connect, several: Callable[[], Router], held: LiveValues) -> None:
-        """Make a session without executors.
+        """Create a session without executors.
 
         Args:
             connect: creates the client of an executor.
@@ -41,7 +43,7 @@ class Session:
         Raises:
             ConfigurationError: no plugin offers the router for several executors, or a memory limit names an unknown
                 device.
-            SessionLost: an executor is gone. If it is a new one, the session stays unchanged.
+            SessionLost: an executor is gone. If it is a new executor, the session stays unchanged.
         """
         executors, router, before = self.executors, self.router, len(self.executors.members)
         is_alone = before + len(opened) == 1

@@ -19,12 +19,12 @@ from djinn_core.wire.message_base import Message
 
 
 class ClientSink(Sink):
-    """Implements `Sink` with the session of a context."""
+    """The sink that passes programs to the open session of a context."""
 
     facts: Facts = port
 
     def __init__(self, context: ClientContext, begin: Callable[[], object]) -> None:
-        """`begin`: function that begins a session."""
+        """Create a sink. `begin`: function that begins a session."""
         self._context = context
         self._begin = begin
 

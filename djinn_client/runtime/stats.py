@@ -11,17 +11,27 @@ _log = get_logger("djinn.runtime")
 
 
 class Stats(msgspec.Struct):
-    """Counts since the start or the last reset; sizes in bytes.
+    """Counts since the start or the last reset. Sizes are in bytes, counted at the sockets.
 
-    `client_fallbacks` counts ops that ran on this machine because the executor lacks them. `optimizations_tried` counts
-    A/B tests of optimizations, `optimizations_switched_off` those that were slower. `placements_tried` counts programs
-    that ran over several executors as a trial, `placements_switched_off` those that returned to one. `plans_for_sizes`
-    counts the plans in `plans_made` for a known program with sizes outside the range of its plans. `messages_sent` and
-    `messages_received` exclude messages that open connections or acknowledge frames. Bytes are counted at the sockets.
-    `bytes_uploaded` is the tensor data in them, `bytes_recalled` the data that the server had already, `bytes_read` the
-    data that the server read itself. `server_..._us` splits the server's time in microseconds, as reported in its
-    replies (`Timing`): waiting for other sessions, reading submissions, running them, preparing results.
-    `memory_pressure` is the executor's state in the last reply: 0 enough memory, 1 nearly full, 2 evicted values.
+    The fields `server_..._us` split the server's time in microseconds, as its replies report it (`Timing`).
+
+    Attributes:
+        client_fallbacks: ops that ran on this machine because the executor lacks them.
+        optimizations_tried: A/B tests of optimizations.
+        optimizations_switched_off: tested optimizations that were slower.
+        placements_tried: programs that ran over several executors as a trial.
+        placements_switched_off: tried programs that returned to one executor.
+        plans_for_sizes: plans in `plans_made` for a known program with sizes outside the range of its plans.
+        messages_sent: sent messages, without messages that open connections or acknowledge frames.
+        messages_received: received messages, counted like `messages_sent`.
+        bytes_uploaded: bytes of tensor data in the sent bytes.
+        bytes_recalled: bytes of tensor data that the server had already.
+        bytes_read: bytes of tensor data that the server read itself.
+        server_queue_us: waiting for other sessions.
+        server_decode_us: reading submissions.
+        server_execute_us: running submissions.
+        server_encode_us: preparing results.
+        memory_pressure: the executor's state in the last reply: 0 enough memory, 1 nearly full, 2 evicted values.
     """
 
     instructions_sent: int = 0

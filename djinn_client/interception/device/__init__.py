@@ -1,1 +1,1 @@
-"""Return the network round trip to the executor in seconds, without the executor's own time; None if unknown."""
+"""The device that PyTorch sees: device module, memory, streams and random state."""

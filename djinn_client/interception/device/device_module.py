@@ -36,7 +36,7 @@ class device:  # noqa: N801 - PyTorch calls it so
 
 
 class device_of(device):  # noqa: N801 - PyTorch calls it so
-    """Context manager that makes a tensor's index the current one. A tensor that is not remote changes nothing."""
+    """Context manager that makes a tensor's index the current index. A tensor that is not remote changes nothing."""
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.device if isinstance(obj, LazyTensor) else None)
@@ -67,7 +67,7 @@ def seed() -> None:
 
 
 def seed_all() -> None:
-    """Seed the random state of every index with one random number."""
+    """Seed the random state of every index with the same random number."""
     manual_seed_all(default_generator().seed())
 
 
@@ -82,7 +82,10 @@ _GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
-    """Return the random state as a CPU tensor of bytes: one round trip. For PyTorch's own callers it stays on the executor."""
+    """Return the random state as a CPU tensor of bytes: one round trip.
+
+    If PyTorch itself calls, the state stays on the executor.
+    """
     if not _gives_back():
         return default_generator(device).get_state()
     if port.forked:  # the random state belongs to the parent
@@ -91,7 +94,7 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
 
 def _gives_back() -> bool:
-    """Return True if the first frame outside of Djinn belongs to PyTorch."""
+    """Return True if PyTorch itself, and not the user's program, called Djinn: the first frame outside of Djinn is PyTorch's."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("djinn_client.", "djinn_core.")):
         frame = frame.f_back
@@ -115,7 +118,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
-    """Set the random state of each index to one of these states."""
+    """Set the random state of each index to the state at its position."""
     for index, state in enumerate(new_states):
         set_rng_state(state, index)
 
@@ -148,7 +151,7 @@ def is_in_bad_fork() -> bool:
 
 
 def is_available() -> bool:
-    """Check whether the device can be used: the configured server admits this client, or an executor starts without one.
+    """Return True if the device can be used: the configured server admits this client, or a local executor can start.
 
     If the device cannot be used, a warning says why. Takes a few seconds at most; does not raise.
     """
@@ -161,17 +164,17 @@ def is_initialized() -> bool:
 
 
 def yes(*_: Any, **__: Any) -> bool:
-    """Return True."""
+    """Return True. The device module answers several questions of PyTorch with this function."""
     return True
 
 
 def no(*_: Any, **__: Any) -> bool:
-    """Return False."""
+    """Return False. The device module answers several questions of PyTorch with this function."""
     return False
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Do nothing."""
+    """Do nothing. The device module implements several functions of accelerators with this function."""
 
 
 class DeviceModule(ModuleType):
@@ -184,7 +187,10 @@ class DeviceModule(ModuleType):
 
     @property
     def _initialized(self) -> bool:
-        """Return the value that activation checkpointing reads before it saves the random state."""
+        """Return True if the device counts as initialized.
+
+        Activation checkpointing asks before it saves the random state.
+        """
         return not port.forked
 
 

@@ -23,7 +23,8 @@ class DeviceProperties:
     Attributes:
         kind: the executor's name for its device type, such as `cuda`.
         multi_processor_count: multiprocessors of a GPU, processors of a CPU.
-        major, minor: compute capability, 0 if there is none.
+        major: major version of the compute capability; 0 if there is none.
+        minor: minor version of the compute capability.
     """
 
     name: str
@@ -35,20 +36,20 @@ class DeviceProperties:
 
 
 class PendingCopy(Protocol):
-    """A non-blocking copy to the CPU that has not arrived."""
+    """A non-blocking copy to the CPU that has not arrived yet."""
 
     def done(self) -> bool:
         """True if the elements have arrived, or the copy was dropped. Does not block."""
 
     def land(self, strict: bool) -> None:
-        """Put the copied elements into the CPU tensor.
+        """Write the copied elements into the CPU tensor.
 
         `strict`: raise the copy's error, because its user might not see it otherwise.
         """
 
 
 class ExpectedFetches(Protocol):
-    """Predicts which values this thread will fetch next."""
+    """Prediction of the values that this thread will fetch next."""
 
     def take(self, key: int) -> torch.Tensor | None:
         """Return the elements of the value `key` if a fetch of it was predicted.
@@ -57,7 +58,10 @@ class ExpectedFetches(Protocol):
         """
 
     def to_upload(self) -> list[torch.Tensor]:
-        """Return the CPU tensors that will be uploaded one after the other, if they are known. Later calls return none."""
+        """Return the CPU tensors that will be uploaded one after the other, if they are known.
+
+        Later calls return an empty list.
+        """
 
     def saw(self, storage: Any) -> None:
         """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
@@ -76,7 +80,7 @@ class ThreadState(threading.local):
 
     Attributes:
         padding_is_last: True if the last check found the padding at the end of each row.
-        converts_module: a module is being moved or converted.
+        converts_module: True while a module is being moved or converted.
         expected: the predicted next fetches.
         waits_until: deadline of this thread's waits for executors, on the monotonic clock. None: no limit.
     """
@@ -88,11 +92,11 @@ class ThreadState(threading.local):
 
 
 class DeviceState:
-    """State that lives as long as the registered device, which is as long as the process.
+    """State that lives as long as the process, because PyTorch cannot unregister a device.
 
     Attributes:
         thread: state of the current thread.
-        names: device types that are remote; the last is the one that the user's program uses.
+        names: device types that are remote; the last is the device type that the user's program uses.
         handlers: functions that handle an op instead of recording it, by the id of the op.
         repeated: ids of ops with a handler that C++ needs for unknown calls only.
         copy_later: begins a non-blocking copy to a new CPU tensor (source, memory format). Returns None if the copy
@@ -101,12 +105,13 @@ class DeviceState:
             block.
         wait_timeout: limit in seconds for each wait of each thread. 0: no limit.
         default_generators: the generators that ops use by default, by index.
-        seeding: lock held while a default generator is created. Another thread must not draw from the generator before
+        seeding: lock held while a default generator is created. Another thread must not draw from the generator
+            before
             it is seeded.
         seed: the last seed for all indexes. Indexes that appear later start from it.
         properties: device properties of the current session, by session and index.
         pending_copies: non-blocking copies to this machine, in the order in which they arrive.
-        landing: lock held while a copy lands. Another thread that uses the tensor waits for it.
+        landing: lock held while the elements of a copy are written. Another thread that uses the tensor waits for it.
     """
 
     def __init__(self) -> None:
@@ -132,7 +137,7 @@ class DeviceState:
         )  # threads of the parent may have held the locks
 
     def land_copies(self, strict: bool = False) -> None:
-        """Fill the CPU tensors of all copies that have arrived. Called at sync points. Replies arrive in order.
+        """Fill the CPU tensors of all copies that have arrived. Sync points call this. Replies arrive in order.
 
         Raises:
             RemoteError: with `strict`, the error of a copy into the user's memory.

@@ -92,7 +92,7 @@ def _indexes(operands: Sequence[LazyTensor]) -> list[int]:
 def index_of_call(call: Call) -> int:
     """Return the logical device of a call's results and written operands.
 
-    A call without either has the device of its operands.
+    A call without results and written operands has the device of its operands.
     """
     new_metas = (meta for meta, same in zip(call.results, call.inplace, strict=True) if meta is not None and same < 0)
     targets = (call.operands[i] for i in call.writes)
@@ -100,7 +100,10 @@ def index_of_call(call: Call) -> int:
 
 
 def leaves_index_open(kwargs: Mapping[str, Any]) -> bool:
-    """Return True if a call names the remote device without an index. The next call may then have another current index."""
+    """Return True if a call names the remote device without an index.
+
+    The next such call may have another current index.
+    """
     device = kwargs.get("device")
     if not isinstance(device, torch.device):
         return False

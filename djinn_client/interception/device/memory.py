@@ -24,14 +24,17 @@ _NOTHING: Mapping[str, int] = {}
 def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
     """Return counts and bytes of a logical device for this session, after the executor has run all recorded ops.
 
-    `reset_peak`: the executor then restarts the peak counters.
+    `reset_peak`: True to restart the executor's peak counters afterwards.
     """
     with waiting_for(Cause.FIGURES):
         return current().query(StatsRequest(reset_peak), StatsReply, device).values
 
 
 def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
-    """Return `figures` of a device. Return nothing if no op has used the device, so that a query starts no server."""
+    """Return `figures` of a device.
+
+    Return an empty mapping if no op has used the device, so that a query starts no server.
+    """
     index = index_of(device)
     has_work = port.is_open() or any(recorder.unsent for recorder in recorders.all())
     return figures(reset_peak=reset_peak, device=index) if has_work else _NOTHING

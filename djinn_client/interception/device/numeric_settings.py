@@ -46,7 +46,7 @@ def _send_recorded() -> None:
 
 
 def _note_change() -> None:
-    """Send the ops recorded before a change, because ops run under the settings at the time of their call."""
+    """Send the ops recorded before a change of the settings, because ops run under the settings at the time of their call."""
     now = _now()
     if now == port.numeric_settings:
         return
@@ -75,7 +75,7 @@ def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] |
 
 
 def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return a factory op's keyword arguments, completed by the default dtype."""
+    """Return a factory op's keyword arguments. Add the default dtype if they name no dtype."""
     default = torch.get_default_dtype()
     if default == EXECUTORS_HAVE or kwargs.get("dtype") is not None or not _is_factory(func):
         return kwargs
@@ -85,7 +85,7 @@ def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @functools.cache
 def _is_factory(func: Any) -> bool:
-    """Return True if `func` makes a tensor from numbers only, with a dtype that depends on the default dtype."""
+    """Return True if `func` creates a tensor from numbers only, with a dtype that depends on the default dtype."""
     arguments = {a.name: a for a in schema_of(func).arguments}
     if not {"dtype", "device"} <= set(arguments) or arguments["dtype"].default_value is not None:
         return False

@@ -1,4 +1,4 @@
-"""Other processes: each has its own session, so processes do not share remote memory."""
+"""Remote tensors and other processes: each process has its own session, so processes do not share remote memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def share_nothing() -> None:
 
 
 class _MeshName(str):
-    """A device name that counts as letters only, although it contains an underscore."""
+    """A device name whose `isalpha` is True, although the name contains an underscore."""
 
     __slots__ = ()
 
@@ -70,7 +70,10 @@ class _MeshName(str):
 
 
 def go_by_name_in_meshes() -> None:
-    """Make `init_device_mesh` accept the device's name. PyTorch reads a name that is not alphabetic as a name with an index."""
+    """Make `init_device_mesh` accept the device's name.
+
+    PyTorch reads a name that is not alphabetic as a name with an index.
+    """
     adapt_on_import({"torch.distributed.device_mesh": _adapt_device_mesh})
 
 

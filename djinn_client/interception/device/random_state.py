@@ -1,4 +1,6 @@
-"""Random state of the remote device, which lives on the executor. Seeding is an instruction, so program order holds.
+"""Random state of the remote device, which is on the executor.
+
+Seeding is an instruction, so it keeps its place in program order.
 
 The default state belongs to the session. The state of a `torch.Generator` is a value with its own handle. Random ops
 that get the generator read and write that value.
@@ -45,7 +47,7 @@ def keep_state() -> LazyTensor:
 
 
 def set_state(state: torch.Tensor) -> None:
-    """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a kept state."""
+    """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a state that `keep_state` returned."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, 0)
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
@@ -56,7 +58,10 @@ def seeded_generator(seed: int, device: int) -> LazyTensor:
 
 
 def restored_generator(state: torch.Tensor, device: int) -> LazyTensor:
-    """Record a new generator with the state `state`: a CPU tensor of bytes, or a kept state. Return its value."""
+    """Record a new generator with the state `state`, and return its value.
+
+    `state`: a CPU tensor of bytes, or a state that was kept on the executor.
+    """
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, device)
     call = own_call(RESTORED_GENERATOR, (remote.remote.meta,), device=device)
     return append(call, [remote], ())  # type: ignore[no-any-return]
@@ -84,13 +89,13 @@ def _unsigned(seed: int) -> int:
 
 
 def keep_state_of(generator: torch.Generator) -> torch.Tensor:
-    """Record a copy of the state. The copy stays on the executor."""
+    """Record a copy of a generator's state that stays on the executor."""
     value = operand(generator)
     return keep_state() if value is None else keep_generator_state(value)
 
 
 def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Restore a generator's state from a kept state."""
+    """Restore a generator's state from a state that `keep_state_of` returned."""
     if generator.device.index == 0 and operand(generator) is None:
         set_state(state)
     else:

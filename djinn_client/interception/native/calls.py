@@ -36,7 +36,7 @@ _adding = threading.RLock()
 
 
 def nothing() -> int:
-    """Return the number for calls that return their operand unchanged."""
+    """Return the number that stands for all calls that return their operand unchanged."""
     global _nothing
     if _nothing < 0:
         _nothing = _add(None, [1, 0, 0, 0, NOTHING, 0, 0])
@@ -62,7 +62,10 @@ def _keep(known: list[Call | None], number: int, call: Call | None) -> None:
 
 
 def calls_of(known: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
-    """Return the calls with these numbers in `known`: the list `calls` at the time when the numbers came from C++."""
+    """Return the calls with these numbers.
+
+    `known`: the list `calls` at the time when the numbers came from C++.
+    """
     try:
         calls = [known[number] for number in numbers]
     except IndexError:
@@ -116,7 +119,7 @@ _doomed: set[int] = set()  # unused at the last sweep
 
 
 def _sweep() -> None:
-    """Evict unused calls: programs with ever new sizes make more and more calls.
+    """Evict unused calls, because programs with ever new sizes create more and more calls.
 
     A thread may be about to append a call that the sweep found unused. So its number is reused only if the next sweep
     finds the call unused as well. Python appends such a call under a new number.

@@ -1,4 +1,4 @@
-"""A program that C++ recorded: an array that Python reads as a `Program` and as a sequence of `Entry`."""
+"""Programs that C++ recorded, as arrays that Python reads as a `Program` and as a sequence of `Entry`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
 
 
 def site_of(number: int) -> Site:
-    """Return the place in the user's code for a site number of C++."""
+    """Return the position in the user's code for a site number of C++."""
     if number < 0:
         return _NOWHERE
     site = _sites.get(number)
@@ -75,10 +75,12 @@ class RecordedProgram(Program, Sequence[Entry]):
     __setattr__ = object.__setattr__  # programs are frozen
 
     def __init__(self, packed: bytes, moments: Moments, forward_calls: ForwardCalls) -> None:
-        """`packed`: the bytes that the C++ functions `take` and `look` return.
+        """Read a program from its packed form.
 
-        `moments`: the module entries of the thread, in order, each with the number of entries before it.
-        `forward_calls`: as in `Recorder`.
+        Args:
+            packed: the bytes that the C++ functions `take` and `look` return.
+            moments: the module entries of the thread, in order, each with the number of entries before it.
+            forward_calls: as in `Recorder`.
         """
         self._packed = packed
         numbers: tuple[int, ...] = _HEADER.unpack_from(packed)
@@ -123,7 +125,7 @@ class RecordedProgram(Program, Sequence[Entry]):
 
     @property
     def values(self) -> Words:
-        """Return the handles by first appearance."""
+        """Return the distinct handles, in order of first appearance."""
         return self._part(2)
 
     @property
@@ -154,7 +156,7 @@ class RecordedProgram(Program, Sequence[Entry]):
 
     @cached_property
     def sites(self) -> tuple[Site, ...]:
-        """Return the user's code line of each entry."""
+        """Return the position in the user's code that issued each entry."""
         return tuple([_sites.get(n) or site_of(n) for n in self._numbers(5).tolist()])
 
     @cached_property

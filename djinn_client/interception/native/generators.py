@@ -24,7 +24,7 @@ def default(index: int) -> torch.Generator:
 
 
 def operand(generator: torch.Generator) -> LazyTensor | None:
-    """Return the value that holds a generator's state. None: the session's own state on the executor.
+    """Return the value that holds a generator's state. Return None for the session's own state on the executor.
 
     Raises:
         RuntimeError: the generator belongs to another device.
@@ -34,7 +34,7 @@ def operand(generator: torch.Generator) -> LazyTensor | None:
 
 
 def _reduce(generator: Any) -> Any:
-    """Pickle a generator as PyTorch does, but without an offset: the executor's generator may have none."""
+    """Pickle a generator as PyTorch does, but without an offset: the executor's generator may have no offset."""
     if generator.device.type != DEVICE_NAME:
         return generator.__reduce__()
     return torch.Generator, (generator.device,), (generator.initial_seed(), None, generator.get_state())

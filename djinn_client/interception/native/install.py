@@ -37,7 +37,7 @@ _own_folders: Final = [
 
 
 class Upcalls(CalledFromCpp):
-    """The mode that C++ calls for each op without a cached call."""
+    """Dispatch mode whose handler C++ calls for each op without a cached call."""
 
     _default_dtype = torch.get_default_dtype()
 

@@ -37,7 +37,7 @@ def load() -> None:
 
 
 class _Functions:
-    """The functions of `torch.ops.djinn` by name, without PyTorch's frames around an op, and the library's plain functions."""
+    """The library's functions by name: those of `torch.ops.djinn`, without PyTorch's frames around an op, and plain functions."""
 
     def begin(self, library: Any) -> None:
         """Use the library's plain functions.
@@ -109,7 +109,7 @@ def implement(**functions: Callable[..., Any]) -> None:
 def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: bool = False) -> None:
     """Make `function` the kernel of the op `name`, such as `aten::add.Tensor`, at a dispatch key.
 
-    `partly`: PyTorch's kernel still handles calls without a remote tensor that do not name the device.
+    `partly`: True if PyTorch's kernel still handles calls that have no remote tensor and do not name the device.
     """
     packet, _, overload = name.partition(".")
     with _Kernel(function), without_torch_dispatch():
@@ -117,20 +117,20 @@ def set_kernel(name: str, function: Callable[..., Any], key: str, *, partly: boo
 
 
 def send_upcalls_to(mode: TorchDispatchMode) -> None:
-    """Have C++ call `mode.__torch_dispatch__` for each op that Python handles."""
+    """Make C++ call `mode.__torch_dispatch__` for each op that Python handles."""
     with mode, without_torch_dispatch():
         ops.set_upcall()
 
 
 @functools.cache
 def dtype_number(dtype: torch.dtype) -> int:
-    """Return the number of a dtype in C++."""
+    """Return the number by which C++ knows a dtype."""
     return int(ops.dtype_number(dtype))
 
 
 @functools.cache
 def dtype_of(number: int) -> torch.dtype:
-    """Return the dtype for a number of C++."""
+    """Return the dtype that C++ knows by this number."""
     dtype = next((d for d in [*vars(torch).values()] if isinstance(d, torch.dtype) and dtype_number(d) == number), None)
     assert dtype is not None
     return dtype

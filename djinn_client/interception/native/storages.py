@@ -13,7 +13,7 @@ negated = aten._neg_view.default  # noqa: SLF001 - PyTorch's name of the op
 
 
 def _base(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor over a storage. Allocate the storage's memory if necessary."""
+    """Return a tensor over a whole storage. Allocate the storage's memory if necessary."""
     view: torch.Tensor | None = ops.any_view(storage)
     if view is not None:
         return view
@@ -31,7 +31,7 @@ def _base(storage: torch.UntypedStorage) -> torch.Tensor:
 def _view_of_storage(
     storage: torch.UntypedStorage, size: list[int], stride: list[int], offset: int, dtype: int, bits: int
 ) -> torch.Tensor:
-    """Return a view of a storage that PyTorch made without an op."""
+    """Return a view of a storage that PyTorch created without an op."""
     view_dtype = dtype_of(dtype)
     with torch.no_grad():
         base = _base(storage)

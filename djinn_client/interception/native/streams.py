@@ -50,7 +50,7 @@ class NativeEvent(torch.Event, metaclass=_EventMeta):
 class NamedEvent(torch.Event):
     """An event that shows its device under another name.
 
-    Two of its methods are in Python, because PyTorch's refuse that name.
+    Two of its methods are in Python, because PyTorch's methods refuse that name.
 
     Attributes:
         timed: True if `elapsed_time` may be called.
@@ -80,7 +80,7 @@ class NamedEvent(torch.Event):
         """Return the milliseconds on the device from this mark to `end_event`. Waits for both events: one round trip.
 
         Raises:
-            ValueError: one of the events was made without `enable_timing=True`, or was not recorded.
+            ValueError: one of the events was created without `enable_timing=True`, or was not recorded.
         """
         if not (self.timed and end_event.timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -122,7 +122,7 @@ _device_of_event: Any = torch.Event.device.__get__
 
 
 def show_names() -> None:
-    """Have the device module create streams and events that can show another device name."""
+    """Make the device module create streams and events that can show another device name."""
 
     def named(find: Callable[..., torch.Stream]) -> Callable[..., NamedStream]:
         @functools.wraps(find)

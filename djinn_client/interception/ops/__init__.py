@@ -1,1 +1,1 @@
-"""Op transformations before recording: autocast, decomposition, canonicalization, and composite ops kept whole."""
+"""Op transformations before recording: autocast, decomposition, canonicalization, and composite ops that stay whole."""

@@ -1,11 +1,12 @@
-"""Attention: recorded whole without gradients, otherwise as the fused kernel that the executor's device would select.
+"""Attention: recorded as a single op without gradients, otherwise as the fused kernel that the executor's device would select.
 
 PyTorch chooses the kernel of `scaled_dot_product_attention` by device type. For this device it knows only the
 decomposition, which holds the attention weights in memory and rounds differently from fused kernels. So Djinn lets
 PyTorch choose the kernel for tensors without memory that claim to be on the executor's device type. Djinn records the
 chosen kernel: one instruction forward, one backward.
 
-Attention is decomposed if this build of PyTorch cannot choose a kernel for the device type, in forward mode, and under
+Attention is decomposed if this build of PyTorch cannot choose a kernel for the device type, in forward mode, and
+under
 transforms.
 """
 
@@ -112,7 +113,7 @@ def _can_choose(kind: str) -> bool:
 
 
 def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Return the first op that PyTorch calls to compute attention on a CPU."""
+    """Return the first op that PyTorch calls to compute attention on a CPU, to learn which kernel it chooses."""
     query, key, value, mask, dropout, causal = args
     metas = [t.remote.meta for t in (query, key, value, mask) if t is not None]
     # PyTorch compares sizes with each other, with 0 and with 1, and reads the last stride. Nothing else matters.
@@ -142,14 +143,17 @@ class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never 
 
 
 class _Probe(torch.Tensor):
-    """A CPU tensor without memory, for `_FirstOp`."""
+    """A CPU tensor without memory, for the mode `_FirstOp`."""
 
     __torch_function__ = torch_dispatch.disabled_torch_function  # type: ignore[assignment]
     __torch_dispatch__ = torch_dispatch.disabled_torch_function
 
 
 class _FirstOp(CalledFromCpp):
-    """A mode that reports the first op. A tensor with `__torch_dispatch__` would make PyTorch import DTensor."""
+    """A dispatch mode that reports the first op.
+
+    A tensor with `__torch_dispatch__` would make PyTorch import DTensor.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise _Chosen(func)
@@ -181,7 +185,7 @@ def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
 
 @never_compiled
 def backward_on_cpu(*args: Any, **kwargs: Any) -> Any:
-    """Return the fused kernel's gradients, with second-order gradients, which PyTorch's kernel lacks."""
+    """Return the fused kernel's gradients. They have second-order gradients, which PyTorch's kernel lacks."""
     if args[0] is None:  # the result is unused
         return None, None, None
     if not is_differentiated((*args, kwargs.get("attn_mask"))):

@@ -63,7 +63,7 @@ def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 @handles(aten.index.Tensor, repeats=True)
 def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. Replace a known mask by its true indices, so that the size of the result is known."""
+    """Handle `aten::index`: replace a known mask by the indices of its True elements, so that the size of the result is known."""
     source, indices = args
     if any(isinstance(i, LazyTensor) and i.dtype is torch.bool for i in indices):
         args = source, [*_without_masks(source.shape, indices)]
@@ -92,7 +92,10 @@ def _places(tensor: Any) -> torch.Tensor | None:
 
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the op. For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip."""
+    """Handle `isnan` and `isinf`.
+
+    For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip.
+    """
     recorded = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:

@@ -43,7 +43,7 @@ _OF_NUMBERS = {
 
 
 class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """Raised if an argument is a CPU tensor with dimensions."""
+    """An argument of a remote op is a CPU tensor with dimensions."""
 
 
 def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -74,7 +74,7 @@ def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) 
     """Refuse CPU indices that are out of range for a tensor of this shape.
 
     Raises:
-        IndexError: as PyTorch's CPU kernel.
+        IndexError: the error of PyTorch's CPU kernel.
     """
     dim = place = 0  # the kernel counts only dimensions that have an index
     for index in indices:
@@ -102,7 +102,7 @@ def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[An
     Return None for other ops.
 
     Raises:
-        RuntimeError: as PyTorch's kernel, which needs one number per element.
+        RuntimeError: the error of PyTorch's kernel, which needs one number per element.
     """
     overload = _OF_NUMBERS.get(func)
     numbers = args[-1] if args else None

@@ -53,7 +53,7 @@ def library_of(op: str) -> OperatorLibrary | None:
 
 
 def metadata_of(func: Any) -> Callable[..., Any] | None:
-    """Return the plugin's metadata function for a custom op. None: use the op's own meta kernel."""
+    """Return the plugin's metadata function for a custom op, or None. None: use the op's own meta kernel."""
     library = library_of(func.name())
     return None if library is None else library.metadata(func.name())
 
@@ -65,9 +65,10 @@ def is_data_dependent(func: Any) -> bool:
 
 
 def keep_offered_whole() -> None:
-    """Register kernels for the ops that the executors offer.
+    """Register kernels for the ops that the executors offer, so that they are recorded as single ops.
 
-    PyTorch would otherwise run the Python function of an op without a device (`torch.library.custom_op`) with remote tensors. An op that a
+    PyTorch would otherwise run the Python function of an op without a device (`torch.library.custom_op`) with remote
+    tensors. An op that a
     module defines later finds its kernel here.
     """
     for name in port.offered:
@@ -118,7 +119,7 @@ def _is_decomposed(func: Any) -> bool:
 
 
 def _add_autocast(func: Any) -> None:
-    """Have autocast cast the arguments of an op for this device, as its plugin or its registrations for other devices say."""
+    """Make autocast cast the arguments of an op for this device, as its plugin or its registrations for other devices say."""
     name = func.name()
     if name in _cast or has_kernel(func, "AutocastPrivateUse1"):
         return

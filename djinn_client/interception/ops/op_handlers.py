@@ -1,7 +1,7 @@
 """Ops that an `OpHandler` runs instead of the recorder. The handler is loaded at its first call.
 
 The tables name the ops that create sparse, compressed, quantized and nested tensors, and the ops of
-`torch.distributed`. Ops on an existing tensor of these kinds reach its class without this module.
+`torch.distributed`. If a tensor of these kinds exists, its class handles its ops without this module.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _kernel(func: Any, handler: Handler) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Register the kernels of these ops."""
+    """Register the kernels of the ops that handlers run."""
     for partly, kernels in ((False, _KERNELS), (True, _KERNELS_IN_PART)):
         for key, funcs in kernels.items():
             for func in funcs:
@@ -146,7 +146,7 @@ def _new_empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 @handles(aten._embedding_bag_backward.default)
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the gradient of the table of an `nn.EmbeddingBag`.
+    """Return the gradient of the table of an `nn.EmbeddingBag`.
 
     The executor's op would return a sparse gradient as one value.
     """

@@ -1,4 +1,4 @@
-"""Ops that are recorded as other ops, or after a check. One section per reason."""
+"""Ops that are recorded as other ops, or after a check. Each section of the module has one reason."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ aten = torch.ops.aten
 # side effects of kernels are recorded as ops if the client must know them.
 @handles(aten.fill_.Scalar, repeats=True)
 def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record `tensor.fill_(True)` as `fill_(1)` for every dtype. A bool would be a constant of the form; a number is a slot.
+    """Record `tensor.fill_(True)` as `fill_(1)` for every dtype.
 
-    Without this rule, the last step of a `generate()` would differ from the others only by such a bool.
+    A bool would be a constant of the form; a number is a slot.
+
+    Without this rule, the last step of a `generate()` would differ from other steps only by such a bool.
     """
     target, value = args
     return record(func, (target, int(value)) if isinstance(value, bool) else args, kwargs)
@@ -36,7 +38,8 @@ def fill(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
-    PyTorch's CPU kernel does so for every mask. `masked_fill_` may write to its own mask and number, `index_put_` may
+    PyTorch's CPU kernel does so for every mask. `masked_fill_` may write to its own mask and number, but `index_put_`
+    may
     not.
     """
     target, indices, values, *rest = args
@@ -72,7 +75,7 @@ def _shares_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 @handles(aten._fused_moving_avg_obs_fq_helper.default)
 def observe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Fake quantization per channel: resize empty observers to one element per channel first, as the kernel does."""
+    """Handle fake quantization per channel: first resize empty observers to one element per channel, as the kernel does."""
     schema = (a.name for a in schema_of(func).arguments)
     arguments = dict(zip(schema, args, strict=False)) | kwargs
     limits = {"running_min": torch.inf, "running_max": -torch.inf}
@@ -92,7 +95,7 @@ def record_alerting(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Record the op. If deterministic algorithms are on, raise or warn first, as PyTorch does.
 
     Raises:
-        RuntimeError: as eager PyTorch.
+        RuntimeError: the error of eager PyTorch.
     """
     if torch.are_deterministic_algorithms_enabled():
         try:
@@ -113,7 +116,7 @@ def lstm_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`aten::_thnn_fused_lstm_cell`: new hidden state, new cell state, and the workspace that only its own backward reads.
+    """Handle `aten::_thnn_fused_lstm_cell`: return new hidden state, new cell state, and a workspace for its backward.
 
     Gates are (batch, 4 * hidden), states (batch, hidden).
     """
@@ -130,7 +133,7 @@ def gru_cell(
     input_bias: torch.Tensor | None = None,
     hidden_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`aten::_thnn_fused_gru_cell`: new hidden state, and the workspace that only its own backward reads.
+    """Handle `aten::_thnn_fused_gru_cell`: return the new hidden state, and a workspace for its backward.
 
     Gates are (batch, 3 * hidden), the state (batch, hidden).
     """
@@ -158,7 +161,7 @@ def pack_padded_sequence(
 
 @handles(aten.histc.default)
 def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count integers as float64, which is exact up to 2**53."""
+    """Handle `aten::histc`: count integers as float64, which is exact up to 2**53."""
     values = args[0]
     if values.is_floating_point():
         return record(func, args, kwargs)
@@ -183,7 +186,7 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
 
 
 def register() -> None:
-    """Register ops above autograd, which then differentiates their parts; also for inference mode, and higher-order ops."""
+    """Register these rewrites above autograd, which then differentiates the parts; also for inference mode and higher-order ops."""
     for func, made_of in _MADE_OF.items():
         set_kernel(func.name(), made_of, "AutogradPrivateUse1")
         handles(func)(_handler(made_of))
@@ -203,14 +206,14 @@ def _handler(made_of: Callable[..., Any]) -> Handler:
 # written at the end.
 @handles(torch.ops.aten._nested_tensor_from_mask_left_aligned.default)
 def left_aligned(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> bool:
-    """Check whether the padding is at the end of each row; PyTorch drops such padding. Store the answer, and return False."""
+    """Store whether the padding is at the end of each row, because PyTorch drops such padding. Return False."""
     lengths = args[1]
     device_state.thread.padding_is_last = not bool((lengths[:, 1:] & ~lengths[:, :-1]).any())
     return False
 
 
 def pad_with_zeros(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`TransformerEncoder.forward` that writes zeros to the padding, as PyTorch does."""
+    """Return a `TransformerEncoder.forward` that writes zeros to the padding, as PyTorch does."""
 
     @functools.wraps(forward)
     def encode(
@@ -248,7 +251,7 @@ _CONTROL_FLOW = frozenset({"associative_scan", "cond", "map_impl", "scan", "whil
 
 
 def _unless_traced(by_ops: Callable[..., Any], traced: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an implementation: `by_ops`, or PyTorch's own if a tracer must see the op whole."""
+    """Return a function that calls `by_ops`, or PyTorch's own `traced` if a tracer must see the op whole."""
 
     def implementation(*args: Any, **kwargs: Any) -> Any:
         remote = any(isinstance(leaf, LazyTensor) for leaf in pytree.tree_leaves((args, kwargs)))

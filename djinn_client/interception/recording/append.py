@@ -1,4 +1,7 @@
-"""Append an op to this thread's program in C++. Also makes the calls of Djinn's own ops, which have no schema."""
+"""Append an op to this thread's program in C++.
+
+This module also builds the calls of Djinn's own ops, which have no schema.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ asked = _Asked()
 def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], *, untold: bool = False) -> Any:
     """Append an instruction to this thread's program and return tensors for its results.
 
-    `untold`: the caller notifies the taps.
+    `untold`: True if the caller notifies the taps itself.
     """
     current()  # raises in a forked child
     for changed, new in call.changes:
@@ -92,7 +95,16 @@ def own_call(
     device: int = 0,
     writes: tuple[int, ...] = (),
 ) -> Call:
-    """Return the call of `op` with these operands, followed by the scalars `slots`. It makes a value on a device, or none."""
+    """Return the call of Djinn's own op `op` with these operands, followed by scalars.
+
+    Args:
+        op: name of the op.
+        operands: metadata of the operands.
+        slots: number of scalars.
+        makes: True if it creates a value.
+        device: logical device of the value.
+        writes: operands that it writes.
+    """
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
     form = Form(op, args, (), ("new",) if makes else ("none",), False)
     return unpredicted_call(form, operands, (opaque(device) if makes else None,), writes=writes)

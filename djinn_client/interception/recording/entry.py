@@ -13,7 +13,7 @@ from djinn_core.ir.program import Call, Site, Slot
 
 
 class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One recorded op. The garbage collector ignores entries, because no reference cycle contains one.
+    """A recorded op. The garbage collector ignores entries, because no reference cycle contains an entry.
 
     Attributes:
         call: the inferred call: op, metadata of operands and results, form.
@@ -53,12 +53,12 @@ class SentEntries(msgspec.Struct, eq=False):
 
 
 class MetaOnlyStorages:
-    """Numbers of the storages that have no data. The caller must hold the recorders' lock.
+    """Storages without data: only their metadata exists. The caller must hold the recorders' lock.
 
-    This propagates: the results and writes of an op with such an operand have no data, either.
+    The results and writes of an op with such an operand have no data, either.
 
     Attributes:
-        storages: the numbers; always the same set object.
+        storages: numbers of the storages; always the same set object.
     """
 
     def __init__(self) -> None:
@@ -98,5 +98,5 @@ class MetaOnlyStorages:
             )
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all storages."""
         self.storages.clear()

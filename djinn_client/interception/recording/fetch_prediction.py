@@ -1,4 +1,4 @@
-"""Prediction of fetches: results that the program fetched one after the other last time now come in one round trip.
+"""Prediction of fetches: if a program fetched results one after the other last time, they now come in one round trip.
 
     losses = [(x * i).sum() for i in range(100)]
     print([loss.item() for loss in losses])  # 100 round trips in the first run, one afterwards
@@ -29,7 +29,7 @@ _Key = tuple[int, int, int]
 
 
 class _Follower(NamedTuple):
-    """A result that is fetched after the first one: `handles[position]` of an entry with `call`, counted from the end."""
+    """A result that is fetched after the first result: `handles[position]` of an entry with `call`, counted from the end."""
 
     entry: int
     position: int
@@ -37,14 +37,18 @@ class _Follower(NamedTuple):
 
 
 class _KnownFetches(NamedTuple):
-    """The fetches that followed a program last time. `calls` keeps calls alive, so that their identities are not reused."""
+    """The fetches that followed a program last time.
+
+    Attributes:
+        calls: keeps calls alive, so that their identities are not reused.
+    """
 
     followers: tuple[_Follower, ...]
     calls: tuple[Any, Any]
 
 
 class _Pieces(Sequence[Entry]):
-    """Entries of consecutively sent pieces. Each entry is created on access."""
+    """Entries of consecutively sent pieces of a program. Each entry is created on access."""
 
     def __init__(self) -> None:
         self._parts: list[Sequence[Entry]] = []
@@ -73,7 +77,7 @@ class _Pieces(Sequence[Entry]):
 
 
 class FetchPredictor:
-    """Predicts the fetches after a program from the fetches that followed it last time.
+    """Predict the fetches after a program from the fetches that followed it last time.
 
     Attributes:
         ahead: the last predicted handles, each with the contents object that keeps its elements.

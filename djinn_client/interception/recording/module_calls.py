@@ -18,7 +18,7 @@ from djinn_core.ir.module_path import BACKWARD, ModuleCall
 
 
 def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
-    """`torch.nn.Module.__call__` that tracks the current module.
+    """Return a replacement of `torch.nn.Module.__call__` that tracks the current module.
 
     A decode step calls hundreds of modules, so the code is inlined.
     """
@@ -67,12 +67,12 @@ def module_now(recorder: Recorder) -> ModuleCall | None:
 
 
 def at_node(recorder: Recorder) -> ModuleCall:
-    """A thread's position in a backward pass: its current autograd node."""
+    """Return a thread's position in a backward pass: its current autograd node."""
     return torch_dispatch.node_sequence_number(), None, recorder.forward_calls
 
 
 def guard_engine(run: EngineRun) -> EngineRun:
-    """Wrap the entry of the autograd engine, so that capture stays in order.
+    """Return a wrapper of the autograd engine's entry that keeps ops in order.
 
     Multithreading is off for the run, because a program belongs to one thread.
     """

@@ -55,7 +55,11 @@ T = TypeVar("T")
 
 
 class SyncRequest(msgspec.Struct):
-    """Requests of a cut, in addition to running the program. `predicts`: add the predicted next fetches to `fetch`."""
+    """Requests that accompany a program: values to fetch or describe, and whether to synchronize.
+
+    Attributes:
+        predicts: True to add the predicted next fetches to `fetch`.
+    """
 
     fetch: tuple[int, ...] = ()
     describe: tuple[int, ...] = ()
@@ -78,18 +82,19 @@ _retiring = threading.RLock()  # held while a program loses its recorder
 
 
 class Recorder:
-    """Records one thread's program.
+    """Record one thread's program.
 
     C++ appends the entries, and orders programs of several threads that use one storage.
 
     Attributes:
-        program: number of the program in C++. counters: counters of the program, in C++ memory.
+        program: number of the program in C++.
+        counters: counters of the program, in C++ memory.
         is_of_thread: True if it records a thread's ops, which are sent.
-        captures: for each active capture, the entries that were sent. fixed: the last entry from before the innermost
-            capture.
+        captures: for each active capture, the entries that were sent.
+        fixed: the last entry from before the innermost capture.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them.
-        module: the module call that the thread is inside. moments: the module calls in order, each with the number of
-            entries before it.
+        module: the module call that the thread is inside.
+        moments: the module calls in order, each with the number of entries before it.
         forward_calls: earlier module calls of the thread.
     """
 
@@ -111,9 +116,11 @@ class Recorder:
     is_of_thread = True
 
     def __init__(self, shared: Recorders, program: int | None = None) -> None:
-        """`shared`: the state that the recorders of all threads share.
+        """Create a recorder.
 
-        `program`: number of a thread's program. None: create a program for no thread.
+        Args:
+            shared: the state that the recorders of all threads share.
+            program: number of a thread's program. None: create a program for no thread.
         """
         self._shared = shared
         self.program = int(ops.new_program()) if program is None else program
@@ -237,7 +244,10 @@ class Recorder:
 
     @without_modes
     def prepare(self) -> None:
-        """Raise an error if no server can be reached, so that the op fails and not the first fetch. A capture needs no server."""
+        """Raise an error if no server can be reached, so that the first op fails instead of the first fetch.
+
+        A capture needs no server.
+        """
         if not self.captures:
             port.prepare()
 
@@ -251,7 +261,7 @@ class Recorder:
         self.asked(lambda: None)
 
     def cut_all(self) -> None:
-        """Send the recorded ops of all threads except those in captures, without waiting."""
+        """Send the recorded ops of all threads except threads in captures, without waiting."""
         require_stack_room()
         if any(recorder.unsent and not recorder.captures for recorder in self._shared.all()):
             with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session():
@@ -296,7 +306,7 @@ class Recorder:
         return self.ask_unseen(ask)
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """Like `ask`, but no modes are notified, and all values must fit into one reply."""
+        """Like `ask`, but dispatch modes do not see it, and all values must fit into one reply."""
         require_stack_room()
         _open()
         with interrupt_mask:
@@ -397,7 +407,12 @@ class Recorder:
             port.lock.release()
 
     def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
-        """Take the recorded ops as a submission, as `cut` says. The caller must submit it before it releases `sending`."""
+        """Remove the recorded ops, and return them as a submission.
+
+        The caller must submit it before it releases `sending`.
+
+        `cut`: returns the number of entries to take.
+        """
         if self.program == _NO_PROGRAM:  # another thread has taken everything since the caller looked
             return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize, later=ask.later)
         shared = self._shared
@@ -440,7 +455,10 @@ class Recorder:
         return Submission(program, tuple(free), ask.fetch, ask.describe, ask.synchronize, ask.later)
 
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
-        """Return the dead handles whose values exist. Forget a storage without data together with its last value."""
+        """Return the dead handles whose values exist.
+
+        If the last value of a storage without data dies, forget the storage.
+        """
         storages = self._shared.meta_only.storages
         freed = {storage_of(handle) for handle in dead}.intersection(storages)
         if not freed:
@@ -478,7 +496,8 @@ class Recorders:
         held_back: uploads that a capture defers, because it starts no server: handles and copies of the data.
         unsent: submissions that an interrupt kept from being sent. They are sent first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
-        ops_captured: number of ops taken so far. begun: True once the library is loaded.
+        ops_captured: number of ops taken so far.
+        begun: True once the library is loaded.
         meta_only: storages without data.
     """
 
@@ -492,7 +511,7 @@ class Recorders:
         self.thread: _ThreadRecorder | _ForkedChild
 
     def begin(self) -> None:
-        """Create the recorders of threads. Call this once the library is loaded."""
+        """Prepare recorders for threads. Call this once the library is loaded."""
         self.thread = _ThreadRecorder(self)
         self.begun = True
 
@@ -556,7 +575,7 @@ class Recorders:
         known_contents.clear()
 
     def limit_programs(self) -> None:
-        """Limit programs, including current ones, to `port.checkpoint_instructions` from now on."""
+        """Limit programs, including current programs, to `port.checkpoint_instructions` instructions from now on."""
         for recorder in self.all():
             recorder.limit = port.checkpoint_instructions
 
@@ -585,7 +604,7 @@ class _ThreadRecorder(threading.local):
 
 
 class _ForkedChild:
-    """Replaces `_ThreadRecorder` in a forked child, where nothing can be recorded."""
+    """Replacement of `_ThreadRecorder` in a forked child, in which nothing can be recorded."""
 
     @property
     def recorder(self) -> Recorder:
@@ -620,7 +639,7 @@ def current_or_none() -> Recorder | None:
 
 @contextmanager
 def recording_on(recorder: Recorder) -> Iterator[None]:
-    """In the block, record this thread's ops on `recorder`."""
+    """Context manager in which this thread's ops are recorded on `recorder`."""
     thread = recorders.thread
     if isinstance(thread, _ForkedChild):
         raise ForkedProcess

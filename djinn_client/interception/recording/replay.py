@@ -76,7 +76,7 @@ def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[st
     """Return the results of a node's op for other operands, in the node's order.
 
     Args:
-        node: of a recorded program.
+        node: a node of a recorded program.
         operands: tensors for `node.inputs`.
         changed: changed arguments, by their names in the op's schema.
 

@@ -1,4 +1,4 @@
-"""Split a submission that exceeds the message size into several."""
+"""Split a submission that exceeds the message size into several submissions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def fits(submission: Submission) -> bool:
 
 
 def in_parts(submission: Submission) -> Iterator[Submission]:
-    """Split a submission into as many as necessary. The last one has the requests of the original."""
+    """Yield the parts of a submission, as many as necessary. The last part has the requests of the original."""
     program, free = submission.program, submission.free
     # The program does not mention the freed handles, so they may go first.
     for start in range(limits.HANDLES_SENT, len(free), limits.HANDLES_SENT):
@@ -33,9 +33,9 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
 
 
 def _starts(program: Program) -> Iterator[int]:
-    """Return the first instruction of each piece but the first, so that pieces are within the limits.
+    """Yield the first instruction of each piece except the first piece, so that pieces are within the limits.
 
-    A single op may exceed them.
+    A single op may exceed the limits.
     """
     count = first = 0
     for index, call in enumerate(program.calls):

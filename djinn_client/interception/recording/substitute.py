@@ -35,7 +35,7 @@ _FIRST = 1  # handle of the first view of new memory that covers it completely
 
 @without_modes
 def rewrite(program: Program, substitutions: Sequence[Substitution], weights: frozenset[int]) -> RewrittenProgram:
-    """Rewrite a program: replace some of its nodes by other code.
+    """Return the rewrite of a program that replaces some of its nodes by other code.
 
     Args:
         program: the original. Its ops must not change the metadata of their operands.
@@ -80,7 +80,7 @@ class _UnsentRecorder(Recorder):
         raise InvalidStage("the code of a substitution needs data, which a plan does not have")
 
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> NoReturn:  # noqa: ARG002 - as above
-        """Raise `InvalidStage`, as `ask_unseen`."""
+        """Raise `InvalidStage`, because a plan has no data."""
         self.ask_unseen(SyncRequest())
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> NoReturn:  # noqa: ARG002 - as above
@@ -104,7 +104,7 @@ def _recording_unsent() -> Iterator[_UnsentRecorder]:
 
 @contextmanager
 def group(number: int) -> Iterator[None]:
-    """Context manager for the code of a substitution: ops inside the block form a group that may run beside other groups.
+    """Context manager for the code of a substitution: ops inside the block form a group that may run concurrently with other groups.
 
     Placement policies see the groups as the hint `groups`: the node ids of each group, in the order of the numbers.
     """
@@ -184,7 +184,7 @@ class _Rewriter:
         return next((one for one in self.program.instructions() if value in one.inputs), None)
 
     def _again(self, instruction: Instruction, slots: range) -> None:
-        """Record an instruction again, with its original call if the operands have the same metadata."""
+        """Record an instruction again. If the operands have the same metadata, use its original call."""
         call = instruction.call
         operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
         before = self.recorder.unsent
@@ -210,7 +210,7 @@ class _Rewriter:
         self._record_source(before, tuple(slots) if same else None, instruction.index)
 
     def _as_read(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """Return a result whose metadata only the executor knew with the metadata that later ops of the program read."""
+        """Return a result with the metadata that later ops of the program read. Only the executor knew its metadata."""
         if (user := self._first_user(value)) is None:
             return tensor
         copy = tensor.remote
@@ -262,7 +262,7 @@ class _Rewriter:
         return laid
 
     def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
-        """Return the results. A result that is written later gets memory of its own."""
+        """Return the results. Copy a result that is written later, so that it has memory of its own."""
         storages = set(self.storages)
         separate: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
@@ -285,7 +285,7 @@ class _Rewriter:
                 self.memories[storage] = storage_of(value)
 
     def _record_source(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
-        """Record the source of the entries from `first` on: the node that they implement."""
+        """Record that the entries from `first` on implement `node`."""
         program, entries = self.program, self.recorder.entries
         where = program.sites[node] if program.sites else None
         for at in range(first, len(entries)):
@@ -325,7 +325,10 @@ class _Rewriter:
                 )
 
     def _known_as(self, handle: int) -> int:
-        """Return the value for a handle in the new program. If it views memory of an original value, return a view of that value."""
+        """Return the value for a handle in the new program.
+
+        If the handle views memory of an original value, return a view of that value.
+        """
         if handle in self.names:
             return self.names[handle]
         memory = self.memories.get(storage_of(handle))
@@ -397,7 +400,7 @@ def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
 
 
 def _program(entries: Sequence[Entry], origin: Program) -> Program:
-    """Return the remaining instructions as a program. Values that the original program does not have are freed in it."""
+    """Return the remaining instructions as a program. It frees values that the original program does not have."""
     operands = frozenset(origin.operands)
     outputs = {h for e in entries for h in e.outputs}
     return _assembled(entries, origin.dead | (outputs - operands))

@@ -59,7 +59,7 @@ def infer_by_element(
     """Return the call of an op over lists. Return None if its elements must be inferred one by one.
 
     Raises:
-        Exception: as `infer`.
+        Exception: the errors of `infer`.
     """
     if not is_over_lists(func):
         return None
@@ -90,7 +90,7 @@ def _are_remote_lists(given: Sequence[Any]) -> bool:
 
 
 def _kind(item: Any) -> Any:
-    """Return a key of everything that an element's result depends on."""
+    """Return a key with everything that an element's result depends on."""
     return item.remote.meta if isinstance(item, LazyTensor) else type(item)
 
 

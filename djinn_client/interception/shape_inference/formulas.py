@@ -62,7 +62,10 @@ def has_formula(func: Any) -> bool:
 def infer_by_formula(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], key: Sequence[Any], slots: tuple[Slot, ...]
 ) -> Call | None:
-    """Infer the call of a factory. Return None if the meta kernel must run. `key`: the cache key of the call."""
+    """Return the inferred call of a factory. Return None if the meta kernel must run.
+
+    `key`: the cache key of the call.
+    """
     example: Call | None = inference_cache.kinds.get(_kind_key(key))
     shape = _FORMULAS[id(func)](args)
     if example is None or shape is None or math.prod([n for n in shape if n]) > LARGEST:

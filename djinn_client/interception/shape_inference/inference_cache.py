@@ -39,8 +39,8 @@ class InferenceCache:
     """Inferred calls, and metadata learnt from executors. Not locked: each access is one dict operation.
 
     Attributes:
-        calls: calls by key; `call.slots` are the scalars of the key; without them, the scalars are gathered at each
-            call. None: the op returns its operand.
+        calls: calls by key. `call.slots` are the scalars of the key; if it is None, the scalars are gathered at each
+            call. A call of None: the op returns its operand.
         drawing: the calls of random ops on indexes that are bound to a device; `calls` has None for them.
         kinds: one example call for factories that differ only in sizes.
         signatures: interned signatures, with their learnt layouts and dtypes.

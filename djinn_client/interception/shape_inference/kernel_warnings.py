@@ -65,7 +65,7 @@ def _warn_of_variance(func: Any, kwargs: Mapping[str, Any], call: Call) -> bool:
 
 
 def _warn_of_cast(call: Call, target: Any) -> bool:
-    """Warn of a cast from complex to real numbers. PyTorch warns of it once."""
+    """Warn of a cast from complex to real numbers. PyTorch shows this warning once."""
     source = call.operands[-1]
     if target is None or not source.dtype.is_complex or target.dtype.is_complex:
         return False

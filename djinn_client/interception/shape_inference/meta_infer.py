@@ -1,6 +1,7 @@
 """Meta inference: find an op's result metadata by running the op once on meta tensors, and cache it.
 
-Operands that share a storage get meta tensors that share one, so aliasing between results and operands is observed
+Operands that share a storage get meta tensors that share a storage, so aliasing between results and operands is
+observed
 instead of derived from the schema.
 """
 
@@ -49,11 +50,15 @@ from djinn_core.system.interrupts import interrupt_mask
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """Raised if only the executor can know the op's results."""
+    """Only the executor can know the op's results."""
 
 
 class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """Raised if the meta kernel refuses the arguments with `error`, or accepts arguments that kernels may refuse (None)."""
+    """The meta kernel refuses the arguments, or accepts arguments that other kernels may refuse.
+
+    Attributes:
+        error: error of the meta kernel; None if it accepts the arguments.
+    """
 
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__(str(error))
@@ -71,7 +76,7 @@ SIGNATURES_LIMIT = 16384  # cached signatures; an evicted signature that recurs 
 
 
 class MetaConverter(msgspec.Struct):
-    """Meta tensors for remote tensors, and their shared storages."""
+    """Convert remote tensors to meta tensors. Tensors that share a storage get meta tensors that share a storage."""
 
     storages: dict[Storage, torch.Tensor] = msgspec.field(default_factory=dict)
     tensors: list[torch.Tensor] = msgspec.field(default_factory=list)
@@ -90,9 +95,9 @@ class MetaConverter(msgspec.Struct):
         return argument
 
     def metas(self, device: int) -> list[TensorMeta]:
-        """Return metadata of the meta tensors, on the logical devices of their originals.
+        """Return the metadata of the meta tensors, on the logical devices of their originals.
 
-        CPU tensors count as on `device`.
+        CPU tensors get the logical device `device`.
         """
         return [
             meta_of(meta, source.remote.meta.device if isinstance(source, LazyTensor) else device)
@@ -137,7 +142,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 
     Raises:
         UnknownResult: the results depend on data, or the op has no meta kernel.
-        Refused: the meta kernel raises, or only kernels can check the arguments.
+        MetaKernelRefused: the meta kernel raises, or only kernels can check the arguments.
         UnsupportedOperation: the op returns a type that the remote device lacks, such as a sparse tensor.
         Exception: the error of eager PyTorch for these arguments.
     """
@@ -219,7 +224,7 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
 
 
 def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the position, among the operands, of the one that an op writes in place or as `out`."""
+    """Return the position, among the operands, of the operand that an op writes in place or as `out`."""
     if "out" not in kwargs:
         return 0
     names = list(kwargs)
@@ -228,12 +233,12 @@ def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
 
 
 def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return the result of a factory such as `empty_like` on another device, modelled on remote tensors."""
+    """Return the result of a factory such as `empty_like` that creates a tensor on another device, modelled on remote tensors."""
     return func(*MetaConverter().convert(args), **kwargs)
 
 
 def _index_given(kwargs: dict[str, Any], device: int) -> int:
-    """Return the index of the results' device: the one that the op names, or else that of its operands."""
+    """Return the index of the results' device: the device that the op names, or else the device of its operands."""
     named_device = kwargs.get("device")
     return existing_index(named_device) if isinstance(named_device, torch.device) else device
 
@@ -314,7 +319,10 @@ def _changes(world: MetaConverter, before: list[TensorMeta], device: int) -> tup
 
 
 def written_operands(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
-    """Return the positions, among the operands, of those that the op writes: by schema, running statistics, generator state."""
+    """Return the positions, among the operands, of the operands that the op writes.
+
+    They are written by schema, or are running statistics or generator state.
+    """
     if not _takes_generator(func):
         return (*written_tensors(func, args, kwargs), *_statistics(func, args))
     generators = [p for p, a in _operands(func, args, kwargs) if isinstance(a, CGenerator)]
@@ -394,7 +402,7 @@ def signature_of(form: Any, operands: tuple[TensorMeta, ...]) -> Signature:
 
 
 def learn_dtypes(call: Call) -> None:
-    """Predict these result dtypes for calls like `call` from now on. The executor has described them."""
+    """Predict these result dtypes for calls like `call` from now on, because the executor has described them."""
     signature = call.signature
     signature.dtypes = {index: meta.dtype for index, meta in enumerate(call.results) if meta is not None}
     signature.layout_trusted, signature.predicts = False, True  # later calls are predictions again

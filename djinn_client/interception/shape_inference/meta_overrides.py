@@ -21,7 +21,7 @@ Rule = Callable[..., Any]
 
 
 def _batch_norm(func: Any) -> Rule:
-    """Return empty statistics in evaluation, as kernels do. The meta kernel returns full ones."""
+    """Return a rule with empty statistics in evaluation, as kernels return. The meta kernel returns full statistics."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out, mean, rstd = func(*args, **kwargs)
@@ -42,7 +42,7 @@ def _batch_norm_in_evaluation(func: Any) -> Rule:
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Give the result the strides of the query, as fused kernels do.
+    """Return a result with the strides of the query, as fused kernels do.
 
     If rows have gaps, the meta rule selects the unfused kernel.
     """
@@ -53,7 +53,7 @@ def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *arg
 
 
 def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Use the meta kernel unless an index is a mask."""
+    """Return the result of the meta kernel, unless an index is a mask: then the size is unknown."""
     if any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
         raise NotImplementedError("the number of elements that a mask selects depends on data")
     indexed: torch.Tensor = aten.index.Tensor(source, indices)
@@ -61,7 +61,7 @@ def _index(source: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torc
 
 
 def _index_put(func: Any) -> Rule:
-    """Refuse values that cannot be written. The meta kernel accepts them."""
+    """Return a rule that refuses values that cannot be written. The meta kernel accepts them."""
 
     def rule(
         target: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *args: Any, **kwargs: Any
@@ -86,13 +86,13 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
 
 
 def _native_dropout(given: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a new tensor where nothing is dropped, as kernels do. The meta kernel returns the operand."""
+    """Return a new tensor if nothing is dropped, as kernels do. The meta kernel returns the operand."""
     out, mask = aten.native_dropout.default(given, *args, **kwargs)
     return (out.clone() if out is given else out), mask
 
 
 def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
-    """Keep channels-last layout. The meta kernel does so only for CUDA."""
+    """Return a result that keeps channels-last layout. The meta kernel keeps it only for CUDA."""
     out: torch.Tensor = aten.convolution.default(given, weight, bias, *args)
     return _of_convolution(out, given, weight, *args)
 
@@ -107,7 +107,7 @@ def _convolution_backward(upstream: torch.Tensor, given: torch.Tensor, weight: t
 def _of_convolution(
     out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], *rest: Any
 ) -> torch.Tensor:
-    """Lay out a result as the kernels do: channels last if the input or the weight is channels last."""
+    """Return the result laid out as kernels do: channels last if the input or the weight is channels last."""
     if out.dim() == 3:  # kernels treat the input as images of height 1, and make it row-major first
         return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
     _, _, transposed, output_padding, groups = rest
@@ -133,7 +133,7 @@ _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _channels_last(out: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
-    """Return `out` in channels-last layout if one of `tensors` has it."""
+    """Return `out` in channels-last layout if one of `tensors` has this layout."""
     memory_format = _CHANNELS_LAST.get(out.dim())
     return out.contiguous(memory_format=memory_format) if memory_format and _are_channels_last(*tensors) else out
 
@@ -143,7 +143,7 @@ def _are_channels_last(*tensors: torch.Tensor) -> bool:
 
 
 def _as_images(rule: Rule, place: int = 0) -> Rule:
-    """Lay out the first result as channels last if the argument at `place` is, otherwise row-major, as the kernels do."""
+    """Return a rule whose first result is channels last if the argument at `place` is, otherwise row-major, as in kernels."""
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
@@ -157,7 +157,7 @@ def _as_images(rule: Rule, place: int = 0) -> Rule:
 
 
 def _row_major(func: Any) -> Rule:
-    """Make the results row-major, as the kernels do. The meta kernel follows the input."""
+    """Return a rule with row-major results, as in kernels. The meta kernel follows the input."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         out = func(*args, **kwargs)
@@ -169,7 +169,7 @@ def _row_major(func: Any) -> Rule:
 
 
 def _as_copy(func: Any) -> Rule:
-    """Give the result the strides of the first argument, because the kernels copy it."""
+    """Return a rule whose result has the strides of the first argument, because the kernels copy it."""
 
     def rule(given: torch.Tensor, *args: Any) -> torch.Tensor:
         out: torch.Tensor = func(given, *args)
@@ -179,7 +179,7 @@ def _as_copy(func: Any) -> Rule:
 
 
 def _pointwise(func: Any) -> Rule:
-    """Give the result the strides of a sum of the operands, as the kernels do."""
+    """Return a rule whose result has the strides of a sum of the operands, as in kernels."""
 
     def rule(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = func(*args, **kwargs)
@@ -193,7 +193,7 @@ def _pointwise(func: Any) -> Rule:
 
 
 def _into_elements(func: Any) -> Rule:
-    """Resize `out` only if its number of elements differs, as the kernel does."""
+    """Return a rule that resizes `out` only if its number of elements differs, as the kernel does."""
 
     def rule(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         result = func(*args, out=torch.empty(0, dtype=out.dtype, device="meta"), **kwargs)
@@ -205,13 +205,16 @@ def _into_elements(func: Any) -> Rule:
 
 
 def _channel_shuffle(given: torch.Tensor, groups: int) -> torch.Tensor:
-    """Infer the op for any strides. The meta kernel refuses tensors that are not row-major."""
+    """Return the result for any strides. The meta kernel refuses tensors that are not row-major."""
     shuffled: torch.Tensor = aten.native_channel_shuffle.default(given.contiguous(), groups)
     return shuffled
 
 
 def _batch_norm_backward(func: Any) -> Rule:
-    """Return no input gradient unless it is requested, as the kernels do. The meta kernel always returns one."""
+    """Return a rule that returns an input gradient only on request, as kernels do.
+
+    The meta kernel always returns it.
+    """
 
     def rule(*args: Any) -> Any:
         gradient, *rest = func(*args)
@@ -222,14 +225,20 @@ def _batch_norm_backward(func: Any) -> Rule:
 
 
 def _multi_head_attention(*args: Any) -> Any:
-    """Return no weights unless they are requested, as the kernels do. The meta kernel returns an empty tensor."""
+    """Return the result with weights only on request, as kernels do.
+
+    The meta kernel returns an empty tensor instead of None.
+    """
     out, weights = aten._native_multi_head_attention.default(*args)
     needs_weights = args[10] if len(args) > 10 else True
     return out, weights if needs_weights else None
 
 
 def _roll(given: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
-    """Keep channels-last layout along one dimension, as the kernel does. The meta kernel never does."""
+    """Return a result that keeps channels-last layout along one dimension, as the kernel does.
+
+    The meta kernel never keeps it.
+    """
     rolled: torch.Tensor = aten.roll.default(given, shifts, dims)
     return _channels_last(rolled, given) if len(dims) == 1 else rolled
 
@@ -241,7 +250,10 @@ def _grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Accept all dtypes and alignments. The meta kernel rejects some that only the CUDA kernel rejects."""
+    """Return the result for all dtypes and alignments.
+
+    The meta kernel rejects some that only the CUDA kernel rejects.
+    """
     del bias
     if left.dim() == right.dim() == 2 and offs is not None:
         shape = [offs.shape[0], left.shape[0], right.shape[1]]
@@ -253,7 +265,10 @@ def _grouped_mm(
 
 
 def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
-    """Refuse a bool tensor if the other operand is a 0-dim CPU tensor. The meta kernel accepts it."""
+    """Return the result.
+
+    Refuse a bool tensor if the other operand is a 0-dim CPU tensor, which the meta kernel accepts.
+    """
     if torch.bool in {left.dtype, getattr(right, "dtype", None)}:
         raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported")
     difference: torch.Tensor = aten.sub.Tensor(left, right, **kwargs)
@@ -261,9 +276,9 @@ def _sub(left: torch.Tensor, right: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
-    """Lay out narrow dtypes as the kernels do.
+    """Return the result, with narrow dtypes laid out as in kernels.
 
-    The meta kernel follows the first operand even if that is an expanded number.
+    The meta kernel follows the first operand even if it is an expanded number.
     """
     product: torch.Tensor = aten.mul.Tensor(left, right)
     tensors = [t for t in (left, right) if isinstance(t, torch.Tensor)]  # a 0-dim CPU tensor counts as a number here
@@ -279,7 +294,7 @@ def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
 
 
 def _recurrent(func: Any) -> Rule:
-    """Infer a sequence of any length from one step. A meta kernel would run for each step."""
+    """Return a rule that infers a sequence of any length from a single step. A meta kernel would run for each step."""
 
     def rule(given: torch.Tensor, *args: Any) -> Any:
         time = 1 if args[-1] else 0  # True if the batch dimension is first
@@ -292,14 +307,14 @@ def _recurrent(func: Any) -> Rule:
 
 
 def _writes_only(*_args: Any, **_kwargs: Any) -> None:
-    """Return nothing: for ops that write their operands and have no meta kernel."""
+    """Return nothing, for ops that write their operands and have no meta kernel."""
 
 
 _UNPREDICTABLE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
 def _rule_per_op(rule: Callable[[Any], Rule], names: str) -> dict[Any, Rule]:
-    """Return a dict with the rule that `rule` makes for each op of `aten`, such as `add.Tensor`."""
+    """Return a dict with the rule that `rule` returns for each op of `aten`, such as `add.Tensor`."""
     ops = [getattr(getattr(aten, packet), overload) for packet, overload in map(split_name, names.split())]
     return {func: rule(func) for func in ops}
 
@@ -417,7 +432,7 @@ def is_random(func: Any) -> bool:
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
-    """Return True if the kernel decides the result dtypes. The executor is asked once per signature."""
+    """Return True if the kernel decides the result dtypes. The executor is then asked once per signature."""
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 

@@ -1,7 +1,9 @@
-"""Ranges of scalars that every kernel of an op takes, by the dtypes of the call.
+"""Ranges of scalars that every kernel of an op accepts, by the dtypes of the call.
 
-Kernels convert scalars to their compute dtype, and refuse scalars that the dtype cannot hold. Some kernels refuse more.
-Meta kernels check no scalars. A scalar within its range needs no further check. For any other scalar the CPU kernel is
+Kernels convert scalars to their compute dtype, and refuse scalars that the dtype cannot hold. Some kernels refuse
+more.
+Meta kernels check no scalars. A scalar within its range needs no further check. For any other scalar the CPU kernel
+is
 tried (`trials.py`). A range may therefore be too narrow, but never too wide.
 """
 
@@ -60,7 +62,9 @@ _NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[fl
 class ScalarRange(msgspec.Struct, frozen=True):
     """Closed range of one scalar argument of an op: at `position`, or named `name`.
 
-    `whole`: integers only. `finite`: infinities and NaN are outside of the range.
+    Attributes:
+        whole: True if only integers are in the range.
+        finite: True if infinities and NaN are outside of the range.
     """
 
     position: int
@@ -85,7 +89,8 @@ class ScalarRange(msgspec.Struct, frozen=True):
 class ScalarRule(msgspec.Struct, frozen=True):
     """Ranges of an op's scalars.
 
-    `any_float`: each range contains the floats that all dtypes from `LEAST_MAXIMUM` down hold.
+    Attributes:
+        any_float: True if each range contains every float up to the smallest maximum of a dtype (`LEAST_MAXIMUM`).
     """
 
     ranges: tuple[ScalarRange, ...]
@@ -102,7 +107,7 @@ class ScalarRule(msgspec.Struct, frozen=True):
 
 
 def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
-    """Return the rule for an inferred call and the calls with its dtypes. None: no kernel refuses a scalar."""
+    """Return the rule for an inferred call and all calls with its dtypes, or None if no kernel refuses a scalar."""
     operand_dtype = call.operands[0].dtype if call.operands else None
     result_dtype = call.results[0].dtype if call.results and call.results[0] is not None else None
     return scalar_rule(func, operand_dtype, result_dtype)
@@ -116,7 +121,7 @@ def takes_any_float(func: Any, call: Call) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
-    """Return the rule for calls of `func` with these dtypes of the first operand and result.
+    """Return the rule for calls of `func` with these dtypes of the first operand and result, or None.
 
     None: no kernel refuses a scalar.
     """
@@ -168,7 +173,7 @@ _PACKETS: Final = frozenset({
 
 @cache
 def infers_for_any_float(func: Any) -> bool:
-    """Return True if an inferred call of `func` holds for any float."""
+    """Return True if an inferred call of `func` holds for any value of its float arguments."""
     return split_name(func.name())[0] in _PACKETS
 
 

@@ -1,9 +1,11 @@
 """Trials: run the CPU kernel on tensors of one element to learn which arguments it rejects.
 
 Meta kernels accept dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the
-executor, where the user's line is only a note in the message. So the client tries the listed ops, and all pointwise
+executor, and the user's line would be only a note in the message. So the client tries the listed ops, and all
+pointwise
 ops, before it infers a call. If the CPU kernel refuses small tensors, the client asks the executor. The executor's
-error is raised on the user's line, or its result is used. The client remembers the executor's answer for dtypes without
+error is raised on the user's line, or its result is used. The client remembers the executor's answer for dtypes
+without
 a CPU kernel. Errors about sizes do not count, because small tensors have other sizes.
 """
 
@@ -62,11 +64,9 @@ _FILLING: Final = frozenset({"fill", "full", "full_like", "new_full"})
 
 
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """Return the error with which the CPU kernel refuses small tensors instead of the call's.
+    """Return the error with which the CPU kernel refuses the call with small tensors, or None.
 
-    None: no error that holds for large tensors.
-
-    The arguments are meta tensors.
+    None: no error would also hold for large tensors. The arguments are meta tensors.
     """
     if is_custom(func):
         return None
@@ -153,7 +153,7 @@ def check_arguments(func: Any, args: Sequence[Any]) -> None:
     """Check the sizes of indices. Warn on the user's line if kernels warn of uint8 masks.
 
     Raises:
-        IndexError: as eager PyTorch.
+        IndexError: the error of eager PyTorch.
     """
     _check_indices(args[0] if args else None, _indices(func, args))
 
@@ -270,10 +270,12 @@ def _call_without_drawing(func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Run the CPU kernel on small tensors that overlap themselves like those of the call. Draws no random number.
+    """Run the CPU kernel on small tensors that overlap themselves as the operands of the call do.
+
+    Draws no random number.
 
     Raises:
-        RuntimeError: as eager PyTorch, if the kernel refuses to write to elements that share memory.
+        RuntimeError: the error of eager PyTorch, if the kernel refuses to write to elements that share memory.
     """
     fill_value, small = int(torch.Tag.pointwise in func.tags), dict[int, torch.Tensor]()
 
@@ -298,17 +300,22 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 class PointwiseResult(msgspec.Struct, frozen=True):
-    """Metadata of a pointwise op's result. `target`: the operand that the op writes and that gets this metadata; None for a new result."""
+    """Metadata of a pointwise op's result.
+
+    Attributes:
+        target: the operand that the op writes and that gets this metadata; None for a new result.
+    """
 
     meta: TensorMeta
     target: LazyTensor | None
 
 
 def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: int) -> PointwiseResult | None:
-    """Return the result of a pointwise op, by a trial. Return None if the meta kernel must run.
+    """Return the result of a pointwise op, found by a trial. Return None if the meta kernel must run.
 
     PyTorch's meta kernels of these ops are written in Python. They take fifty times as long as the CPU kernel for one
-    element. The trial gives the dtype. The shape follows from the operands' shapes. Row-major operands give a row-major
+    element. The trial gives the dtype. The shape follows from the operands' shapes. Row-major operands give a row-
+    major
     result.
     """
     out = kwargs.get("out")
@@ -333,7 +340,7 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
-    """Return the result written to a target that has the same dtype and shape, or no elements yet."""
+    """Return the result of an op that writes to a target, if the target has the same dtype and shape, or no elements yet."""
     before = target.remote.meta if isinstance(target, LazyTensor) else None
     if before is None or before.dtype is not meta.dtype or before.conj or before.neg:
         return None

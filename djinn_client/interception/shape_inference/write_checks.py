@@ -89,7 +89,7 @@ def check_shape(func: Any, args: Sequence[Any]) -> None:
     """Raise an error if the op writes a result of another shape in place. The arguments are meta tensors.
 
     Raises:
-        RuntimeError: as eager PyTorch.
+        RuntimeError: the error of eager PyTorch.
     """
     packet = split_name(func.name())[0]
     pointwise = torch.Tag.pointwise in func.tags or packet in _POINTWISE_IN_PLACE
@@ -129,7 +129,7 @@ def _targets(func: Any) -> tuple[str, ...]:
 
 @functools.cache
 def returning(func: Any) -> Any:
-    """Return the op that returns the results that `func` writes to its `out=` arguments, or None."""
+    """Return the variant of `func` that returns its results instead of writing them to `out=` arguments, or None."""
     if is_custom(func):
         return None
     packet = getattr(torch.ops.aten, func.name().removeprefix("aten::").partition(".")[0])
@@ -167,7 +167,10 @@ def overlaps_itself(meta: TensorMeta) -> bool:
 
 @functools.cache
 def raises_versions(op: str) -> bool:
-    """Return True if recording `op` must raise the `_version` of its targets: neither autograd nor a decomposed op does."""
+    """Return True if recording `op` must increment the `_version` of its targets.
+
+    This is necessary if neither autograd nor a decomposed op increments it.
+    """
     return op not in OWN_OPERATORS and torch_dispatch.kernels_raise_versions(resolve(op))
 
 
@@ -184,7 +187,7 @@ def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None
     """Raise an error if the op writes to a part of an operand, and its kernels refuse this (`refuses_overlap`).
 
     Raises:
-        RuntimeError: as eager PyTorch, and under the same conditions.
+        RuntimeError: the error of eager PyTorch, under the same conditions.
     """
     target = operands[written].remote
     for place, operand in enumerate(operands):
@@ -209,7 +212,7 @@ def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[Laz
     """Raise an error if the op would resize a target that it also reads, and its kernels refuse this (`refuses_resize`).
 
     Raises:
-        RuntimeError: as eager PyTorch.
+        RuntimeError: the error of eager PyTorch.
     """
     target = operands[changed]
     if any(operand is target for place, operand in enumerate(operands) if place != changed) and refuses_resize(op):
@@ -218,7 +221,7 @@ def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[Laz
 
 
 def _share(a: TensorMeta, b: TensorMeta) -> bool:
-    """Return True if both tensors are dense and overlap, unless they have the same elements in the same order."""
+    """Return True if two dense tensors overlap, unless they have the same elements in the same order."""
     if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
         return False
     (first, end), (other, other_end) = _range(a), _range(b)

@@ -1,8 +1,10 @@
 """Non-blocking copies to the CPU: `tensor.to("cpu", non_blocking=True)` and copies into pinned memory.
 
 On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the
-memory. Here the CPU tensor waits when a PyTorch function first uses it. Native code that uses its address without a
-PyTorch function must synchronize, as on CUDA. So must other tensors over the same pinned memory.
+memory. On this device, the CPU tensor waits when a PyTorch function first uses it. Native code that uses its address
+without
+a PyTorch function must synchronize, as on CUDA. Code that uses other tensors over the same pinned memory must also
+synchronize.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _METADATA = frozenset(
 
 
 class ArrivingTensor(torch.Tensor):
-    """A CPU tensor whose elements may not have arrived. It becomes a plain tensor when they arrive."""
+    """A CPU tensor whose elements may not have arrived yet. It becomes a plain tensor when they arrive."""
 
     arrival: _Arrival
 
@@ -56,7 +58,11 @@ class ArrivingTensor(torch.Tensor):
 
 
 class _Arrival:
-    """A pending copy into a tensor. `kept`: the tensor, if the user owns its memory; it is always filled."""
+    """A pending copy into a tensor.
+
+    Attributes:
+        kept: the tensor, if the user owns its memory; it is always filled.
+    """
 
     def __init__(
         self, pending: Pending, tensor: torch.Tensor, fill: Callable[[torch.Tensor, torch.Tensor], None]
@@ -88,7 +94,10 @@ class _Arrival:
         return self._landed or self._tensor() is None or self._pending.done()
 
     def land(self, strict: bool) -> None:
-        """Put the copied elements into the tensor. A tensor without user memory raises its error on use instead."""
+        """Write the copied elements into the tensor.
+
+        Without user memory, the tensor raises an error of the copy when it is used.
+        """
         try:
             self.wait()
         except DjinnError:
@@ -109,9 +118,9 @@ def _arrivals_in(argument: Any) -> Iterator[_Arrival]:
 
 @without_modes
 def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """Return a CPU tensor to which `source` is copied.
+    """Return a CPU tensor to which `source` is copied, or None.
 
-    Return None if a module is built from it, which needs the elements now.
+    None: a module is built from the tensor, which needs the elements now.
     """
     if device_state.thread.converts_module:
         return None

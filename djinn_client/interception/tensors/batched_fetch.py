@@ -1,8 +1,9 @@
-"""Batched fetch: values that a program reads one after the other come in one round trip: `module.cpu()`, `torch.save`.
+"""Batched fetch: a program that reads values one after the other gets them in one round trip: `module.cpu()`, `torch.save`.
 
 The first fetch requests all values of its dtype, in groups, and waits for its own group only. A value that is written
-meanwhile is fetched again by itself. A value that could not be computed is also fetched by itself, so that its error is
-raised where the program reads it.
+meanwhile is fetched again by itself. A value that could not be computed is also fetched by itself, so that its error
+is
+raised when the program reads it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _ExpectedValue(msgspec.Struct, frozen=True):
     version: int
 
     def take(self) -> torch.Tensor | None:
-        """Return its elements. Return None if the value was written since, or could not be computed."""
+        """Return the elements of the value. Return None if the value was written since, or could not be computed."""
         if self.version < 0 or self.storage.version != self.version:
             return None
         try:
@@ -50,10 +51,16 @@ class _ExpectedValue(msgspec.Struct, frozen=True):
 
 
 class BatchedFetch:
-    """Predicts the values in `upcoming`, by key. `upcoming` is called once, at the first fetch."""
+    """Prediction that the program will fetch the values in `upcoming`, by key.
+
+    `upcoming` is called once, at the first fetch.
+    """
 
     def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
-        """`here`: the CPU tensors, for a block that uploads them."""
+        """Predict the values that `upcoming` returns.
+
+        `here`: returns the CPU tensors, for a block that uploads them.
+        """
         self._upcoming = upcoming
         self._here: Callable[[], list[torch.Tensor]] | None = here
         self._left: dict[int, Value] | None = None
@@ -67,7 +74,7 @@ class BatchedFetch:
         return None if expected is None else expected.take()
 
     def to_upload(self) -> list[torch.Tensor]:
-        """Return the CPU tensors that will be uploaded next. Later calls return none."""
+        """Return the CPU tensors that will be uploaded next. Later calls return an empty list."""
         copies, self._here = self._here, None
         return copies() if copies is not None else []
 
@@ -82,7 +89,7 @@ class BatchedFetch:
     def _fetch_batch(self, key: int) -> None:
         """Request `key` and the other values of its dtype.
 
-        A program that converts other values first fetches the converted ones.
+        If a program fetches converted copies of the values, they are fetched first.
         """
         if self._left is None:
             self._left = self._upcoming()
@@ -102,7 +109,7 @@ class BatchedFetch:
 
 
 class SavedStorages(BatchedFetch):
-    """Predicts fetches of the storages that PyTorch accessed. It reads each storage as one tensor."""
+    """Prediction that the program will fetch the storages that PyTorch accessed. Each storage is read as one tensor."""
 
     def __init__(self) -> None:
         super().__init__(self._as_bytes)
@@ -159,7 +166,7 @@ def tensors_of(module: torch.nn.Module) -> dict[int, Value]:
 
 
 def cpu_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse ones are not."""
+    """Return the parameters and buffers of `module` that are contiguous CPU memory. Sparse tensors are not."""
     tensors = chain(module.parameters(), module.buffers())
     return [t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided]
 
@@ -170,7 +177,7 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
 
 
 def _note_storage(storage: Any) -> None:
-    """Record a storage that is being saved. PyTorch calls this for the device name, which it could know without the call."""
+    """Record a storage that is being saved. PyTorch calls this to ask for the device name."""
     expected = device_state.thread.expected
     if expected is not None and is_remote(storage.device):
         expected.saw(storage)

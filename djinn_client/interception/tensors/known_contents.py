@@ -1,6 +1,7 @@
 """Cached copies of fetched small values and pages, so that the next read needs no round trip.
 
-A copy is valid while its storage has the fetched version. C++ counts versions. Contents that the client knows without a
+A copy is valid while its storage has the fetched version. C++ counts versions. Contents that the client knows without
+a
 fetch, from uploads or constant folding, are in `djinn_native/csrc/known.cpp`.
 """
 
@@ -27,13 +28,16 @@ class Page(NamedTuple):
 
 
 class KnownContents:
-    """Cached contents of a storage at one version. A fetch gets this object before it starts, so that no write is missed.
+    """Cached contents of a storage at one version.
+
+    A fetch gets this object before it starts, so that no write is missed.
 
     Attributes:
         copies: elements of small values by handle, and bytes of pages. Read-only.
         fetches: parts of a page that were fetched separately, by page number.
-        asks: an op that made the storage, its operand, and the version that the storage of the operand had: the operand
-            is fetched instead.
+        asks: an op that created the storage, its operand, and the version that the storage of the operand had. The
+            operand
+            is fetched instead of the result.
     """
 
     __slots__ = ("__weakref__", "asks", "copies", "fetches", "version")
@@ -74,9 +78,9 @@ class _ContentsTable:
         return contents if contents is not None and contents.version == ops.storage_version(storage) else None
 
     def at(self, storage: int, version: int) -> KnownContents:
-        """Return the cached contents of a storage at a version, empty at first.
+        """Return the cached contents of a storage at a version. They are empty at first.
 
-        A dead storage has no cache, because its writes are not counted.
+        The contents of a dead storage are not cached, because its writes are not counted.
         """
         if version < 0:
             return KnownContents(version)

@@ -59,7 +59,7 @@ class LazyTensor(torch.Tensor, metaclass=_RemoteTensorMeta):
 
 
 def show_values() -> None:
-    """Make `tensor.remote` the value of a tensor of the device."""
+    """Make `tensor.remote` return the value of a tensor of the device."""
     torch.Tensor.remote = property(Value.of)  # type: ignore[attr-defined]
 
 
@@ -70,10 +70,10 @@ def wrap(value: Value) -> LazyTensor:
 
 
 def fresh(meta: TensorMeta, storage: Storage) -> LazyTensor:
-    """Return a tensor for a new value."""
+    """Return a tensor for a new value over `storage`."""
     return wrap(Value.begin(storage, meta))
 
 
 def change(tensor: torch.Tensor, meta: TensorMeta) -> None:
-    """Give `tensor` the metadata that an op changed it to. Grow its storage if the metadata need more bytes."""
+    """Set the metadata of `tensor`, which an op changed. Grow its storage if the metadata need more bytes."""
     ops.set_meta(tensor, meta.shape, meta.stride, meta.offset, meta.extent * meta.dtype.itemsize)

@@ -58,7 +58,9 @@ def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tenso
 
 
 def part_of(value: Value, read: Callable[[Value], torch.Tensor]) -> torch.Tensor | None:
-    """Return the elements of a small part of a page, read-only. `read` fetches them, or the page. None for other values.
+    """Return the elements of a small part of a page, read-only. Return None for other values.
+
+    `read`: fetches the part, or the whole page.
 
     Raises:
         RemoteError: the elements could not be computed.
@@ -97,7 +99,10 @@ def fetch_in_parts(tensor: LazyTensor, read: Callable[[Value], torch.Tensor]) ->
 
 
 def _flattened(tensor: LazyTensor) -> tuple[LazyTensor, tuple[int, ...]]:
-    """Return the elements in one dimension, in memory order if there are no gaps, and the resulting strides."""
+    """Return the elements in one dimension, and the resulting strides.
+
+    Without gaps, the elements are in memory order.
+    """
     meta = tensor.remote.meta
     if order_of(meta.shape, meta.stride) is not None:
         return record(aten.as_strided.default, (tensor, [meta.numel], [1], meta.offset), {}), meta.stride

@@ -52,14 +52,17 @@ def _elements(tensor: Any, indent: int) -> str:
 
 
 def show_in_notebooks() -> None:
-    """If the program runs in IPython, make it show remote tensors this way."""
+    """If the program runs in IPython, make IPython show remote tensors after one fetch, with a line about their memory."""
     formatter = getattr(shell(), "display_formatter", None)
     if formatter is not None:
         formatter.mimebundle_formatter.for_type(torch.Tensor, _mime_bundle)
 
 
 def _mime_bundle(tensor: torch.Tensor, **_: Any) -> dict[str, str] | None:
-    """Return both texts after one fetch. Return None if IPython must use its usual text, also after an error."""
+    """Return the text and the HTML of a tensor after one fetch.
+
+    Return None if IPython must use its usual text, also after an error.
+    """
     if not isinstance(tensor, LazyTensor):
         return None
     try:

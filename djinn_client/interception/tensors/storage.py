@@ -45,7 +45,7 @@ class Storage:
 
     @classmethod
     def begin(cls, nbytes: int) -> Storage:
-        """Return memory of `nbytes` bytes, which `Value.begin` allocates."""
+        """Return a storage of `nbytes` bytes, whose memory `Value.begin` allocates."""
         return cls(-1, None, nbytes)
 
     def __eq__(self, other: object) -> bool:
@@ -71,12 +71,12 @@ class Storage:
 
 
 class Value:
-    """One remote tensor. The handle is freed when neither this object nor a tensor refers to it."""
+    """A remote tensor's value. The handle is freed when neither this object nor a tensor refers to it."""
 
     __slots__ = ("_meta", "handle", "holder", "storage")
 
     def __init__(self, tensor: torch.Tensor, handle: int, meta: TensorMeta | None = None) -> None:
-        """`tensor`: a tensor for the value, without autograd history."""
+        """Create the value. `tensor`: a tensor for the value, without autograd history."""
         self.holder = tensor
         self._meta = meta
         self.handle = handle
@@ -127,7 +127,7 @@ def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
 
 
 def still_to_free() -> list[int]:
-    """Return the handles of dead values. They stay in the queue."""
+    """Return the handles of dead values that are not freed yet. They stay in the queue."""
     return list(ops.look_freed())
 
 

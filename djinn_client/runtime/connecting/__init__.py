@@ -1,1 +1,1 @@
-"""Connecting: begin a session from settings, and resume it after a lost connection, executor or server."""
+"""Connecting: begin a session from settings, and resume it after the loss of a connection, an executor or a server."""

@@ -86,7 +86,11 @@ class Server:
 
 
 class Gateway(msgspec.Struct, frozen=True):
-    """A gateway that admitted this client at `url`. `fallbacks`: addresses that failed before it."""
+    """A gateway that admitted this client at `url`.
+
+    Attributes:
+        fallbacks: addresses that failed before this address.
+    """
 
     connection: Connection
     url: str
@@ -98,7 +102,9 @@ class Gateway(msgspec.Struct, frozen=True):
 class ReachedExecutor(msgspec.Struct, frozen=True):
     """An executor that admitted this client, at `url`, after the addresses in `fallbacks` failed.
 
-    `welcome`: the reply of its gateway. The gateway passes frames on if the session is `relayed`.
+    Attributes:
+        welcome: the reply of its gateway.
+        relayed: True if the gateway passes frames on.
     """
 
     connection: Connection
@@ -112,7 +118,8 @@ class ReachedExecutor(msgspec.Struct, frozen=True):
 def reach_executor(server: Server, device: str, hint: str = "", secondary: bool = False) -> ReachedExecutor:
     """Connect to an executor of `server` for `device`: by its own address, or else relayed by the gateway.
 
-    `hint`: describes the work, so that the server can choose an executor. `secondary`: the session will cause no load.
+    `hint`: describes the work, so that the server can choose an executor. `secondary`: True if the session will cause
+    no load.
 
     Raises:
         PluginError: no transport serves any address of the server.
@@ -157,7 +164,7 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
 
 
 def _reach_behind(gateway: Gateway, server: Server) -> ReachedExecutor:
-    """Connect to the executor that `gateway` named. If that fails, have the gateway relay frames."""
+    """Connect to the executor that `gateway` named. If that fails, ask the gateway to relay frames."""
     fallbacks, welcome = list(gateway.fallbacks), gateway.welcome
     for url, transport in direct_ways(gateway, server.transports):
         try:
@@ -189,12 +196,13 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
 
 
 def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[Connection, M]:
-    """Connect to an address of `server`, and ask a first question.
+    """Connect to an address of `server`, and ask a first question. Return the connection and the reply.
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: no server answers there. If the server closes without a reply, as a TLS server does, the message
-            suggests TLS.
+        TransportError: no server answers at the address. If the server closes without a reply, as a TLS server does,
+            the
+            message suggests TLS.
         AccessRefused: the server refused.
     """
     transport = transport_for(url, server.transports)
@@ -269,21 +277,24 @@ def _reply_to(connection: Connection, question: Message, timeout: float) -> Fram
 
 
 def slowness(url: str, transports: Iterable[Transport]) -> float:
-    """Return a sort key: greater for slower transports, infinite for an address without a transport."""
+    """Return a sort key of an address: greater for slower transports, infinite without a transport."""
     known = tuple(transports)
     return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
 
 
 def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
-    """Sort `urls` by the speed of their transports. Addresses without a transport stay, last, so that errors name them."""
+    """Return `urls`, sorted by the speed of their transports.
+
+    Addresses without a transport come last. They stay in the list so that errors name them.
+    """
     return sorted(urls, key=lambda url: slowness(url, transports))
 
 
 def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
     """Return the executor's addresses that this client can try, fastest first.
 
-    Return none behind a relayed transport. Also return none behind a tunnel or a proxy, because the addresses may lead
-    to another server.
+    Return an empty list behind a relayed transport, a tunnel or a proxy, because the addresses may lead to another
+    server.
     """
     if gateway.relayed:
         return []
@@ -301,7 +312,7 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
 
 
 def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
-    """Return True if no other machine can have answered for the gateway."""
+    """Return True if no other machine can have answered in place of the gateway."""
     host = reached.hostname or ""
     return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
 
@@ -309,11 +320,13 @@ def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bo
 def _usable_urls(
     urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
 ) -> Iterator[str]:
-    """Return the `urls` of a server that a client may use, after it reached the server at `reached`.
+    """Yield the `urls` of a server that a client may use, after it reached the server at `reached`.
 
     An address must lead to the same host, or to a socket of this user, so that a server cannot redirect clients to
-    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used only
-    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the transports
+    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used
+    only
+    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the
+    transports
     accept.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)
@@ -344,7 +357,7 @@ def _is_proxied(gateway: Gateway) -> bool:
 def _unusable_urls(
     urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
 ) -> Iterator[tuple[str, PluginError]]:
-    """Return the addresses without a transport that precede the used address, each with its error."""
+    """Yield the addresses without a transport that precede the used address, each with its error."""
     for url in urls[: urls.index(taken)]:
         try:
             transport_for(url, transports)
@@ -353,7 +366,7 @@ def _unusable_urls(
 
 
 def given_up(url: str, error: DjinnError) -> str:
-    """Return an address with the reason why it failed."""
+    """Return a text with an address and the reason why it failed."""
     return f"{url} because: {error}"
 
 
@@ -368,7 +381,7 @@ def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
 
 
 def close_reason(connection: Connection) -> str:
-    """Return the reason among the frames received before a send failed; empty if there is none. Drop other frames."""
+    """Return the reason that the other end sent before a send failed; empty if it sent no reason. Drop other frames."""
     deadline = time.monotonic() + REASON_SECONDS
     try:
         while True:
@@ -381,7 +394,7 @@ def close_reason(connection: Connection) -> str:
 
 
 def cached_operators_digest() -> str:
-    """Return the digest of the allow-list, which an earlier process may have cached on disk."""
+    """Return the digest of the allow-list. An earlier process may have cached the digest on disk."""
     path = cache_directory() / "operators.json"
     try:
         key = _digest_key()

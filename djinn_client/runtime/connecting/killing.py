@@ -1,4 +1,4 @@
-"""`djinn kill`: a server ends a session."""
+"""End a session of a server, for `djinn kill`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from djinn_core.wire.messages import PROTOCOL_VERSION, Kill, Killed
 
 
 def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnError]:
-    """Ask the configured servers in turn to end a session, until one does. Return the answers by URL.
+    """Ask the configured servers in turn to end a session, until a server ends it. Return the answers by URL.
 
-    Raises: as `ask_servers`.
+    It raises the errors of `ask_servers`.
     """
     replies: dict[str, Killed | DjinnError] = {}
     for url, reply in ask_configured(settings, partial(ask_to_kill, session=session)):
@@ -25,11 +25,11 @@ def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnEr
 
 
 def ask_to_kill(server: Server, session: str) -> Killed:
-    """Have a server end the session whose name begins with this text.
+    """Ask a server to end the session whose name begins with this text.
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: no server answers there.
+        TransportError: no server answers at the address.
         AccessRefused: the token is wrong or read-only, or no session or several match.
     """
     return ask_once(server, Kill(PROTOCOL_VERSION, server.token, session), Killed)

@@ -29,7 +29,7 @@ def is_login_name(text: str) -> bool:
 
 
 def find_login(name: str) -> Login:
-    """Return the log-in of that name.
+    """Return the log-in with this name.
 
     Raises:
         ConfigurationError: the log-in does not exist, or its file is unreadable.

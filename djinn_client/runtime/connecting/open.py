@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 class OpenSession(msgspec.Struct, frozen=True):
-    """A session that has begun.
+    """A session with an executor that has begun.
 
     Attributes:
         connection: the channel for its frames.
@@ -70,7 +70,7 @@ class OpenSession(msgspec.Struct, frozen=True):
         fallbacks: addresses that failed before, each with the reason.
         executor: the process that was started for this session, and ends with it. None: a server runs the executor.
         addresses: known addresses of its server.
-        server: its name in messages, the configured address.
+        server: name of its server in messages, the configured address.
     """
 
     connection: ClientChannel
@@ -88,7 +88,10 @@ class OpenSession(msgspec.Struct, frozen=True):
 
     @property
     def compressions(self) -> tuple[str, ...]:
-        """Return the compressions for uploads: none on this machine, where decompression is slower than a copy."""
+        """Return the compressions for uploads.
+
+        On this machine there are none, because decompression is slower than a copy.
+        """
         return () if self.url.startswith(("unix:", "inline")) else self.attached.compressions
 
     @property
@@ -108,7 +111,7 @@ def open_connections(
 ) -> tuple[OpenSession, ...]:
     """Begin a session with each device of each configured server. Without a server, use embedded executors.
 
-    A server that cannot be reached is left out with a warning, unless it is the last one.
+    A server that cannot be reached is skipped with a warning, unless it is the last server.
 
     Args:
         settings: the settings in force.
@@ -117,8 +120,9 @@ def open_connections(
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address, or no plugin the setting `standby`; the message names the folder
-            of Djinn's package. Or a plugin is for executors only, and no executor can import it.
+        PluginError: no transport serves the address, or no plugin implements the setting `standby`; the message names
+            the
+            folder of Djinn's package. Or a plugin is for executors only, and no executor can import it.
         TransportError: no server can be reached.
         AccessRefused: the server refuses this client.
         StartupError: this program's own executor does not start.
@@ -147,7 +151,7 @@ def open_more(
 ) -> tuple[OpenSession, ...]:
     """Begin sessions with started executors, or with the devices of further servers, in addition to `known`.
 
-    A known server under another address is skipped. Raises what `open_connections` does.
+    A known server under another address is skipped. It raises the errors of `open_connections`.
     """
     if isinstance(joining, Servers):
         sessions = _open_servers(settings, joining.each(registry.transports, settings.connect_timeout))
@@ -207,7 +211,7 @@ def _context_of(
 ) -> ChannelContext:
     """Return the context of a session with one of `servers`.
 
-    The `others` may take it over, and also its own server if that has several executors.
+    The `others` may take the session over. Its own server may also take it over if the server has several executors.
     """
     addresses = {one.url, *one.addresses}
     mine = attrs.evolve(
@@ -222,7 +226,7 @@ def _context_of(
 def _context_of_own(settings: Settings, registry: Registry, one: OpenSession) -> ChannelContext:
     """Return the context of a session with this program's own executor.
 
-    Another executor of its engine, or servers, may take it over.
+    Another executor of its engine, or servers, may take the session over.
     """
     servers = {other.urls: other for other in standby_servers(settings, server_tls(settings))}
     candidates = [_candidate(settings, registry, other) for other in servers.values()]
@@ -245,7 +249,7 @@ def _candidate(settings: Settings, registry: Registry, servers: Servers) -> Stan
 
 
 def _check_standby(settings: Settings, registry: Registry) -> None:
-    """Raise `PluginError` if the settings name standby servers, and no plugin continues sessions there."""
+    """Raise `PluginError` if the settings name standby servers, and no plugin continues sessions on them."""
     if settings.standby and not any(wrapper.takes_over for wrapper in registry.channels):
         raise PluginError(
             "the setting `standby` needs a plugin that continues a lost session on another server, and none is in use. Install the "
@@ -260,7 +264,7 @@ def _wrap_channels(
     opened: tuple[OpenSession, ...],
     context_of: Callable[[OpenSession], ChannelContext],
 ) -> tuple[OpenSession, ...]:
-    """Let plugins wrap the channels of sessions. Closes the sessions if this raises."""
+    """Return the sessions with channels that plugins have wrapped. Closes the sessions if this raises."""
     log_bytes = bytes_of(settings.standby_gib) // max(1, len(opened))
     wrapped = list(opened)
     try:
@@ -304,7 +308,7 @@ def _wrappings(
 
 
 def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSession, ...]:
-    """Begin a session with each server. Several addresses of one server count once."""
+    """Begin a session with each server. If several addresses lead to the same server, begin a single session."""
     opened: list[OpenSession] = []
     failed: list[tuple[str, DjinnError]] = []
     try:
@@ -336,14 +340,14 @@ def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSe
 
 
 def _with_fallbacks(failed: Iterable[tuple[str, DjinnError]], opened: Sequence[OpenSession]) -> tuple[OpenSession, ...]:
-    """Return the sessions. The first one's fallbacks include `failed`."""
+    """Return the sessions. The fallbacks of the first session include `failed`."""
     first = opened[0]
     fallbacks = (*[given_up(*pair) for pair in failed], *first.fallbacks)
     return (msgspec.structs.replace(first, fallbacks=fallbacks), *opened[1:])
 
 
 def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
-    """Sort servers by the speed of their transports, then by load, then at random.
+    """Return the servers sorted by the speed of their transports, then by load, then at random.
 
     Device numbers follow this order. If the settings name devices, the configured order is used.
     """
@@ -362,7 +366,7 @@ def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
 def _open_devices(
     settings: Settings, server: Server, secondary: bool
 ) -> tuple[list[OpenSession], list[tuple[str, DjinnError]]]:
-    """Begin a session with each wanted device of one server. Also return the devices that failed, with reasons."""
+    """Begin a session with each requested device of one server. Also return the devices that failed, with reasons."""
     device_names = settings.server_devices or (settings.device,)
     first, welcome = _begin(settings, server, device_names[0], secondary)
     opened, failed = [first], list[tuple[str, DjinnError]]()
@@ -390,9 +394,9 @@ def _matching_devices(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
 
 
 def _begin(settings: Settings, server: Server, device: str, secondary: bool = False) -> tuple[OpenSession, Welcome]:
-    """Begin a session with an executor of `server`.
+    """Begin a session with an executor of `server`. Return the session and the gateway's reply.
 
-    Return the gateway's reply. If the server is full, retry for `connect_timeout` seconds.
+    If the server is full, retry for `connect_timeout` seconds.
     """
     reach = partial(reach_executor, server, device, settings.assignment_hint, secondary)
     reached = with_patience(reach, settings.connect_timeout)
@@ -431,7 +435,7 @@ def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
 
 
 def compare_operators(opened: Sequence[OpenSession]) -> bool:
-    """Note the client's ops that the executors lack, and their custom ops.
+    """Record which of the client's ops the executors lack, and their custom ops.
 
     Return True if recorded calls may depend on a change.
     """
@@ -449,7 +453,7 @@ def _offered_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
 
 
 def with_patience(attempt: Callable[[], T], seconds: float) -> T:
-    """Call `attempt` until the server has room, for at most `seconds`. Return its result.
+    """Call `attempt` until the server is no longer full, for at most `seconds`. Return its result.
 
     `attempt` must leave nothing behind when it fails.
 
@@ -496,7 +500,7 @@ def _open_own(settings: Settings, registry: Registry, executor: EmbeddedExecutor
 
 
 def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> tuple[ClientChannel, Attached]:
-    """Begin a session with the executor if it still lives, or with a replacement.
+    """Begin a session with the executor if its process still runs, or with a replacement.
 
     Raises:
         DjinnError: no executor can be reached or started.

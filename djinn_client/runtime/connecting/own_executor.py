@@ -54,7 +54,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
     """Check that plugins of this process have hooks for clients. A server loads only its own plugins.
 
     Raises:
-        PluginError: a plugin has none; the message says what to do.
+        PluginError: a plugin has no hooks for clients; the message says what to do.
     """
     for plugin, reason in _confined(plugins or ()):
         kinds = _kinds(plugin)
@@ -80,7 +80,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
 
 
 def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
-    """Return the plugins that exist only in this process, each with the reason."""
+    """Yield the plugins that exist only in this process, each with the reason."""
     for plugin in plugins:
         if _name_elsewhere(plugin):
             continue
@@ -107,9 +107,9 @@ def _is_importable(module: ModuleType) -> bool:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Return the spec that an import of that name would find now.
+    """Return the spec that an import of this module name would find now.
 
-    `importlib.util.find_spec` returns the loaded module's spec.
+    `importlib.util.find_spec` would return the spec of the loaded module.
     """
     parent = name.rpartition(".")[0]
     path = getattr(sys.modules.get(parent), "__path__", None) if parent else None
@@ -143,9 +143,11 @@ def start_executors(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[EmbeddedExecutor, ...]:
-    """Start the executors that `open_connections` will need. Start none if a server is configured, or for an inline executor.
+    """Start the executors that `open_connections` will need.
 
-    Returns at once. A process takes seconds to become ready; the client can load modules meanwhile.
+    Start none if a server is configured, or for an inline executor.
+
+    Returns before they are ready, which takes seconds. The client can load modules meanwhile.
 
     Args:
         settings: select kind and number of executors.

@@ -44,7 +44,7 @@ Reached = tuple[Connection, Resumed]
 
 
 class ResumingConnection(ReliableConnection, ClientChannel):
-    """Implements `ClientChannel` over a sequence of connections, while the executor keeps a lease for the session."""
+    """A client channel over a sequence of connections, while the executor keeps a lease for the session."""
 
     _probes = True
     crashes_executors: bool = False
@@ -52,7 +52,10 @@ class ResumingConnection(ReliableConnection, ClientChannel):
     def __init__(
         self, inner: Connection, redial: Reconnection, patience: float, server: str, parallel: int = 0
     ) -> None:
-        """`patience`: limit in seconds for a reconnection. `parallel`: as the setting `parallel_connections`."""
+        """Begin with the connection `inner`.
+
+        `patience`: limit in seconds for a reconnection. `parallel`: as the setting `parallel_connections`.
+        """
         super().__init__(inner)
         self._parallel = parallel
         self._parallel_tries = _PARALLEL_TRIES
@@ -107,7 +110,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
             observer(seconds)
 
     def _reconnect(self, error: TransportError) -> float:
-        """Dial until the session is resumed. Return the seconds. The caller holds `_reconnecting`."""
+        """Connect again until the session is resumed. Return the seconds. The caller holds `_reconnecting`."""
         if self._closed:
             raise TransportError(self._closed)
         self._take_close_reason()
@@ -125,7 +128,10 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         return seconds
 
     def _check_limit(self, received: int, error: TransportError) -> None:
-        """Raise an error if several connections in a row broke before a frame was received. A sent frame is then the cause."""
+        """Raise an error if several connections in a row broke before a frame was received.
+
+        A sent frame is then the cause.
+        """
         if self._reconnects.record_break((received, self._outbox.acknowledged)):
             self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
 
@@ -195,10 +201,12 @@ def _raise_if_interrupted() -> None:
 
 @attrs.define
 class ExecutorReconnection(ABC):
-    """Base of `Reconnection`: reaches the session's executor, and presents the session's secret.
+    """Base class that reaches the session's executor again, and presents the session's secret.
 
     Attributes:
-        session, secret: name and secret of the session. instance: id of the process that had the session last.
+        session: name of the session.
+        secret: secret of the session.
+        instance: id of the process that had the session last.
     """
 
     session: str
@@ -217,25 +225,27 @@ class ExecutorReconnection(ABC):
         return connection, resumed.received
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """Return a connection parallel to the session's. Raises as `__call__`."""
+        """Return a connection parallel to the session's connection. It raises the errors of `__call__`."""
         return self._ask(ParallelAttach(self.session, self.secret, group))[0]
 
     def control_channel(self) -> Connection:
-        """Return a control channel of the session. Raises as `__call__`."""
+        """Return a control channel of the session. It raises the errors of `__call__`."""
         return self._ask(ControlAttach(self.session, self.secret))[0]
 
     @abstractmethod
     def _ask(self, question: Message, seconds: float = math.inf) -> Reached:
-        """Reach the executor within `seconds`, and ask. Raises as `__call__`."""
+        """Reach the executor within `seconds`, and ask. It raises the errors of `__call__`."""
 
 
 @attrs.define
 class ServerReconnection(ExecutorReconnection):
-    """Reconnects to an executor of a server: directly, or relayed by the gateway.
+    """Reconnect to an executor of a server: directly, or relayed by the gateway.
 
     Attributes:
-        server, device: the server, and the number of the executor there.
-        direct: address of the executor; empty if the gateway relays. fingerprint: as in `Welcome`.
+        server: the server.
+        device: number of the executor at the server.
+        direct: address of the executor; empty if the gateway relays.
+        fingerprint: as in `Welcome`.
         recoverable: True if a replacement of a dead executor recovers its sessions.
     """
 
@@ -246,7 +256,10 @@ class ServerReconnection(ExecutorReconnection):
     recoverable: bool
 
     def parallel_connection(self, group: bytes) -> Connection:
-        """Return a connection parallel to the session's. Raises TransportError if the gateway relays, else as `__call__`."""
+        """Return a connection parallel to the session's connection.
+
+        It raises the errors of `__call__`, and TransportError if the gateway relays.
+        """
         if not self.direct:
             raise TransportError("parallel connections are not possible: the gateway relays frames")
         return self._ask_at(self.direct, self.server.timeout, ParallelAttach(self.session, self.secret, group))[0]
@@ -269,7 +282,7 @@ class ServerReconnection(ExecutorReconnection):
         return self._ask_gateway(question, timeout)
 
     def _ask_gateway(self, question: Message, timeout: float) -> Reached:
-        """Ask through the gateway, which knows whether another executor has replaced this one."""
+        """Ask through the gateway, which knows whether another executor has replaced this executor."""
         gateway = reach_gateway(attrs.evolve(self.server, timeout=timeout), self.device, secondary=True)
         self.fingerprint = gateway.welcome.fingerprint
         with contextlib.ExitStack() as stack:
@@ -293,10 +306,11 @@ class ServerReconnection(ExecutorReconnection):
 
 @attrs.define
 class EmbeddedReconnection(ExecutorReconnection):
-    """Reconnects to this program's own executor. If it has ended, starts another one.
+    """Reconnect to this program's own executor. If it has ended, start a replacement.
 
     Attributes:
-        timeout: limit in seconds for each step. start_timeout: seconds until an executor is ready.
+        timeout: limit in seconds for each step.
+        start_timeout: seconds until an executor is ready.
         ending: how the last executor ended.
     """
 
@@ -324,7 +338,7 @@ class EmbeddedReconnection(ExecutorReconnection):
 def connect_executor(
     executor: EmbeddedExecutor, transports: tuple[Transport, ...], seconds: float, timeout: float
 ) -> tuple[str, Connection]:
-    """Return the executor's address that the fastest transport reaches, and a connection to it.
+    """Return the executor's address that the fastest transport reaches, and a connection to this address.
 
     `seconds`: maximum wait until the executor is ready.
     """

@@ -35,9 +35,11 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Servers:
-    """Addresses of servers and their token. `members`: the addresses of each server.
+    """Addresses of servers and their token.
 
-    `tls`: the certificates to accept at addresses with TLS.
+    Attributes:
+        members: the addresses of each server.
+        tls: the certificates to accept at addresses with TLS.
     """
 
     members: tuple[tuple[str, ...], ...]
@@ -60,7 +62,7 @@ class Servers:
         return with_tls(usable, self.tls)
 
     def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
-        """Return each server. Raises as `transports`."""
+        """Return each server. It raises the errors of `transports`."""
         transports = self.transports(plain)
         return [Server(urls, self.token, transports, timeout) for urls in dict.fromkeys(self.members)]
 
@@ -71,7 +73,7 @@ class Servers:
 
 
 def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
-    """Return the servers from the setting `servers` (log-ins or addresses) or from the connection file. None: there are none.
+    """Return the servers from the setting `servers` (log-ins or addresses) or from the connection file; None if none is configured.
 
     Raises:
         ConfigurationError: the connection file or a log-in cannot be read, or no token is configured.
@@ -117,7 +119,7 @@ def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
 
 
 def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: Iterable[Transport]) -> str:
-    """Return the file's token if it is for these servers. Other servers must not see it."""
+    """Return the file's token if the file is for these servers. Other servers must not see the token."""
     if file is not None and set(urls) <= set(file.urls):
         return file.token
     usable = with_tls(transports, TlsOptions())
@@ -130,7 +132,7 @@ def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: I
 
 
 def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
-    """Return the standby servers. `usual`: TLS options for those whose connection file has none.
+    """Return the standby servers. `usual`: TLS options for servers whose connection file has none.
 
     Raises:
         ConfigurationError: a connection file cannot be read, or there is no token for an address.
@@ -155,7 +157,7 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
 def ask_each(
     servers: Servers, plain: Iterable[Transport], timeout: float, ask: Callable[[Server], T]
 ) -> Iterator[tuple[str, T | DjinnError]]:
-    """Ask at each address of `servers`. Yield the address with the reply, or with the reason for its absence."""
+    """Ask at each address of `servers`. Yield the address with the reply, or with the error."""
     for server in servers.each(plain, timeout):
         for url in server.urls:
             reply: T | DjinnError
@@ -171,7 +173,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
 
     Raises:
         ConfigurationError: the connection file cannot be read, or there is no token.
-        PluginError: a plugin that was asked for cannot be used.
+        PluginError: a requested plugin cannot be used.
     """
     replies: dict[str, Status | DjinnError] = {}
     asked_urls: set[str | tuple[int, ...]] = set()
@@ -186,7 +188,7 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
 
 
 def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[tuple[str, T | DjinnError]]:
-    """Ask each configured server. Yield nothing if there are none. Raises as `ask_servers`."""
+    """Ask each configured server. Yield nothing if no server is configured. It raises the errors of `ask_servers`."""
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     servers = find_servers(settings, registry.transports)
     if servers is None:
@@ -211,7 +213,7 @@ def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) 
 
     Raises:
         ConfigurationError: no server is configured, or a server cannot be used.
-        PluginError: a plugin that was asked for cannot be used.
+        PluginError: a requested plugin cannot be used.
     """
     replies = ask_servers(command_settings(servers, connection_file))
     if not replies:
@@ -231,7 +233,7 @@ def read_status(servers: Sequence[str] = (), connection_file: Path | None = None
 
     Raises:
         ConfigurationError: no server is configured, or a server cannot be used.
-        PluginError: a plugin that was asked for cannot be used.
+        PluginError: a requested plugin cannot be used.
     """
     return [status_row(url, reply) for url, reply in ask_named(servers, connection_file).items()]
 
@@ -244,7 +246,7 @@ def status_row(url: str, reply: Status | DjinnError) -> dict[str, Any]:
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:
-    """Return the reason why all configured servers refuse this client; empty if one admits it.
+    """Return the reason why all configured servers refuse this client; empty if a server admits it.
 
     Takes at most `AVAILABLE_SECONDS`.
     """
@@ -258,7 +260,7 @@ def why_unavailable(settings: Settings, registry: Registry) -> str:
 
 
 def _ask_any(settings: Settings, registry: Registry, reasons: list[str]) -> None:
-    """Fill `reasons` with the error of each server. Leave it empty if one server admits this client."""
+    """Append the error of each server to `reasons`. Leave the list empty if a server admits this client."""
     try:
         first = find_servers(settings, registry.transports)
         for servers in [first, *standby_servers(settings, first.tls)] if first is not None else []:
@@ -277,21 +279,24 @@ def ask_status(server: Server) -> Status:
 
     Raises:
         PluginError: no transport serves the address.
-        TransportError: no server answers there.
+        TransportError: no server answers at the address.
         AccessRefused: the token is wrong.
     """
     return ask_once(server, StatusRequest(PROTOCOL_VERSION, server.token), Status)
 
 
 def ask_once(server: Server, question: Message, kind: type[M]) -> M:
-    """Return a server's reply to one question, at its first address. Raises as `greet`."""
+    """Return a server's reply to one question, at its first address. It raises the errors of `greet`."""
     connection, reply = greet(server.urls[0], question, kind, server)
     connection.close()
     return reply
 
 
 def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
-    """Return the load and the recent sessions of each server, queried concurrently. Without a reply, the load is greatest."""
+    """Return the load and the recent sessions of each server, queried concurrently.
+
+    Without a reply, the load is infinite.
+    """
 
     def ask_one(server: Server) -> tuple[float, int]:
         try:

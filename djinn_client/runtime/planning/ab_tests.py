@@ -49,7 +49,7 @@ class Verdicts:
         self._known: dict[tuple[str, str], dict[str, tuple[Measured, str]]] = {}
 
     def about(self, program: Program | Graph) -> Without:
-        """Return the optimizations and placements that are switched off for such a program, with reasons."""
+        """Return the optimizations and placements that are switched off for programs like this, with reasons."""
         return {name: reason for name, (_, reason) in self._verdicts_of(program).items() if reason} or NOTHING
 
     def measured(self, program: Program | Graph) -> dict[str, Measured]:
@@ -91,14 +91,19 @@ class Variant(msgspec.Struct, eq=False):
 
 
 class Experiment(msgspec.Struct, eq=False):
-    """State of the A/B tests of one structure, which test its optimizations one after the other.
+    """State of the A/B tests of one structure. The tests examine its optimizations one after the other.
 
     Attributes:
-        plan: the plan with all optimizations. best: the best known plan.
-        program: the first planned program. planning: planning time in seconds.
-        names: untested optimizations. out: optimizations that slow the program down, with reasons.
-        runs, spent: number and total seconds of the runs before the first test.
-        arms: the two arms: with the first of `names`, and without. turn: runs since the comparison began.
+        plan: the plan with all optimizations.
+        best: the best known plan.
+        program: the first planned program.
+        planning: planning time in seconds.
+        names: untested optimizations.
+        out: optimizations that slow the program down, with reasons.
+        runs: number of runs before the first test.
+        spent: total seconds of these runs.
+        arms: the two arms: with the first of `names`, and without it.
+        turn: number of runs since the comparison began.
     """
 
     plan: PreparedTemplate
@@ -124,10 +129,10 @@ class Experiment(msgspec.Struct, eq=False):
 
 
 class AbTests:
-    """Selects between plans of a repeated program. Not thread-safe: the caller holds the recorders' lock."""
+    """Select between plans of a repeated program. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
-        """`make`: function that plans a program without some optimizations."""
+        """Begin without plans. `make`: function that plans a program without some optimizations."""
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
         self.tried: LruCache[int, Experiment] = LruCache(
             MAX_EXPERIMENTS
@@ -143,7 +148,7 @@ class AbTests:
         plan.took = experiment.took
 
     def choose(self, plan: PreparedTemplate, program: Program) -> PreparedTemplate:
-        """Return the plan to use instead of `plan`, which holds for `program`."""
+        """Return the plan to use for `program` instead of `plan`, which is valid for it."""
         experiment = self.tried.get(id(plan))
         if experiment is None:
             return plan

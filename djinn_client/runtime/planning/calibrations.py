@@ -30,7 +30,10 @@ def calibration_file(device: DeviceInfo) -> Path:
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:
-    """Return the measurements of `device`. Return None if there are none, or with a warning if the file cannot be read."""
+    """Return the measurements of `device`, or None if there are none.
+
+    If the file cannot be read, log a warning and return None.
+    """
     file = calibration_file(device)
     try:
         version = version_of(file)

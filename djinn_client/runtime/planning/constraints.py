@@ -16,7 +16,7 @@ SINGLE = "single"
 
 
 def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: int) -> str:
-    """Return the name of the placement policy: the configured one, or else the preferred one for this number of devices."""
+    """Return the name of the placement policy: the configured policy, or else the preferred policy for this number of devices."""
     if settings.placement_policy:
         return settings.placement_policy
     return preferred(offered, SINGLE) if devices > 1 else SINGLE
@@ -24,7 +24,12 @@ def policy_for(settings: Settings, offered: Sequence[PlacementPolicy], devices: 
 
 @attrs.frozen
 class MemoryInUse:
-    """Bytes of this client on a device. `held`: all of them; `unused_by_program`: bytes that a program does not use."""
+    """Bytes of this client on a device.
+
+    Attributes:
+        held: all bytes of the client.
+        unused_by_program: bytes that a program does not use.
+    """
 
     held: int = 0
     unused_by_program: int = 0
@@ -54,7 +59,7 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
 def within(
     topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
 ) -> tuple[NetworkTopology, dict[str, int]]:
-    """Return the devices with the memory that a program can use there, and the rest of the limits for it."""
+    """Return the devices with the memory that a program can use on them, and the rest of the program's limits."""
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
     remaining = {
         device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()

@@ -21,16 +21,16 @@ Key = tuple[Hashable, tuple[int, ...]]
 
 
 class DerivedValues:
-    """Cache of derived values, keyed by recipe and weights, for all plans.
+    """Cache of values that recipes compute from weights, keyed by recipe and weights, for all plans.
 
     The caller holds the sink's lock.
 
     Attributes:
-        some: True once a value was made.
+        some: True once a value was computed.
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
-        """`submit`: submits the program that computes derived values."""
+        """Create an empty cache. `submit`: submits the program that computes derived values."""
         self._submit = submit
         self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}
@@ -38,7 +38,7 @@ class DerivedValues:
         self.some = False
 
     def extend(self, prepared: PreparedTemplate, values: Words) -> Words:
-        """Return the values of a run, extended by its derived values. Compute missing ones."""
+        """Return the values of a run, followed by the derived values that it uses. Compute missing derived values."""
         if prepared.rewrite is None:
             return values
         rows = [values]
@@ -49,11 +49,14 @@ class DerivedValues:
         return np.concatenate(rows)
 
     def made(self, key: Key) -> tuple[int, ...] | None:
-        """Return the values of a recipe from these sources. Return None if they are missing or stale."""
+        """Return the cached values of a key (a recipe with its source weights).
+
+        Return None if they are missing or stale.
+        """
         return self._made.use(key)
 
     def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
-        """Compute a recipe's values from the sources in `key`."""
+        """Compute the values of a recipe from the sources in `key`."""
         from djinn_client.interception.recording.substitute import recipe_for  # few programs have recipes
 
         sources = key[1]
@@ -68,7 +71,7 @@ class DerivedValues:
         return handles
 
     def touched(self, values: Iterable[int]) -> None:
-        """Invalidate values derived from these values, which are written or dropped by the program."""
+        """Invalidate values that were derived from these values, because a program writes or drops them."""
         for value in values:
             for key in self._users.pop(storage_of(value), ()):
                 self._forget(key)

@@ -31,14 +31,14 @@ _REMEMBERED: Final = 65536
 
 
 class ScalarClasses:
-    """Return the class of each scalar. Each small integer has its own class. All other numbers of one sign share a class.
+    """Assign a class to each scalar. Each small integer has its own class. All other numbers of one sign share a class.
 
     Equal numbers have the same class, whatever their type: a scalar that is an int in one call is an int in all calls
     of its kind.
     """
 
     def __init__(self, exact_below: int) -> None:
-        """Give each integer with an absolute value below `exact_below` its own class."""
+        """Create classes. Each integer with an absolute value below `exact_below` has its own class."""
         self._exact_below = exact_below
         self._known: dict[Slot, Slot | str] = {}
 
@@ -107,12 +107,16 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
 
 
 class _StructurePlans(msgspec.Struct, Generic[P]):
-    """Programs of one structure, by the classes of their scalars.
+    """Plans for programs of one structure, by the classes of their scalars.
 
     Attributes:
-        modes, quantities: positions of the scalars of these kinds among the slots. picked: positions of both.
-        sizes: positions of the sizes. places: as in `SizeRange`.
-        ranges: plans by classes and sizes, most recently used first. of_scalars: plans by exact scalars.
+        modes: positions among the slots of scalars that are modes.
+        quantities: positions among the slots of scalars that are quantities.
+        picked: positions of both.
+        sizes: positions of the sizes.
+        places: as in `SizeRange`.
+        ranges: plans by classes and sizes, most recently used first.
+        of_scalars: plans by exact scalars.
     """
 
     modes: Sequence[int]
@@ -135,7 +139,10 @@ class PlanCache(Generic[P]):
     """
 
     def __init__(self, factor: int = FACTOR) -> None:
-        """`factor`: a plan serves sizes between its own divided by `factor` and its own times `factor`."""
+        """Create an empty cache.
+
+        `factor`: a plan serves sizes between its own sizes divided by `factor` and its own sizes times `factor`.
+        """
         self.factor = factor
         self.ranges_left = 0  # number of times that the sizes of a known structure were in no range
         # Every iteration of a loop has the same calls and scalars; only its values may differ.
@@ -144,7 +151,10 @@ class PlanCache(Generic[P]):
         self._modes, self._quantities = ScalarClasses(_MODES_BELOW), ScalarClasses(_QUANTITIES_BELOW)
 
     def find(self, program: Program) -> tuple[list[P], Words]:
-        """Return the plans for the program's structure and sizes, which the caller extends, and its values."""
+        """Return the plans for the program's structure and sizes, and the program's values.
+
+        The caller appends new plans to the list.
+        """
         structure = program.structure
         plan = self._exact.get(same := (structure, program.exact))
         if plan is None:

@@ -1,4 +1,4 @@
-"""Makes the plans of the open session, using facts about earlier programs. Imported when the first program is planned."""
+"""Planning of the open session, with facts about earlier programs. Imported when the first program is planned."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _LINE: Final = 200  # character limit of a decision
 
 
 class PlanMaker:
-    """Plans the programs of a session with one executor, using facts about earlier programs."""
+    """Plan the programs of a session with one executor, using facts about earlier programs."""
 
     def __init__(self, context: ClientContext, recent: Recent) -> None:
-        """`recent`: as in `Planner`."""
+        """Begin without facts. `recent`: as in `Planner`."""
         self._context = context
         self._earlier = ResidencyHistory(recent)
 
@@ -74,7 +74,7 @@ class PlanMaker:
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
     def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
-        """Record facts of a plan or an analysis about a template's values."""
+        """Record facts about a template's values, from a plan or an analysis."""
         self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
@@ -124,7 +124,7 @@ def hints_for(
 
 
 def _decisions(ops: int, result: PipelineResult) -> Iterator[str]:
-    """Return the decisions of a plan with reasons, one per line: placements, applied optimizations, then the others."""
+    """Yield the decisions of a plan with reasons, one per line: placements, applied optimizations, then other optimizations."""
     placed = result.placement.decisions if result.placement is not None else ()
     where = Counter((one.device, one.reason) for one in placed)
     for (device, reason), count in where.most_common(2):

@@ -1,7 +1,10 @@
-"""Plans programs if a plan can have an effect, otherwise runs them as recorded. Reuses templates for equal structures.
+"""Planner: plan a program if a plan can have an effect, otherwise run it as recorded.
+
+Templates are reused for equal structures.
 
 A plan can have an effect if the session limits memory, if a scheduler or placement policy was chosen, if plans are
-collected, or if an optimization wants the program. Optimizations are loaded when a program comes for the second time: a
+collected, or if an optimization requests the program. Optimizations are loaded when a program comes for the second
+time: a
 script whose programs all run once imports no optimization.
 """
 
@@ -52,11 +55,14 @@ class Planning(msgspec.Struct, frozen=True):
     """Planning functions for a session's programs, and properties of the plugins in use.
 
     Attributes:
-        plan: makes a plan. analyse: returns the profile of a program without a plan.
+        plan: returns a plan for a program.
+        analyse: returns the profile of a program without a plan.
         made: callback for each new plan and its program.
         factor: as in `PlanCache`.
-        judge: decides which optimizations are faster; None if no plugin has one.
-        unsure: names of optimizations whose rewrites may depend on sizes and scalars. Their plans hold only for these.
+        judge: decides which optimizations are faster; None if no plugin has a judge.
+        unsure: names of optimizations whose rewrites may depend on sizes and scalars. Their plans hold only for these
+            sizes
+            and scalars.
     """
 
     plan: PlanProgram
@@ -68,11 +74,11 @@ class Planning(msgspec.Struct, frozen=True):
 
 
 class Planner:
-    """Returns prepared templates for programs. Not thread-safe: the caller holds the session's lock.
+    """Return prepared templates for programs. Not thread-safe: the caller holds the session's lock.
 
     Attributes:
         recent: requested templates, latest last.
-        asks_optimizations: True if optimizations are asked whether they want a program.
+        asks_optimizations: True if optimizations are asked whether they request a program.
     """
 
     asks_optimizations = False
@@ -86,14 +92,15 @@ class Planner:
         are_loaded: Callable[[], bool] = lambda: True,
         describes_values: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make a planner without plans.
+        """Create a planner without plans.
 
         Args:
             stats: counts plans.
             planning: called with `recent` before the first program is planned. It imports the planning modules.
             plans_all: returns True while every program is planned.
-            is_wanted: returns True if an optimization wants a program.
-            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they
+            is_wanted: returns True if an optimization requests a program.
+            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when
+                they
                 are.
             describes_values: returns True if the executor is told the kinds of a program's values, planned or not.
         """
@@ -141,12 +148,12 @@ class Planner:
         return prepared, values
 
     def ask_optimizations(self) -> None:
-        """Ask optimizations from now on whether they want a program, including programs that have run as recorded."""
+        """Ask optimizations from now on whether they request a program, including programs that have run as recorded."""
         self.asks_optimizations = True
         self._plans = PlanCache(self._plans.factor)
 
     def _new(self, program: Program, variants: list[PreparedTemplate], for_sizes: bool) -> PreparedTemplate:
-        """Return a plan of the program if one can act, otherwise the program as recorded."""
+        """Return a plan of the program if a plan can have an effect, otherwise the program as recorded."""
         if self._plans_all() or (self.asks_optimizations and self._is_wanted(program)):
             return self._plan(program, variants, for_sizes)
         prepared = make_template(program, range(len(program)), {}, ())
@@ -172,7 +179,7 @@ class Planner:
     def _bound_to_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
         """Return the optimizations with substitutions in all plans so far. Their plans hold only for exact sizes.
 
-        With them, a program with ever changing sizes would be planned again each time.
+        Without this, a program with ever changing sizes would be planned again each time.
         """
         if len(variants) < VARIANTS_LIMIT - 1 or not all(one.held_by_sizes for one in variants):
             return NOTHING
@@ -215,7 +222,7 @@ class Planner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the profile of the last submitted program, or None.
+        """Return the workload profile of the last submitted program, or None.
 
         Programs that ran without a plan are analysed now, earliest first, because earlier programs identify values of
         later ones.

@@ -1,4 +1,4 @@
-"""Kinds of values that earlier programs made or used: weights, caches, gradients, optimizer state, text, images.
+"""Kinds of values that earlier programs computed or used: weights, caches, gradients, optimizer state, text, images.
 
 A program alone shows the kinds of most of its values. Some kinds need earlier programs: an update with gradients of
 another program, a reordered cache, image features that are inserted into a text. So the history keeps recent programs
@@ -39,7 +39,7 @@ class ResidencyHistory:
     """Classification of values by recent programs. Not thread-safe: the caller holds the session's lock."""
 
     def __init__(self, recent: Recent | None = None) -> None:
-        """`recent`: executed plans, each with its program, latest last."""
+        """Create a history. `recent`: executed plans, each with its program, latest last."""
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _CarriedKinds] = LruCache(_PLANS)
 

@@ -62,7 +62,7 @@ def plan_program(
 ) -> PipelineResult:
     """Plan a program for one device, up to the stage `until`.
 
-    `without`: optimizations to leave out, each with the reason. `make`: `plan` with further facts about the program, or
+    `without`: optimizations to exclude, each with the reason. `make`: `plan` with further facts about the program, or
     `planned` with a cache.
     """
     graph = program if isinstance(program, Graph) else Graph(program)
@@ -99,7 +99,7 @@ def plan_program(
 
 
 def with_reasons(result: PipelineResult, without: Mapping[str, str]) -> PipelineResult:
-    """Return the result with the reasons why some optimizations were left out."""
+    """Return the result with the reasons why some optimizations were excluded."""
     if not without or result.plan is None:
         return result
     left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]

@@ -61,7 +61,9 @@ def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
 def plans_all(context: ClientContext) -> bool:
     """Return True while every program is planned.
 
-    Plans keep to memory limits, and follow a chosen scheduler or placement policy. They are also made while somebody collects them.
+    Plans are necessary for memory limits, and for a chosen scheduler or placement policy. They are also created while
+    somebody
+    collects them.
     """
     settings = context.settings
     assert settings is not None, "a session is open"
@@ -76,7 +78,7 @@ def describes_values(context: ClientContext) -> bool:
 
 
 def is_wanted(context: ClientContext, program: Program) -> bool:
-    """Return True if an optimization in use wants the program, and planning plugins are loaded."""
+    """Return True if an optimization in use requests the program, and planning plugins are loaded."""
     registry, settings = context.configured()
     if not are_loaded(context, "optimizations"):
         return False
@@ -88,8 +90,9 @@ def is_wanted(context: ClientContext, program: Program) -> bool:
 def are_loaded(context: ClientContext, *kinds: str) -> bool:
     """Return True if plugins of these kinds are loaded. Otherwise mark them for `load_plugins`.
 
-    The sink's lock is held here. A plugin may use the device while it is imported, and other threads may load plugins,
-    so loading one now could deadlock.
+    The caller holds the sink's lock. A plugin may use the device while it is imported, and other threads may load
+    plugins,
+    so loading a plugin now could deadlock.
     """
     if context.configured()[0].has_loaded(kinds):
         return True
@@ -135,7 +138,7 @@ def plan_anew(context: ClientContext) -> None:
 
 
 def switched_off(context: ClientContext, program: Program | Graph) -> Without:
-    """Return the optimizations that are switched off for such a program in this session, each with the reason."""
+    """Return the optimizations that are switched off for programs like this in this session, each with the reason."""
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
 
 
@@ -152,6 +155,6 @@ def with_measured(
 
 
 def plan_in_session(context: ClientContext, graph: Graph) -> PipelineResult | None:
-    """Return the plan that a program would get now in the open session over several executors. None: no such session."""
+    """Return the plan that a program would get now in the open session over several executors; None without such a session."""
     with port.lock:
         return None if context.session is None else context.session.router.plan(graph)

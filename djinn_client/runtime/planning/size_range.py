@@ -41,8 +41,11 @@ class SizeRange(msgspec.Struct, frozen=True):
     """Sizes of inputs and size scalars of a plan's program.
 
     Attributes:
-        places: places of the program's inputs. weights: for each input, True if it is certainly a weight.
-        metas: metadata of the inputs. numbers: positions of sizes among the slots. sizes: the sizes.
+        places: places of the program's inputs.
+        weights: for each input, True if it is certainly a weight.
+        metas: metadata of the inputs.
+        numbers: positions of sizes among the slots.
+        sizes: the sizes.
         factor: maximum ratio to other sizes.
     """
 
@@ -63,7 +66,13 @@ class SizeRange(msgspec.Struct, frozen=True):
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
     def covers_parts(self, program: Program, places: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
-        """Return True if these parts are in the range. `places`: operands. `sizes`: positions in `numbers`, with sizes."""
+        """Return True if some inputs and sizes of a program are in the range.
+
+        Args:
+            program: the program.
+            places: operands to check.
+            sizes: positions in `numbers`, with sizes to check.
+        """
         for i in places:
             (call, operand), meta = self.places[i], self.metas[i]
             other = program.call(call).operands[operand]
@@ -101,7 +110,7 @@ def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int]
 
 
 def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
-    """Return True for each place that certainly holds a weight. Places of one call are adjacent."""
+    """Yield True for each place that certainly holds a weight. Places of one call are adjacent."""
     last, weights = -1, weights_in(calls[0])
     for call, operand in places:
         if call != last:
@@ -144,7 +153,7 @@ def _slot_count(argument: Argument) -> int:
 
 @functools.cache
 def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
-    """Return the kind of each parameter of an op, by name. Return nothing for ops that this PyTorch lacks."""
+    """Return the kind of each parameter of an op, by name; empty for ops that this PyTorch lacks."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)

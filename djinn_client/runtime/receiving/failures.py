@@ -38,7 +38,7 @@ _Op = tuple[int, int]  # the id of a program, and the number of an op in it
 
 
 class Failures:
-    """Failures by run and instruction, with the user's lines."""
+    """Failures on executors by run and instruction, with the user's lines."""
 
     def __init__(self) -> None:
         self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
@@ -48,9 +48,9 @@ class Failures:
         self._read: dict[int, Callable[[int], None]] = {}
 
     def read_by(self, executor: int, read: Callable[[int], None]) -> None:
-        """Register `read`, which receives an executor's messages about a submission.
+        """Register `read`, a function that reads an executor's messages about a submission.
 
-        They may arrive after other executors' replies.
+        The messages may arrive after other executors' replies.
         """
         self._read[executor] = read
 
@@ -120,7 +120,10 @@ class Failures:
         return _Origin(program.site(node), operands, module, path.path if path is not None else "")
 
     def mark_unobserved(self, after: _Run) -> None:
-        """Drop unreported failures of an executor after a submission. Using a failed value still raises."""
+        """Forget the unreported failures of an executor that come after the submission `after`.
+
+        Using a failed value still raises.
+        """
         executor, sequence = after
         self.unseen = {key: failure for key, failure in self.unseen.items() if key[0] != executor or key[1] <= sequence}
 
@@ -140,7 +143,7 @@ class Failures:
         return None
 
     def take_unseen(self) -> DjinnError | None:
-        """Return the first failure since the last call that no fetch has reported, with the others as notes."""
+        """Return the first failure since the last call that no fetch has reported, with further failures as notes."""
         if not self.unseen:
             return None
         unseen = list(self.unseen.values())
@@ -154,7 +157,7 @@ class Failures:
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """Return the source location of an instruction as text; empty if unknown."""
+    """Source location of an instruction as text; empty if unknown."""
 
     site: str = ""
     operands: str = ""
@@ -181,7 +184,10 @@ class RemoteLinAlgError(RemoteError, torch.linalg.LinAlgError):  # type: ignore[
 
 @public("remote-torch-out-of-memory")
 class RemoteTorchOutOfMemory(RemoteOutOfMemory, torch.OutOfMemoryError):
-    """The executor's device ran out of memory. Used if PyTorch is imported, otherwise `RemoteOutOfMemory`."""
+    """The executor's device ran out of memory.
+
+    This class is used if PyTorch is imported, otherwise `RemoteOutOfMemory`.
+    """
 
 
 @public("remote-accelerator")

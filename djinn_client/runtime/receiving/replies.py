@@ -41,7 +41,7 @@ SAMPLED_EVERY: Final = 8  # afterwards one of this number is measured
 
 
 class DeferredReplies:
-    """Deferred replies, the discarded ones among them, and the number of bytes that the executor has read.
+    """Replies that the program will read later, and the number of bytes that the executor has read.
 
     Attributes:
         left: numbers of the submissions with deferred replies.
@@ -73,7 +73,7 @@ class DeferredReplies:
         return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
 
     def take_forgotten(self) -> list[int]:
-        """Take the discarded replies; each is returned once."""
+        """Return the discarded replies, and forget them."""
         numbers: list[int] = []
         while self.forgotten:
             number = self.forgotten.popleft()
@@ -86,8 +86,7 @@ class RoundTrips:
     """Round-trip time of the link: the recent minimum over lone submissions, without the server's own time.
 
     Attributes:
-        alone: the last submission that was sent while no other was pending, and its time in seconds of
-            `time.perf_counter`.
+        alone: the last submission that was sent while no other was pending, and its send time (`time.perf_counter`).
     """
 
     def __init__(self) -> None:
@@ -111,7 +110,8 @@ class UploadOffers:
     """Uploads that the executor has not answered, or with unsent bytes.
 
     Attributes:
-        open: offers by handle. asked: digests of each query without a reply.
+        open: offers by handle.
+        asked: digests of each query without a reply.
         unsent: handles with bytes that the executor needs, oldest first.
         send_wanted: sends these bytes. The executor does not reply before it has them.
     """
@@ -124,16 +124,17 @@ class UploadOffers:
 
 
 class Replies:
-    """Reads the executor's messages, on the thread that waits for one.
+    """Read the executor's messages, on the thread that waits for a message.
 
     Attributes:
         pending: the unanswered submissions by number, oldest first.
-        abandoned: numbers of submissions with replies that no thread waits for any more. deferred: deferred replies.
+        abandoned: numbers of submissions with replies that no thread waits for any more.
+        deferred: deferred replies.
         offers: upload offers.
         cancellation: stops submissions.
         while_waiting: called after each `PATIENCE` seconds of a wait without a message.
         when_links_seen: called with the executor's measurements of its links to other executors.
-        when_room_told: called with the memory that the session can use there.
+        when_room_told: called with the memory that the session can use on the executor.
     """
 
     def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats) -> None:
@@ -170,7 +171,10 @@ class Replies:
         self.pending[number] = pending
 
     def await_reply(self, number: int) -> None:
-        """Wait for the reply to submission `number`, so that more can be sent. The program waits for this round trip."""
+        """Wait for the reply to submission `number`, so that more can be sent.
+
+        The program waits for this round trip.
+        """
         begun = self._begin_round_trip()
         self.receive_until(number)
         self.notify_waited(begun, number, Cause.FULL)
@@ -185,7 +189,7 @@ class Replies:
             notify(cause or cause_of_wait(), begun, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
-        """Read deferred replies if otherwise the executor, busy with sending them, might not read `nbytes` more."""
+        """Read deferred replies, if the executor might otherwise be busy sending them instead of reading `nbytes` more."""
         position = self._link.channel.bytes_sent + nbytes
         while (number := self.deferred.blocked_by(position, self.pending)) is not None:
             self.await_reply(number)
@@ -196,7 +200,7 @@ class Replies:
         Raises:
             RemoteError: a requested value could not be computed, or any op failed before a synchronization.
             SessionLost: the executor is gone.
-            DeadlineExceeded: as `deadline` says.
+            DeadlineExceeded: the deadline of this thread has passed.
         """
         if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
             with interrupt_mask:
@@ -240,7 +244,7 @@ class Replies:
         self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
-        """Report errors of this thread's later submissions only where their results are used."""
+        """Do not report errors of this thread's later submissions, except where the program uses their results."""
         with interrupt_mask, collect_later, self._link.reading:
             self.cancellation.mark_unobserved_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
@@ -332,11 +336,13 @@ class Replies:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def receive_until(self, number: int, until: float | None = None, wanted: bool = False) -> None:
-        """Read messages until submission `number` is answered. `wanted`: the program itself waits for the reply.
+        """Read messages until submission `number` is answered.
+
+        `wanted`: True if the program itself waits for the reply.
 
         Raises:
             DeadlineExceeded: the reply did not arrive before `until`.
-            ProgramStopped: `djinn.cancel` was called, and the reply is wanted.
+            ProgramStopped: `djinn.cancel` was called, and the program waits for the reply.
             KeyboardInterrupt: Ctrl-C came. Inside `uninterruptible`, it ends the wait by stopping this thread's
                 submissions.
         """
@@ -380,7 +386,7 @@ class Replies:
     def take_what_came(self) -> None:
         """Read all replies that have arrived, so that neither end waits for the other to read.
 
-        A requested reply that nobody has awaited may be large, so wait for all of it.
+        A requested reply that no thread has awaited may be large, so wait until all of it has arrived.
         """
         for number in list(self.abandoned):
             self.receive_until(number)
@@ -389,7 +395,7 @@ class Replies:
         self._read_pending(self._awaits)
 
     def take_next(self) -> None:
-        """Wait up to `PATIENCE` seconds for a reply to an offer. Another thread may read it."""
+        """Wait up to `PATIENCE` seconds for a reply to an offer. Another thread may read the reply."""
         interrupt_mask.check()
         with collect_later, self._link.reading:
             if self.offers.open or self.offers.asked:
@@ -425,7 +431,7 @@ class Replies:
                 self._arrived.pop(number, None)
 
     def _receive_one(self, timeout: float) -> bool:
-        """Read one frame. Return True if one arrived within `timeout` seconds."""
+        """Read a frame. Return True if a frame arrived within `timeout` seconds."""
         link, offers = self._link, self.offers
         if link.lost:
             link.check()
@@ -492,7 +498,7 @@ class Replies:
 
 
 def _nothing() -> None:
-    """Do nothing. Default for waiting threads, and for sessions without uploads."""
+    """Do nothing. Default of callbacks for waiting threads, and for sessions without uploads."""
 
 
 def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:

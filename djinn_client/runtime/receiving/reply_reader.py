@@ -23,7 +23,7 @@ _LARGEST: Final = 2**63 - 1  # the largest element count of PyTorch
 
 
 class ReplyReader(msgspec.Struct, frozen=True):
-    """Reads the replies of one executor, number `number` in its pool. Failures are raised as errors of the op."""
+    """Decode the replies of one executor, number `number` in its pool. Failures are raised as errors of the op."""
 
     failures: Failures
     number: int
@@ -74,7 +74,7 @@ class ReplyReader(msgspec.Struct, frozen=True):
         return DescribedValue(meta, described.scalar)
 
     def _own(self, failure: Failure) -> Failure:
-        """Set a failure's executor number, unless the failure names another executor."""
+        """Return a failure with this executor's number, unless the failure names another executor."""
         return failure if failure.executor else msgspec.structs.replace(failure, executor=self.number)
 
 

@@ -20,8 +20,11 @@ class Bound(msgspec.Struct, frozen=True):
     """Bindings of one run of a template.
 
     Attributes:
-        bits, kinds: contents and types of the slots. inputs: handles of the inputs.
-        values: values of the program. written: positions of the written values.
+        bits: contents of the slots.
+        kinds: types of the slots.
+        inputs: handles of the inputs.
+        values: values of the program.
+        written: positions of the written values.
     """
 
     bits: Words
@@ -57,7 +60,7 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bound:
-    """Bind a template to a program with these `values`, by first appearance."""
+    """Return the bindings of a template for a program with these `values`, by first appearance."""
     bits, kinds = program.scalars
     if prepared.rewrite is not None and prepared.rewrite.constants:
         more, of_more = slot_arrays(prepared.rewrite.constants)
@@ -90,7 +93,7 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
 
 
 def settle_claims(prepared: PreparedTemplate, program: Program, claimed: Sequence[int], completed: Completed) -> None:
-    """Mark the predicted layouts that the executor has confirmed. Learn the actual layouts of the others."""
+    """Mark the predicted layouts that the executor has confirmed. Learn the actual layouts of the other results."""
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for mismatch in completed.layout_mismatches:
         port.interception.learn(calls[mismatch.instruction], mismatch.result, mismatch.stride)

@@ -21,7 +21,7 @@ log = get_logger("djinn.session")
 
 
 class Cancellation:
-    """Stops pending submissions. Keeps the numbers of submissions whose failures `synchronize()` ignores.
+    """Stop pending submissions, and record the submissions whose failures `synchronize()` ignores.
 
     Attributes:
         unobserved: submissions with failures that are raised only when a dependent value is used.
@@ -29,7 +29,7 @@ class Cancellation:
     """
 
     def __init__(self, link: ExecutorLink, pending: Mapping[int, PendingSubmission]) -> None:
-        """`pending`: the unanswered submissions, by number."""
+        """Begin with the unanswered submissions `pending`, by number."""
         self._link = link
         self._pending = pending
         self.unobserved: set[int] = set()

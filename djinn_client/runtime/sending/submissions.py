@@ -1,4 +1,4 @@
-"""Submissions of one session: plans, numbers and sends programs."""
+"""Submissions of one session: plan, number and send programs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KnownTemplates:
         self.bound: TemplateCache[Bound] = TemplateCache()
 
     def forget(self, prepared: PreparedTemplate) -> None:
-        """Forget the last bindings of a template: it is sent again."""
+        """Forget the last bindings of a template, because it is sent again."""
         self.bound.drop(prepared.digest)
 
     def send_anew(self, prepared: PreparedTemplate, bound: Bound) -> None:
@@ -78,7 +78,7 @@ def framed(message: Submit) -> Frame:
 
 
 def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
-    """Return `submit` without a program to run. The results of its program are refused because of `reason`."""
+    """Return `submit` without a program to run. The executor refuses the results of its program because of `reason`."""
     program = submission.program
     results: list[int] = []
     targets: dict[int, None] = {}
@@ -99,7 +99,7 @@ UNREAD: Final = 8  # limit of small replies that are read together if no thread 
 
 
 class Submissions:
-    """Sends programs to one executor. The caller holds the sink's lock."""
+    """Send programs to one executor. The caller holds the sink's lock."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Submissions:
     def make_ready(self, unread: int = UNREAD) -> None:
         """Wait until a submission can be sent at once.
 
-        `unread`: as `UNREAD`. Use a smaller limit if replies affect the next plan.
+        `unread`: maximum number of unread replies, as `UNREAD`. Use a smaller limit if replies affect the next plan.
 
         Raises:
             SessionLost: the executor is gone.
@@ -241,7 +241,7 @@ class Submissions:
         refused: str = "",
         thread: int = 0,
     ) -> int:
-        """`thread`: identity of the calling thread, if the caller knows it."""
+        """Send a submission, as `run` does. `thread`: identity of the calling thread, if the caller knows it."""
         if port.numeric_settings is not self._numeric_settings:
             self._send_settings()
         observe = taps.sent
@@ -300,7 +300,7 @@ class Submissions:
     def _message(
         self, number: int, submission: Submission, prepared: PreparedTemplate | None = None, bound: Bound | None = None
     ) -> Submit:
-        """Return the message of a submission, which runs `prepared` if given."""
+        """Return the message of a submission. If `prepared` is given, the message runs it."""
         digest = b""
         outputs: Handles = ()
         slot_changes: SlotChanges = ()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
-    """Additions of a prepared template that was made from a rewritten program.
+    """Additions of a prepared template that came from a rewritten program.
 
     Attributes:
         rewritten: the rewrite.
@@ -70,7 +70,7 @@ Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
 def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) -> Relied:
     """Return the instructions with calls, and the slots with numbers, on which the plan of `program` depends.
 
-    They are those that the optimizations named in `unsure` have rewritten, because these may depend on sizes. If the
+    The optimizations named in `unsure` have rewritten these instructions and slots, and may depend on sizes. If the
     program was recorded again, all instructions and slots count, because its nodes have new numbers.
     """
     results = result.plan.results if result.plan is not None else ()
@@ -90,10 +90,12 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     """The template of a program, planned once and used for every program of the same structure.
 
     Attributes:
-        template, digest: the template for the executor, and its digest.
-        inputs, outputs: positions, in the program's values by first appearance, of the template's inputs and outputs.
+        template: the template for the executor.
+        digest: digest of the template.
+        inputs: positions of the template's inputs in the program's values by first appearance.
+        outputs: positions of the template's outputs in these values.
         nodes: for each instruction of the template, its index in the program.
-        slots: positions of the template's slots in the program's; None: all, in order.
+        slots: positions of the template's slots in the program's slots; None: all, in order.
         equal_slots: pairs of slot positions that must hold equal numbers.
         unused: positions of dying values that no instruction of the template uses, because their instructions do not
             run. They are freed separately.
@@ -101,15 +103,16 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         written: positions of the program's values that are written.
         rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original
             program, and negative positions of slots count `rewrite.constants` from the end.
-        predicted: estimated seconds of a run; None without a cost model. calibrated: True if the estimate uses measured
-            speeds.
+        predicted: estimated seconds of a run; None without a cost model.
+        calibrated: True if the estimate uses measured speeds.
         took: callback with the executor's seconds of a run.
-        relied, fixed: instructions with calls, and slots with numbers, that must not change, because a rewrite may
-            depend on them.
+        relied: instructions with calls that must not change, because a rewrite may depend on them.
+        fixed: slots with numbers that must not change, because a rewrite may depend on them.
         substituted: names of the optimizations that restrict it to some sizes.
-        hints: kinds of its values, for an executor that may evict. hinted: True once the hints were sent.
+        hints: kinds of its values, for an executor that may evict.
+        hinted: True once the hints were sent.
         profile: profile of its first program. None: not analysed.
-        planned: True if a plan made it. False: it runs the program as recorded.
+        planned: True if a planner created it. False: it runs the program as recorded.
     """
 
     template: Template
@@ -139,7 +142,7 @@ class PreparedTemplate(msgspec.Struct, eq=False):
 
     @property
     def held_by_sizes(self) -> bool:
-        """True if this holds only for the exact sizes of some instructions."""
+        """True if the template is valid only for the exact sizes of some instructions."""
         return self.rewrite is not None or bool(self.relied)
 
     def holds_for(self, program: Program) -> bool:
@@ -172,8 +175,8 @@ def make_template(
         nodes: its nodes that run, in order.
         replace: replacement values, by value.
         equal_slots: pairs of positions of slots that must be equal.
-        dead: values to free after the template; None: those that die with the program.
-        rewritten: the rewrite that made the program. The result is then valid for the original program.
+        dead: values to free after the template; None: the values that die with the program.
+        rewritten: the rewrite that created the program. The result is then valid for the original program.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions, starts = _laid_out(program)
@@ -201,7 +204,7 @@ def dying_inputs(program: Program) -> list[int]:
 
 @functools.lru_cache(maxsize=2)  # a program may be prepared in several parts
 def _laid_out(program: Program) -> tuple[list[Instruction], list[int]]:
-    """Return the instructions, and the position of each one's first slot in the program."""
+    """Return the instructions of a program, and for each of them the position of its first slot."""
     instructions = list(program.instructions())
     return instructions, list(itertools.accumulate((len(i.slots) for i in instructions), initial=0))
 
@@ -217,7 +220,7 @@ def _slot_positions(
 def _for_origin(
     prepared: PreparedTemplate, rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> PreparedTemplate:
-    """Translate a template of a rewritten program to the original program."""
+    """Return the template of a rewritten program, translated to the original program."""
     slot_numbers = range(len(rewritten.slots)) if prepared.slots is None else prepared.slots.tolist()
     constants = [rewritten.program.slots[i] for i in slot_numbers if rewritten.slots[i] < 0]
     constant_numbers = iter(range(-len(constants), 0))
@@ -237,7 +240,7 @@ def _for_origin(
 def _conditions(
     rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
-    """Return `fixed` and `recipes` for `TemplateRewrite`."""
+    """Return the fields `fixed` and `recipes` of a `TemplateRewrite`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
     compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))

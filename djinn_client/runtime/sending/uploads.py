@@ -67,10 +67,12 @@ class _ExpectedUpload(msgspec.Struct, frozen=True):
 
 
 class Uploader:
-    """Sends tensors to the executor, and holds unanswered offers.
+    """Send tensors to the executor, and hold unanswered offers.
 
     Attributes:
-        open, unsent, asked: as in `UploadOffers`.
+        open: as in `UploadOffers`.
+        unsent: as in `UploadOffers`.
+        asked: as in `UploadOffers`.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class Uploader:
         offers: bool,
         compressor: UploadCompressor,
     ) -> None:
-        """`offers`: True if the executor keeps weights, so that large tensors are offered first."""
+        """Begin without uploads.
+
+        `offers`: True if the executor keeps weights, so that large tensors are offered first.
+        """
         self._link = link
         self._replies = replies
         self._stats = stats
@@ -123,7 +128,7 @@ class Uploader:
             self._send_or_withdraw(handle, _Upload(header, data))
 
     def read(self, handle: int, stored: StoredTensor) -> None:
-        """Have the executor itself read the value `handle`."""
+        """Ask the executor to read the value `handle` itself."""
         message = ReadWeights(
             handle,
             stored.address,
@@ -206,7 +211,9 @@ class Uploader:
             self._sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
-        """Offer `data`. Keep a copy unless the executor has the data. If they are large, wait for the reply instead.
+        """Offer `data`. Keep a copy unless the executor has the data.
+
+        If the data are large, wait for the reply instead.
 
         `digest`: digest of the data. Empty: compute it from the copy, which no other thread can write.
         """
@@ -228,7 +235,7 @@ class Uploader:
         self._await(handle, upload, large)
 
     def _await(self, handle: int, offered: _Upload, large: bool) -> None:
-        """Wait until the caller's memory is not needed any more, and copies have at most `HELD_BYTES`."""
+        """Wait until the caller's memory is no longer needed, and copies have at most `HELD_BYTES`."""
         try:
             self._replies.take_what_came()
             waits, begun = large and handle in self.open, time.perf_counter()
@@ -294,10 +301,10 @@ _RENEWED: Final = 256 << 20  # compressed bytes after which some bytes are sent 
 
 
 class UploadCompressor:
-    """Compresses the uploads of a connection if that saves time."""
+    """Compress the uploads of a connection if that saves time."""
 
     def __init__(self, theirs: Sequence[str]) -> None:
-        """`theirs`: the compressions that the executor supports."""
+        """Begin without measurements. `theirs`: the compressions that the executor supports."""
         self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in supported_compressions()
         self._sent = 0
         self._seconds = 0.0
@@ -325,7 +332,7 @@ class UploadCompressor:
         return coded if len(coded) < len(data) else None
 
     def _pays(self, data: memoryview, item: int) -> bool:
-        """Return True if compression saves time, including decompression. Estimated from a sample."""
+        """Return True if compression saves time, including decompression. The estimate uses a sample of the data."""
         if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
             return False
         link = self._seconds / self._sent  # seconds a byte

@@ -14,7 +14,7 @@ _RANK: Final = 4  # dimensions of queries and of attention scores: batch, heads,
 
 
 def workload_of(program: Program) -> Workload | None:
-    """Return the workload of a program. Return None without a module and attention."""
+    """Return the workload of a program. Return None if it has neither a module nor attention."""
     module_call = next((call for call in program.modules if call is not None), None)
     modules = module_chain(module_call) if module_call is not None else ()
     model = type(modules[0]).__name__[:_NAME_LIMIT] if modules else ""
