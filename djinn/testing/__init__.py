@@ -1,4 +1,4 @@
-"""Tools for tests of plugins: conformance suites, sample graphs, a program builder, and access to the open session."""
+"""Test tools for authors of plugins: conformance suites, sample graphs, and access to the open session."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _GIB = 1 << 30
 
 
 def sample_assignments() -> dict[str, AssignmentRequest]:
-    """Return sample requests by name: one executor, equal ones, a busy one, other tenants, a loaded model, many executors."""
+    """Return sample requests by name, such as one executor, equal loads, other tenants and many executors."""
     idle = [ExecutorLoad(n, f"cpu:{n}", memory=8 * _GIB) for n in range(2)]
     busy = ExecutorLoad(0, "cpu:0", 0.9, 1, 3, 4, 8 * _GIB, 5 * _GIB, 3 * _GIB, ("llama",))
     shared = ExecutorLoad(1, "cpu:1", others=(TenantLoad("bob", 0.8, 3), TenantLoad("carol", 0.0, 1)))
@@ -37,7 +37,7 @@ def sample_assignments() -> dict[str, AssignmentRequest]:
 
 
 def _many(count: int) -> tuple[ExecutorLoad, ...]:
-    """Return executors with random but reproducible loads, and gaps between their numbers."""
+    """Return `count` executors with random but reproducible loads. Their numbers have gaps."""
     draw = random.Random(0)  # noqa: S311 - no secret
     return tuple(
         ExecutorLoad(
@@ -57,7 +57,7 @@ def _many(count: int) -> tuple[ExecutorLoad, ...]:
 
 
 class AssignmentPolicyConformance(Ending):
-    """Conformance suite for assignment policies. Subclass it and define the fixture `policy`."""
+    """Tests that every assignment policy must pass. Subclass this class and define the fixture `policy`."""
 
     @pytest.fixture
     def policy(self) -> AssignmentPolicy:
@@ -66,17 +66,20 @@ class AssignmentPolicyConformance(Ending):
 
     @pytest.fixture
     def assignments(self) -> Mapping[str, AssignmentRequest]:
-        """Return the sessions to try, by name. Override it to add your own."""
+        """Return the sample requests by name. Override this fixture to add your own."""
         return sample_assignments()
 
-    def test_it_is_an_assignment_policy(self, policy: AssignmentPolicy) -> None:
-        """The policy has every member."""
+    def test_policy_has_every_member(self, policy: AssignmentPolicy) -> None:
+        """The policy has all attributes and methods of `AssignmentPolicy`."""
         require_protocol(policy, "assignment_policies")
 
-    def test_it_names_an_executor_that_it_was_shown(
+    def test_assign_returns_an_offered_executor_or_a_refusal(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """`assign` returns the number of an executor, not its position, or a refusal with a reason."""
+        """`assign` returns the number of an executor in the request, or a refusal with a reason.
+
+        The number of an executor is not its position in the request.
+        """
         for name, request in assignments.items():
             result = policy.assign(request)
             if isinstance(result, AssignmentRefusal):
@@ -85,17 +88,17 @@ class AssignmentPolicyConformance(Ending):
             numbers = [load.number for load in request.executors]
             assert result in numbers, f"{name}: {result!r} is none of {numbers}"
 
-    def test_it_decides_the_same_again(
+    def test_assign_is_deterministic(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """`assign` returns equal results for equal loads, even if other sessions were assigned in between."""
+        """`assign` returns equal results for equal requests, even if other sessions were assigned in between."""
         first = {name: policy.assign(request) for name, request in assignments.items()}
         for name, request in reversed(list(assignments.items())):
             assert policy.assign(deepcopy(request)) == first[name], f"{name}: two results"
 
-    def test_it_may_be_called_from_threads(
+    def test_threads_may_call_it_concurrently(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
     ) -> None:
-        """Several threads call `assign` at the same time, because each client has its own."""
+        """Several threads can call `assign` at the same time, because each client has its own thread."""
         for call in [start(policy.assign, request) for request in assignments.values() for _ in range(5)]:
             outcome(call, "`assign` must not block, because a client waits for it")

@@ -16,34 +16,44 @@ _BEFORE = "; prepare it in the fixture, as a server does when it starts"
 
 
 class AuthenticatorConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `authenticator`, which has called `prepare`.
+    """Tests that every authenticator must pass.
 
-    If some credentials are valid, also define the fixture `accepted`.
+    Subclass this class and define the fixture `authenticator`. The fixture must have called `prepare`. If some
+    credentials
+    are valid, also define the fixture `accepted`.
     """
 
     @pytest.fixture
     def authenticator(self) -> Authenticator:
-        """Return the authenticator under test, after `prepare`."""
+        """Return the authenticator under test, after a call of `prepare`."""
         return missing(self, "authenticator", f"your authenticator{_BEFORE}")  # type: ignore[return-value]
 
     @pytest.fixture
     def accepted(self) -> Mapping[str, Credentials]:
-        """Return valid credentials by name. Override it to test them."""
+        """Return valid credentials by name. Override this fixture if some credentials are valid."""
         return {}
 
     @pytest.fixture
     def wrong(self) -> Mapping[str, Credentials]:
-        """Return invalid credentials by name. Override it to extend `djinn.testing.wrong_credentials()`."""
+        """Return invalid credentials by name.
+
+        Override this fixture to add your own to `djinn.testing.wrong_credentials()`.
+        """
         return wrong_credentials()
 
-    def test_it_is_an_authenticator(self, authenticator: Authenticator) -> None:
-        """The authenticator has every member, and a valid name."""
+    def test_authenticator_has_every_member(self, authenticator: Authenticator) -> None:
+        """The authenticator has all attributes and methods of `Authenticator`, and a valid name."""
         require_protocol(authenticator, "authenticators")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), f"{authenticator.name!r}: letters, digits, - and _"
         assert authenticator.name != "tokens", "the built-in authenticator has this name"
 
-    def test_it_refuses_wrong_credentials(self, authenticator: Authenticator, wrong: Mapping[str, Credentials]) -> None:
-        """`authenticate` returns a denial or None for wrong credentials, and its reason repeats no part of them."""
+    def test_invalid_credentials_are_refused(
+        self, authenticator: Authenticator, wrong: Mapping[str, Credentials]
+    ) -> None:
+        """`authenticate` returns a denial or None for invalid credentials.
+
+        The reason repeats no part of the credentials.
+        """
         for name, credentials in wrong.items():
             result = authenticator.authenticate(credentials)
             assert result is None or isinstance(result, Denial), f"{name}: {result!r}, but must be a Denial or None"
@@ -53,8 +63,13 @@ class AuthenticatorConformance(Ending):
                 for part in _parts(credentials):
                     assert part not in result.reason, f"{name}: the refusal has a part of what was shown"
 
-    def test_it_knows_good_credentials(self, authenticator: Authenticator, accepted: Mapping[str, Credentials]) -> None:
-        """Valid credentials give a valid tenant, and a key that is valid, constant and not secret."""
+    def test_valid_credentials_are_accepted(
+        self, authenticator: Authenticator, accepted: Mapping[str, Credentials]
+    ) -> None:
+        """`authenticate` returns a valid tenant for valid credentials.
+
+        The key of the credentials is valid, constant and not secret.
+        """
         for name, credentials in accepted.items():
             result = authenticator.authenticate(credentials)
             assert isinstance(result, Identity), f"{name}: {result!r}, but must be an Identity"
@@ -66,20 +81,20 @@ class AuthenticatorConformance(Ending):
             assert not result.key or authenticator.is_valid(result.key) is True, f"{name}: sessions would be ended"
             assert authenticator.authenticate(credentials) == result, f"{name}: two results"
 
-    def test_it_knows_no_strange_key(self, authenticator: Authenticator) -> None:
-        """`is_valid` returns False for keys that the authenticator never gave to a client."""
+    def test_unknown_keys_are_invalid(self, authenticator: Authenticator) -> None:
+        """`is_valid` returns False for a key that the authenticator never gave to a client."""
         for key in ("", "?", secrets.token_hex(8), "a.b.c", "x" * 64):
             assert authenticator.is_valid(key) is False, f"`is_valid` accepts the unknown key {key!r}"
 
-    def test_it_may_be_called_from_threads(self, authenticator: Authenticator) -> None:
-        """Several threads call `authenticate` at the same time, because each connection has its own."""
+    def test_threads_may_call_it_concurrently(self, authenticator: Authenticator) -> None:
+        """Several threads can call `authenticate` at the same time, because each connection has its own thread."""
         credentials = Credentials(secrets.token_urlsafe(64), peer="127.0.0.1:1")
         for call in [start(authenticator.authenticate, credentials) for _ in range(50)]:
             outcome(call, "`authenticate` must not wait for another thread")
 
 
 def wrong_credentials() -> dict[str, Credentials]:
-    """Return credentials that no authenticator should accept, by their fault."""
+    """Return credentials that no authenticator should accept, by the name of their fault."""
     unsigned = "eyJhbGciOiJub25lIn0.eyJ0ZW5hbnQiOiJhbGljZSIsImV4cCI6OTk5OTk5OTk5OX0."
     tokens = {
         "nothing": "",
@@ -98,5 +113,5 @@ def wrong_credentials() -> dict[str, Credentials]:
 
 
 def _parts(credentials: Credentials) -> list[str]:
-    """Return the secret parts of a token: long parts between dots."""
+    """Return the parts of a token that must stay secret: the long parts between dots."""
     return [part for part in credentials.token.split(".") if len(part) >= 16]

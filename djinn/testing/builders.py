@@ -1,4 +1,4 @@
-"""Builder of programs for tests of plugins. It adds ops one by one, and runs none."""
+"""Build programs for tests of plugins. Ops are added one by one, and none is run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 
 @attrs.define
 class ProgramBuilder:
-    """Build a program op by op. Values are handles, as in `Graph`.
+    """Build a program op by op. A value is represented by its handle, as in `Graph`.
 
     Example:
         builder = ProgramBuilder()
@@ -33,7 +33,7 @@ class ProgramBuilder:
     modules: dict[int, str] = attrs.field(factory=dict)
 
     def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-        """Add a contiguous input of the given sizes. Return its value."""
+        """Add a contiguous input with the given sizes, and return its handle."""
         return self._value(make_handle(new_storage(), 0), shape, dtype)
 
     def op(
@@ -46,7 +46,10 @@ class ProgramBuilder:
         random: bool = False,
         module: str = "",
     ) -> int:
-        """Append an op that makes a value of `shape`, and return the value. Its default dtype is that of the first input."""
+        """Append an op whose result has the sizes `shape`, and return the result's handle.
+
+        By default, the result has the dtype of the first input.
+        """
         handle = make_handle(new_storage(), 0)
         self._append(
             name, inputs, slots, _Effect(handle, random=random), tuple(shape), self._dtype(dtype, inputs), module
@@ -54,29 +57,29 @@ class ProgramBuilder:
         return handle
 
     def view(self, name: str, base: int, *, shape: Sequence[int], slots: Sequence[Slot] = ()) -> int:
-        """Append an op that makes a view of `base` with `shape`; return the view."""
+        """Append an op whose result is a view of `base` with the sizes `shape`, and return the handle of the view."""
         storage = storage_of(base)
         handle = make_handle(storage, sum(storage_of(value) == storage for value in self.metas))
         self._append(name, (base,), slots, _Effect(handle, alias=0), tuple(shape), self.metas[base].dtype, "")
         return handle
 
     def inplace(self, name: str, target: int, *inputs: int, slots: Sequence[Slot] = (), random: bool = False) -> int:
-        """Append an op that writes into `target` and returns it, such as `aten::add_.Tensor`."""
+        """Append an op that writes into `target` and returns it, such as `aten::add_.Tensor`. Return `target`."""
         meta = self.metas[target]
         effect = _Effect(target, written=True, random=random)
         self._append(name, (target, *inputs), slots, effect, meta.shape, meta.dtype, "")
         return target
 
     def drop(self, *values: int) -> None:
-        """Mark values as dead at the end of the program."""
+        """Mark values that the caller does not hold when the program ends."""
         self.dead.update(values)
 
     def program(self) -> Program:
-        """Return the program so far."""
+        """Return the program that was built so far."""
         return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), frozenset(self.dead))
 
     def graph(self) -> Graph:
-        """Return the graph of the program so far."""
+        """Return the graph of the program that was built so far."""
         return Graph(self.program(), dict(self.modules))
 
     def _dtype(self, dtype: torch.dtype | None, inputs: Sequence[int]) -> torch.dtype:
@@ -123,7 +126,14 @@ class ProgramBuilder:
 
 @attrs.frozen
 class _Effect:
-    """Side effects of an op: the value that it makes or writes, and whether it is random."""
+    """Effects of an op.
+
+    Attributes:
+        result: handle of the value that the op returns.
+        alias: position of the operand that the result is a view of. If the result is no view, it is -1.
+        written: True if the op writes into its first operand.
+        random: True if the op draws random numbers.
+    """
 
     result: int
     alias: int = -1

@@ -1,4 +1,4 @@
-"""A certificate for tests of transports under TLS."""
+"""Create a TLS certificate for tests of transports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from djinn_server.launch.self_signed import self_signed
 
 
 def self_signed_tls(directory: Path) -> TlsOptions:
-    """Create a certificate in `directory`. Return its paths and its fingerprint."""
+    """Create a self-signed certificate in `directory`, and return TLS options with its paths and its fingerprint."""
     identity = self_signed(directory)
     return TlsOptions(identity.certificate, identity.key, fingerprints=(fingerprint_of_file(identity.certificate),))

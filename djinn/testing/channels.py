@@ -14,7 +14,7 @@ from djinn_core.wire.messages import Attached, DeviceInfo
 
 
 class _Echo(ClientChannel):
-    """A channel that returns each frame that is sent, and records calls of other methods."""
+    """A channel that answers each frame with an equal frame, and records the calls of other methods."""
 
     logged = False
     bytes_sent = 7
@@ -45,7 +45,10 @@ class _Echo(ClientChannel):
 
 
 class ChannelConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `wrapper`. Sessions have no standby servers."""
+    """Tests that every channel wrapper must pass.
+
+    Subclass this class and define the fixture `wrapper`. The sessions of the tests have no standby server.
+    """
 
     @pytest.fixture
     def wrapper(self) -> ChannelWrapper:
@@ -54,23 +57,23 @@ class ChannelConformance(Ending):
 
     @pytest.fixture
     def inner(self) -> _Echo:
-        """Return a channel that returns each frame."""
+        """Return the channel to wrap, which answers each frame with an equal frame."""
         return _Echo()
 
     @pytest.fixture
     def wrapped(self, wrapper: ChannelWrapper, inner: _Echo) -> ClientChannel:
-        """Return the channel in the wrapper."""
+        """Return the wrapped channel."""
         attached = Attached("session", 1, DeviceInfo("cpu:0", "cpu"), "2.13.0")
         channel = wrapper.wrap(inner, ChannelContext("tcp://server:5556", attached))
         assert isinstance(channel, ClientChannel), f"`wrap` returned {channel!r}, which is no ClientChannel"
         return channel
 
-    def test_it_is_a_wrapper(self, wrapper: ChannelWrapper) -> None:
-        """The wrapper has every member."""
+    def test_wrapper_has_every_member(self, wrapper: ChannelWrapper) -> None:
+        """The wrapper has all attributes and methods of `ChannelWrapper`."""
         require_protocol(wrapper, "channels")
 
-    def test_all_frames_pass_in_order(self, wrapped: ClientChannel, inner: _Echo) -> None:
-        """Frames and bodies pass in order in both directions, and timeouts are passed on."""
+    def test_frames_pass_in_order(self, wrapped: ClientChannel, inner: _Echo) -> None:
+        """Frames and bodies pass in order in both directions, with the timeouts of the caller."""
         sent = [Frame(b"%d" % number, [bytes(number)]) for number in range(5)]
         for frame in sent:
             wrapped.send(frame)
@@ -80,8 +83,11 @@ class ChannelConformance(Ending):
         with pytest.raises(TimeoutError):
             wrapped.receive(0.0)
 
-    def test_the_channel_inside_is_told_and_asked(self, wrapped: ClientChannel, inner: _Echo) -> None:
-        """The inner channel is notified of changing buffers and the session's end, and answers queries."""
+    def test_calls_reach_the_wrapped_channel(self, wrapped: ClientChannel, inner: _Echo) -> None:
+        """Calls that announce changing buffers or the end of the session reach the wrapped channel.
+
+        Queries return its answers.
+        """
         wrapped.copy_borrowed()
         wrapped.limit_reconnect_seconds(3.0)
         wrapped.expire()

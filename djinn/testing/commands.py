@@ -20,7 +20,11 @@ _LISTED = (
 
 
 class CommandConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `command` and `plugin`, the module that registers it."""
+    """Tests that every command must pass.
+
+    Subclass this class and define the fixtures `command` and `plugin`. `plugin` is the module that registers the
+    command.
+    """
 
     @pytest.fixture
     def command(self) -> Command:
@@ -32,33 +36,33 @@ class CommandConformance(Ending):
         """Return the module that an entry point of the group `djinn.commands` names."""
         return missing(self, "plugin", "the module that registers it")  # type: ignore[return-value]
 
-    def test_it_is_a_command(self, command: Command) -> None:
-        """The command has a name that can be typed, and a summary for the list of commands."""
+    def test_command_has_name_and_summary(self, command: Command) -> None:
+        """The name of the command can be typed, and the command has a summary for the list of commands."""
         require_protocol(command, "commands")
         name = command.name or ""
         assert re.fullmatch(r"[a-z][a-z0-9_-]*", name), f"{name!r} is no name of a command: small letters, digits, `-`"
         assert command.get_short_help_str(), f"`djinn {name}` has no summary: give its function a docstring"
 
-    def test_it_is_registered(self, command: Command, plugin: ModuleType) -> None:
+    def test_hook_returns_the_command(self, command: Command, plugin: ModuleType) -> None:
         """The plugin's hook returns the command."""
         names = [registered.name for registered in plugin.djinn_register_commands()]
         assert command.name in names, f"{plugin.__name__} registers {names}"
 
     def test_help_exits_zero_and_prints_usage(self, command: Command) -> None:
-        """`--help` prints the usage and does nothing else."""
+        """`--help` prints the usage, and the command does not run."""
         result = CliRunner().invoke(command, ["--help"])
         assert result.exit_code == 0, result.output
         assert "Usage:" in result.output
 
-    def test_it_refuses_options_that_it_does_not_have(self, command: Command) -> None:
-        """Unknown options give click's message and exit code 2."""
+    def test_unknown_options_are_refused(self, command: Command) -> None:
+        """An unknown option gives click's error message and the exit code 2."""
         if command.ignore_unknown_options:
             pytest.skip("it hands options on")
         result = CliRunner().invoke(command, ["--no-option-of-any-command"])
         assert result.exit_code == 2, result.output
 
-    def test_listing_it_is_quick(self, plugin: ModuleType) -> None:
-        """The module imports neither PyTorch nor `djinn`, because `djinn --help` imports it."""
+    def test_module_imports_neither_torch_nor_djinn(self, plugin: ModuleType) -> None:
+        """The plugin's module imports neither PyTorch nor `djinn`, because `djinn --help` imports the module."""
         script = _LISTED.format(module=plugin.__name__)
         process = subprocess.run(
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=4 * SECONDS, check=False

@@ -35,24 +35,23 @@ def compare_results(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> OptimizationResult:
-    """Run a small program with and without the optimization in this process, and compare its final values.
+    """Run a small program with and without the optimization in this process, and compare the final values.
 
-    Code of substitutions, including precomputation from weights, is recorded and run as on an executor.
+    Code of substitutions is recorded and run as on an executor, including computations on weights in advance.
 
     Args:
         optimization: the optimization to test.
-        program: result of `djinn.capture()`, or a graph. It must run on CPU tensors.
-        inputs: a CPU tensor for each of `graph.inputs`; by default random ones, from -1 to 1 (vectors from 0 to 1,
-            whole numbers 0 or 1).
-        context: context for the optimization; by default one with the patterns of a captured program.
-        rtol: relative tolerance; by default as in `torch.testing.assert_close` for the dtype.
-        atol: absolute tolerance.
+        program: a result of `djinn.capture()`, or a graph. It must run on CPU tensors.
+        inputs: a CPU tensor for each of `graph.inputs`. If None, `example_inputs` makes them.
+        context: context for the optimization. If None, it contains the patterns of a captured program.
+        rtol: relative tolerance. If None, `torch.testing.assert_close` chooses it by the dtype.
+        atol: absolute tolerance. If None, `torch.testing.assert_close` chooses it by the dtype.
 
     Returns:
-        The optimization's result. If it did not apply, nothing was compared.
+        The result of the optimization. If the optimization did not apply, nothing was compared.
 
     Raises:
-        AssertionError: a result differs; the message names its op.
+        AssertionError: a result differs. The message names the op that computed it.
         InvalidStage: the rewrite is illegal, or a substitution cannot be recorded.
     """
     graph = program if isinstance(program, Graph) else program.graph
@@ -73,9 +72,10 @@ def compare_results(
 
 
 def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
-    """Return a CPU tensor for every input of the graph: random numbers from -1 to 1, or whole numbers 0 and 1.
+    """Return a random CPU tensor for each input of the graph.
 
-    Vectors have numbers from 0 to 1, because they may be variances. Inputs that share memory in the graph share it here.
+    Floats are from -1 to 1, and integers are 0 or 1. The floats of a vector are from 0 to 1, because it may contain
+    variances. Inputs that share memory in the graph also share memory here.
     """
     generator = torch.Generator().manual_seed(seed)
     sharing: dict[int, list[int]] = defaultdict(list)
@@ -101,7 +101,10 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
 def _rewritten(
     context: OptimizationContext, graph: Graph, change: Rewrite, inputs: Tensors
 ) -> Iterator[tuple[str, dict[int, torch.Tensor]]]:
-    """Return the final values of the rewritten program: dropped nodes are left out, and substitutions run."""
+    """Run the rewritten program, and yield its final values with a description of the rewrite.
+
+    Dropped nodes and replacements are one rewrite, and all substitutions are another.
+    """
     if change.drop or change.replace:
         running = [node for node in context.plan.nodes if node not in change.drop]
         yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))

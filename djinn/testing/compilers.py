@@ -18,7 +18,11 @@ Inputs = tuple[torch.Tensor, ...]
 
 
 class CompilerConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `compiler`. Override `torch_device` if the compiler needs another device than the CPU."""
+    """Tests that every compiler must pass.
+
+    Subclass this class and define the fixture `compiler`. If the compiler needs another device than the CPU, override
+    `torch_device`.
+    """
 
     limit_seconds = 900.0
 
@@ -29,15 +33,18 @@ class CompilerConformance(Ending):
 
     @pytest.fixture
     def torch_device(self) -> torch.device:
-        """Return the device that runs the templates."""
+        """Return the device on which compiled templates run."""
         return torch.device("cpu")
 
-    def test_it_is_a_compiler(self, compiler: Compiler) -> None:
-        """The compiler has every member."""
+    def test_compiler_has_every_member(self, compiler: Compiler) -> None:
+        """The compiler has all attributes and methods of `Compiler`."""
         require_protocol(compiler, "compilers")
 
-    def test_what_it_compiles_gives_the_same(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """Compiled results match for other inputs and repeated runs, and earlier results do not change."""
+    def test_compiled_results_match(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """Compiled code gives the results of the ops in each run and for other inputs.
+
+        Earlier results do not change.
+        """
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         product = graph.call_function(aten.mm.default, (x, w))
@@ -50,8 +57,8 @@ class CompilerConformance(Ending):
             expected = torch.mm(*inputs)
             torch.testing.assert_close(results, (expected * expected.sigmoid(), expected))
 
-    def test_it_respects_writes(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template that adds to its first input in place changes the input once per run."""
+    def test_in_place_writes_reach_the_input(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """A compiled template that adds to its first input in place changes this input once per run."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         graph.call_function(aten.add_.Tensor, (x, w))
@@ -64,8 +71,8 @@ class CompilerConformance(Ending):
             torch.testing.assert_close(operand, total + 6)
             torch.testing.assert_close(doubled, 2 * operand)
 
-    def test_it_respects_writes_through_views(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template that overwrites a row of its input leaves the other rows unchanged."""
+    def test_writes_through_views_reach_the_input(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """A compiled template that overwrites a row of its input leaves the other rows unchanged."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         graph.call_function(aten.copy_.default, (graph.call_function(aten.select.int, (x, 0, 1)), w))
@@ -79,8 +86,11 @@ class CompilerConformance(Ending):
             expected[1] = value
             torch.testing.assert_close((operand, second_result), (expected, expected + 1))
 
-    def test_sizes_that_grow(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """A template works for a cache that grows by a row per run, and for numbers that follow from its length."""
+    def test_growing_sizes_are_supported(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """A compiled template works if its cache grows by a row per run.
+
+        Numeric arguments may depend on the number of rows.
+        """
         graph = fx.Graph()
         cache, row = graph.placeholder("cache"), graph.placeholder("row")
         length = graph.call_function(aten.sym_size.int, (cache, 0))
@@ -97,8 +107,8 @@ class CompilerConformance(Ending):
             torch.testing.assert_close(results, expected, check_device=False)
             operand = results[0]
 
-    def test_it_leaves_what_it_only_reads(self, compiler: Compiler, torch_device: torch.device) -> None:
-        """Inputs that the template only reads stay unchanged."""
+    def test_read_only_inputs_stay_unchanged(self, compiler: Compiler, torch_device: torch.device) -> None:
+        """Inputs that a compiled template only reads stay unchanged."""
         graph = fx.Graph()
         x, w = graph.placeholder("x"), graph.placeholder("w")
         changed = graph.call_function(aten.add_.Tensor, (graph.call_function(aten.mul.Tensor, (x, 2.0)), 1.0))

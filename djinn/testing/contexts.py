@@ -1,4 +1,4 @@
-"""Sample contexts for tests of plugins, as earlier planning stages produce them."""
+"""Make sample contexts for plugins, as the earlier planning stages would make them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GIGABYTE = 1 << 30
 
 
 def topology(devices: int = 1) -> NetworkTopology:
-    """Return `devices` equal devices behind one client, all linked with each other."""
+    """Return a topology of one client and `devices` equal devices, with a link between any two."""
     names = [f"server/cpu:{index}" for index in range(devices)]
     capable = tuple(
         DeviceCapabilities(name, "cpu", memory=16 * _GIGABYTE, memory_free=8 * _GIGABYTE, flops=1e11, bandwidth=2e10)
@@ -47,26 +47,32 @@ def plan(graph: Graph) -> OptimizationPlan:
 
 
 def optimization_context(graph: Graph, devices: int = 1) -> OptimizationContext:
-    """Return a context for the first optimization. It keeps inputs and all values that the program does not drop."""
+    """Return the context of the first optimization.
+
+    Inputs and all values that the program does not drop outlive the program.
+    """
     network = topology(devices)
     kept_values = frozenset((*graph.inputs, *graph.outputs))
     return OptimizationContext(graph, profile(graph), costs(graph, network), network, plan(graph), kept_values)
 
 
 def placement_context(graph: Graph, devices: int = 1) -> PlacementContext:
-    """Return a context for a placement policy without resident inputs."""
+    """Return a context for a placement policy. No input has a location yet."""
     network = topology(devices)
     return PlacementContext(graph, profile(graph), plan(graph), costs(graph, network), network, {})
 
 
 def scheduling_context(graph: Graph, devices: int = 1) -> SchedulingContext:
-    """Return a context for a scheduler, with work spread over the devices as evenly as shared memory allows."""
+    """Return a context for a scheduler. Work is spread over the devices as evenly as shared memory allows."""
     network = topology(devices)
     return SchedulingContext(graph.program, graph, plan(graph), spread(graph, network), costs(graph, network), network)
 
 
 def spread(graph: Graph, network: NetworkTopology) -> Placement:
-    """Assign storages to devices in turn. Storages that one op writes, and all random state, share a device."""
+    """Assign storages to the devices in turn.
+
+    Storages that one op writes share a device, and so does the state of all random generators.
+    """
     groups: dict[int, int] = {}
 
     def leader(storage: int) -> int:
@@ -90,5 +96,5 @@ def spread(graph: Graph, network: NetworkTopology) -> Placement:
 
 
 def _bound(node: Node) -> list[int]:
-    """Return storages that must be on the node's device."""
+    """Return the storages that must be on the device of a node."""
     return [*([RANDOM_STATE] if node.random else []), *map(storage_of, (*node.outputs, *node.writes))]

@@ -16,21 +16,21 @@ from djinn_core.planning.stages.verify import check_estimate
 
 
 class CostModelConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `cost_model`."""
+    """Tests that every cost model must pass. Subclass this class and define the fixture `cost_model`."""
 
     @pytest.fixture
     def cost_model(self) -> CostModel:
         """Return the cost model under test."""
         return missing(self, "cost_model", "your cost model")  # type: ignore[return-value]
 
-    def test_it_is_a_cost_model(self, cost_model: CostModel) -> None:
-        """The cost model has every member, and names ops as the index of a graph does."""
+    def test_cost_model_has_every_member(self, cost_model: CostModel) -> None:
+        """The cost model has all attributes and methods of `CostModel`, and names ops as the index of a graph does."""
         require_protocol(cost_model, "cost_models")
         odd = [operation for operation in cost_model.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
-    def test_its_estimates_are_sane(self, cost_model: CostModel, graphs: Mapping[str, Graph]) -> None:
-        """Estimates are None, or finite and not negative. Repeated calls give equal estimates."""
+    def test_estimates_are_finite_and_deterministic(self, cost_model: CostModel, graphs: Mapping[str, Graph]) -> None:
+        """An estimate is None, or finite and not negative. Repeated calls return equal estimates."""
         for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
             for graph in graphs.values():
                 for node in filter(lambda node: _is_asked(cost_model, node), graph.nodes):
@@ -41,7 +41,7 @@ class CostModelConformance(OnGraphs):
                         check_estimate(estimate, node)
 
     def test_more_work_costs_no_less(self, cost_model: CostModel) -> None:
-        """The same ops on tensors of twice the size do not cost less."""
+        """Ops on tensors of twice the size do not cost less."""
         small, large = perceptron(8, 32), perceptron(16, 64)
         device = topology().devices[0]
         for less, larger in zip(small.nodes, large.nodes, strict=True):

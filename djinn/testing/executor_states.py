@@ -1,4 +1,4 @@
-"""State machine for engines: random orders of operations on an executor, compared with a model."""
+"""State machine for tests of engines: random sequences of operations on an executor, compared with a model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.05
 
 
 class State(Enum):
-    """State of the executor in the model."""
+    """State of the executor according to the model."""
 
     STARTING = auto()  # launched, but not awaited yet
     READY = auto()
@@ -46,14 +46,19 @@ class State(Enum):
 
 @attrs.frozen
 class Opened:
-    """An open session: the client's connection, and the id of the token in its ticket."""
+    """An open session.
+
+    Attributes:
+        connection: the client's connection.
+        token: id of the token in the session's ticket.
+    """
 
     connection: Connection
     token: str
 
 
 class ExecutorStateMachine(RuleBasedStateMachine):
-    """Operations on one executor at a time, and the sessions that it should have."""
+    """Operations on one executor, and a model of its state and its sessions."""
 
     def __init__(
         self,
@@ -61,7 +66,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         launch_request: LaunchRequest | None = None,
         kill: Callable[[StartedExecutor], None] | None = None,
     ) -> None:
-        """`launch_request`, `kill`: as in the fixtures of `ExecutorConformance`."""
+        """Test `engine`. `launch_request` and `kill` are as in the fixtures of `ExecutorConformance`."""
         super().__init__()
         self._engine = engine
         self._request = launch_request or LaunchRequest(group="states")
@@ -75,7 +80,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     @initialize()
     def launch(self) -> None:
-        """Launch an executor in a free place."""
+        """Launch an executor with an unused number."""
         number = next(self._numbers)
         request = attrs.evolve(self._request, number=number)
         self._executor = start_executor(self._engine, ExecutorConfig("cpu", threads=1), request)
@@ -84,7 +89,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.STARTING)
     @rule()
     def wait_ready(self) -> None:
-        """Wait until the executor is ready. Each call returns an equal report."""
+        """Wait until the executor is ready. A second call must return an equal report."""
         ready = self._executor.wait_ready(SECONDS)
         assert ready.urls, "an executor that is ready must have an address"
         assert self._executor.wait_ready(0.0) == self._executor.ready == ready, "the report must stay the same"
@@ -93,7 +98,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.READY)
     @rule()
     def begin_session(self) -> None:
-        """Connect with a ticket, which admits one client once. An executor that drains admits nobody."""
+        """Connect with a ticket, which must admit one client once. A draining executor must admit no client."""
         token = f"token-{next(self._numbers)}"
         ticket = self._executor.issue_ticket("the states", badge=Badge("alice", token))
         if self._draining:
@@ -107,7 +112,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._sessions)
     @rule(way=sampled_from(["its client leaves", "`end`", "`evict`"]))
     def end_session(self, way: str) -> None:
-        """End a session. The other sessions continue."""
+        """End a session. The other sessions must continue."""
         session, opened = self._sessions.popitem()
         if way == "`end`":
             self._executor.send(End(session, "the states end it"))
@@ -124,7 +129,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.READY)
     @rule(kills=booleans())
     def stop(self, kills: bool) -> None:
-        """Kill the executor, or drain it, so that it ends with its last session."""
+        """Kill the executor, or drain it, so that it ends after its last session."""
         if kills:
             self._kill(self._executor)
             self._note_end("an executor that was killed must be noticed by `wait`")
@@ -137,26 +142,26 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._state is State.ENDED)
     @rule()
     def restart(self) -> None:
-        """Replace the executor by another one."""
+        """Replace the ended executor by a new executor."""
         self._executor = self._executor.restart()
         self._state = State.STARTING
 
     @precondition(lambda self: self._state is not State.STARTING or self._may_close_early)
     @rule()
     def close_and_launch(self) -> None:
-        """Close the executor in any state, and launch another one."""
+        """Close the executor in any state, and launch a new executor."""
         self._may_close_early = self._state is not State.STARTING
         self._close()
         self.launch()
 
     @invariant()
     def alive_as_in_the_model(self) -> None:
-        """Check that `ended` is True if and only if the executor has ended."""
+        """Check that the executor is alive exactly if it is in the model."""
         alive = self._state is not State.ENDED
         assert self._executor.alive == alive, f"in the state {self._state.name} `ended` must be {not alive}"
 
     def teardown(self) -> None:
-        """End the executor after an example."""
+        """Close the executor after a sequence of operations."""
         self._close()
 
     def _close(self) -> None:
@@ -208,14 +213,14 @@ def run_executor_states(
     examples: int = 10,
     steps: int = 20,
 ) -> None:
-    """Run `ExecutorStateMachine` with random orders of operations. Raise the first difference from the model.
+    """Run random sequences of operations on executors of an engine. Raise the first difference from the model.
 
     Args:
         engine: starts the executors.
-        launch_request: a request that can be fulfilled, if executors need an address or resources.
+        launch_request: a request that the engine can fulfil, if executors need an address or resources.
         kill: kills an executor, if executors are not on this machine.
-        examples: number of orders. Each takes seconds, since it starts processes.
-        steps: the longest order.
+        examples: number of sequences. Each takes seconds, because it starts processes.
+        steps: maximum number of operations in a sequence.
     """
     make = cast("type[ExecutorStateMachine]", lambda: ExecutorStateMachine(engine, launch_request, kill))
     run_state_machine_as_test(

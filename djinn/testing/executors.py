@@ -31,7 +31,10 @@ _ENDED = "an executor that has ended must be noticed by `wait` and `alive`"
 
 
 class ExecutorConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `engine`, and perhaps `launch_request`."""
+    """Tests that every engine must pass.
+
+    Subclass this class and define the fixture `engine`, and `launch_request` if executors need an address or resources.
+    """
 
     @pytest.fixture
     def engine(self) -> ExecutorEngine:
@@ -40,24 +43,27 @@ class ExecutorConformance(Ending):
 
     @pytest.fixture
     def launch_request(self) -> LaunchRequest:
-        """Return a request that can be fulfilled. Override it if executors need an address or resources."""
+        """Return a request that the engine can fulfil.
+
+        Override this fixture if executors need an address or resources.
+        """
         return LaunchRequest(group="conformance")
 
     @pytest.fixture
     def options(self) -> ExecutorConfig:
-        """Return the configuration of the executors: a CPU, one thread."""
+        """Return the configuration of the executors: the CPU with one thread."""
         return ExecutorConfig("cpu", threads=1)
 
     @pytest.fixture
     def kill(self) -> Callable[[StartedExecutor], None]:
-        """Return a function that kills an executor. Override it if executors run on other machines."""
+        """Return a function that kills an executor. Override this fixture if executors run on other machines."""
         return lambda launched: executor_process(launched.process_id).kill()
 
     @pytest.fixture
     def launch(
         self, engine: ExecutorEngine, options: ExecutorConfig, launch_request: LaunchRequest
     ) -> Iterator[Callable[..., StartedExecutor]]:
-        """Yield a function that launches an executor, and close the executors after the test."""
+        """Yield a function that launches an executor. Close all executors after the test."""
         launched: list[StartedExecutor] = []
 
         def launch(number: int = 0, count: int = 1) -> StartedExecutor:
@@ -68,13 +74,13 @@ class ExecutorConformance(Ending):
         for started in launched:
             started.close(0.0)
 
-    def test_it_is_an_engine(self, engine: ExecutorEngine) -> None:
-        """The engine has every member, and a valid name."""
+    def test_engine_has_every_member(self, engine: ExecutorEngine) -> None:
+        """The engine has all attributes and methods of `ExecutorEngine`, and a valid name."""
         require_protocol(engine, "executors")
         assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"{engine.name!r}: letters, digits, - and _"
 
-    def test_clients_come_in_by_tickets(self, launch: Callable[..., StartedExecutor]) -> None:
-        """Each ticket admits one connection, to an executor that reports its sessions and ends them on request."""
+    def test_ticket_admits_one_client(self, launch: Callable[..., StartedExecutor]) -> None:
+        """A ticket admits one connection. The executor reports its sessions, and ends a session on request."""
         executor = launch()
         with pytest.raises(StartupError):
             _ = executor.ready
@@ -107,10 +113,10 @@ class ExecutorConformance(Ending):
         executor.send(Evict(("key-of-alice",)))
         expect_end(again, "`evict` must end the sessions of the token")
 
-    def test_one_takes_the_place_of_another(
+    def test_killed_executor_is_replaced(
         self, launch: Callable[..., StartedExecutor], kill: Callable[[StartedExecutor], None]
     ) -> None:
-        """A killed executor is noticed, and its replacement admits clients."""
+        """The engine notices that an executor was killed, and the new executor admits clients."""
         executor = launch()
         executor.wait_ready(SECONDS)
         connection = dial_executor(executor)
@@ -136,10 +142,10 @@ class ExecutorConformance(Ending):
             executor.close(0.0)
         outcome(start(executor.wait), "`close` must end it")
 
-    def test_it_drains(self, launch: Callable[..., StartedExecutor]) -> None:
+    def test_draining_executor_ends_with_its_last_session(self, launch: Callable[..., StartedExecutor]) -> None:
         """A draining executor waits for its session, and ends after it.
 
-        `close` may be called before it is ready, and again.
+        `close` may be called before an executor is ready, and several times.
         """
         executor, second = launch(count=2), launch(number=1, count=2)
         executor.wait_ready(SECONDS)
@@ -155,8 +161,8 @@ class ExecutorConformance(Ending):
         executor.close(0.0)
         executor.close(0.0)
 
-    def test_what_cannot_start_says_why(self, engine: ExecutorEngine, launch_request: LaunchRequest) -> None:
-        """A failed start raises `StartupError` with the executor's own reason."""
+    def test_failed_start_reports_the_reason(self, engine: ExecutorEngine, launch_request: LaunchRequest) -> None:
+        """If an executor cannot start, `wait_ready` raises `StartupError` with the executor's own reason."""
         executor = start_executor(engine, ExecutorConfig("no-such-device", threads=1), launch_request)
         try:
             with pytest.raises(StartupError, match="no-such-device"):
@@ -170,14 +176,17 @@ class ExecutorConformance(Ending):
 
 
 def dial_executor(executor: StartedExecutor) -> Connection:
-    """Return a connection to an executor that is ready."""
+    """Connect to an executor that is ready."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     url = executor.ready.urls[0]
     return transport_for(url, trusting(registry.transports, executor.fingerprint)).connect(url, Limits(), SECONDS)
 
 
 def expect_end(connection: Connection, mend: str) -> None:
-    """Wait until the other end has closed the connection. It may send a reason before."""
+    """Wait until the other end has closed the connection.
+
+    It may send a reason first. If it does not close, fail with `mend`.
+    """
 
     def read() -> None:
         try:

@@ -13,9 +13,10 @@ from djinn_client.hookspecs.integrations import Integration
 
 
 class IntegrationConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `integration`.
+    """Tests that every integration must pass.
 
-    Test the adapted library in your own tests. They need the library, and change it for the whole process.
+    Subclass this class and define the fixture `integration`. Test the adapted library in your own tests, because an
+    integration changes the library for the whole process.
     """
 
     @pytest.fixture
@@ -23,20 +24,20 @@ class IntegrationConformance(Ending):
         """Return the integration under test."""
         return missing(self, "integration", "your integration")  # type: ignore[return-value]
 
-    def test_it_is_an_integration(self, integration: Integration) -> None:
-        """The integration has every member."""
+    def test_integration_has_every_member(self, integration: Integration) -> None:
+        """The integration has all attributes and methods of `Integration`."""
         require_protocol(integration, "integrations")
 
-    def test_its_module_exists(self, integration: Integration) -> None:
-        """The installed library has the module that the integration names."""
+    def test_adapted_module_exists(self, integration: Integration) -> None:
+        """The installed library has the module that the integration adapts."""
         library = integration.module.partition(".")[0]
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
         has_module = integration.module in sys.modules or importlib.util.find_spec(integration.module)
         assert has_module, f"{library} has no module {integration.module}: the integration would wait for ever"
 
-    def test_a_version_that_is_laid_out_otherwise_is_an_exception_at_most(self, integration: Integration) -> None:
-        """`adapt` leaves a module without the expected names alone, or raises an `Exception`."""
+    def test_unknown_library_versions_are_tolerated(self, integration: Integration) -> None:
+        """If the module lacks the expected names, `adapt` leaves it unchanged or raises an `Exception`."""
         module = ModuleType(integration.module)
         try:
             integration.adapt(module)

@@ -10,25 +10,28 @@ from djinn_client.sink import Submission
 
 
 class InterceptionConformance:
-    """Conformance suite. Subclass it and define the fixture `interception`, which has not called `begin`."""
+    """Tests that every interception must pass.
+
+    Subclass this class and define the fixture `interception`. The fixture must not have called `begin`.
+    """
 
     @pytest.fixture
     def interception(self) -> Interception:
         """Return the interception under test."""
         return missing(self, "interception", "your interception")  # type: ignore[return-value]
 
-    def test_it_is_an_interception(self, interception: Interception) -> None:
-        """The interception has every member."""
+    def test_interception_has_every_member(self, interception: Interception) -> None:
+        """The interception has all attributes and methods of `Interception`."""
         require_protocol(interception, "interception")
 
-    def test_it_gives_nothing_before_it_begins(self, interception: Interception) -> None:
-        """`take` returns submissions without ops."""
+    def test_nothing_is_recorded_before_begin(self, interception: Interception) -> None:
+        """Before `begin`, `take` returns submissions without ops."""
         for submission in interception.take():
             assert isinstance(submission, Submission), f"`take` returned {submission!r}, which is no Submission"
             assert not len(submission.program), "`take` returned ops, and nothing was recorded"
 
-    def test_a_session_may_end_before_anything_was_recorded(self, interception: Interception) -> None:
-        """Without recorded ops, a session can end, facts can change, and counts are available."""
+    def test_session_without_ops_may_end(self, interception: Interception) -> None:
+        """If no op was recorded, a session can end, facts about it can change, and counts can be read."""
         interception.forget()
         interception.reconsider()
         assert interception.ops() == (0, 0), "`ops` counts ops, and nothing was recorded"

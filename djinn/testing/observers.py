@@ -49,43 +49,43 @@ _LATER: Mapping[str, Any] = {"unheard_of": None}
 
 
 class ObserverConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `observer`."""
+    """Tests that every observer must pass. Subclass this class and define the fixture `observer`."""
 
     @pytest.fixture
     def observer(self) -> Observer:
         """Return the observer under test."""
         return missing(self, "observer", "your observer")  # type: ignore[return-value]
 
-    def test_it_is_an_observer(self, observer: Observer) -> None:
-        """The observer has every member, and wants events of at least one process."""
+    def test_observer_has_every_member(self, observer: Observer) -> None:
+        """The observer has all attributes and methods of `Observer`, and names a process whose events it wants."""
         require_protocol(observer, "observers")
         assert observer.processes, "`processes` is empty: it is never told of anything"
         unknown = observer.processes - PROCESSES
         assert not unknown, f"there are no processes {sorted(unknown)}, but {', '.join(sorted(PROCESSES))}"
 
     @pytest.mark.parametrize("process", EVENTS)
-    def test_it_takes_every_event(self, observer: Observer, process: str) -> None:
-        """`observe` accepts all wanted events, including unknown ones, with known, missing or unknown facts."""
+    def test_observer_accepts_every_event(self, observer: Observer, process: str) -> None:
+        """`observe` accepts all wanted events and unknown events, with missing and with unknown facts."""
         for name, facts in _wanted(observer, process).items():
             for fields in ({}, facts, {**facts, **_LATER}):
                 observer.observe(Event(name, time.time(), process, fields))
 
-    def test_it_is_quick(self, observer: Observer) -> None:
-        """A thousand events take at most a second of processor time, because a client waits for its observers."""
+    def test_observe_is_quick(self, observer: Observer) -> None:
+        """`observe` takes at most a second of processor time for a thousand events, because a client waits for it."""
         for name, facts in list(_wanted(observer, "client").items())[:1]:
             started = time.thread_time()
             for _ in range(1000):
                 observer.observe(Event(name, time.time(), "client", facts))
             assert time.thread_time() - started < 1.0
 
-    def test_a_trace_context_is_one(self, observer: Observer) -> None:
-        """`trace_context` returns a W3C `traceparent` of version 00, or an empty string."""
+    def test_trace_context_is_a_traceparent(self, observer: Observer) -> None:
+        """`trace_context` returns a W3C `traceparent` of version 00, or an empty text."""
         for kind in ("submission", "transfer", "one_of_a_later_version"):
             trace = observer.trace_context(kind, 0, 1)
             assert re.fullmatch("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?", trace), trace
 
-    def test_it_may_be_called_from_threads(self, observer: Observer) -> None:
-        """Several threads of a client call `observe` at the same time."""
+    def test_threads_may_call_it_concurrently(self, observer: Observer) -> None:
+        """Several threads of a client can call `observe` at the same time."""
         for name, facts in list(_wanted(observer, "client").items())[:1]:
             event = Event(name, time.time(), "client", facts)
             for call in [start(observer.observe, event) for _ in range(200)]:
@@ -93,6 +93,6 @@ class ObserverConformance(Ending):
 
 
 def _wanted(observer: Observer, process: str) -> dict[str, Mapping[str, Any]]:
-    """Return the events of a process that the observer wants, with their facts."""
+    """Return the events of a process that the observer wants, each with its facts."""
     fields = {**EVENTS[process], "one_of_a_later_version": _LATER} if process in observer.processes else {}
     return {name: facts for name, facts in fields.items() if observer.events is None or name in observer.events}

@@ -34,21 +34,24 @@ def _metrics() -> ServerMetrics:
 
 
 class OperationsServerConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `operations`."""
+    """Tests that every operations server must pass. Subclass this class and define the fixture `operations`."""
 
     @pytest.fixture
     def operations(self) -> OperationsServer:
         """Return the operations server under test, before `start`."""
         return missing(self, "operations", "your operations server")  # type: ignore[return-value]
 
-    def test_it_is_an_operations_server(self, operations: OperationsServer) -> None:
-        """The server has every member, and its routes are paths."""
+    def test_operations_server_has_every_member(self, operations: OperationsServer) -> None:
+        """The server has all attributes and methods of `OperationsServer`, and its routes are URL paths."""
         require_protocol(operations, "operations")
         assert operations.routes, "it answers no route"
         assert all(route.startswith("/") for route in operations.routes), f"{operations.routes} are no paths"
 
-    def test_only_a_good_token_shows_a_route(self, operations: OperationsServer) -> None:
-        """Each route answers a valid token, and refuses a wrong one, unless it is a page."""
+    def test_routes_need_a_valid_token(self, operations: OperationsServer) -> None:
+        """Each route answers a request with a valid token.
+
+        It refuses an invalid token, unless it is the page that asks for one.
+        """
         server = WatchedServer(_status, lambda *_: "", _identify, metrics=_metrics)
         url = operations.start(server, OperationsAddress("127.0.0.1"))
         try:
@@ -71,6 +74,6 @@ def _get(url: str, token: str) -> int:
 
 
 def _is_page(url: str) -> bool:
-    """Return True if the answer without a token is a page, which asks for the token."""
+    """Return True if a request without a token gets a page that asks for the token."""
     with urllib.request.urlopen(url, timeout=_SECONDS) as response:  # noqa: S310 - of the server above
         return str(response.headers["Content-Type"]).startswith("text/html")

@@ -19,10 +19,10 @@ Calls = Mapping[str, Sequence[tuple[Any, ...]]]
 
 
 class OperatorLibraryConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `library` and `calls`.
+    """Tests that every operator library must pass.
 
-    `calls` maps each op of the library to a list of argument tuples with CPU tensors. The library's module must be
-    importable.
+    Subclass this class and define the fixtures `library` and `calls`. `calls` maps each op of the library to a list of
+    argument tuples with CPU tensors. The module of the library must be importable.
     """
 
     @pytest.fixture
@@ -32,26 +32,29 @@ class OperatorLibraryConformance(Ending):
 
     @pytest.fixture
     def calls(self) -> Calls:
-        """Return arguments for each op, by name."""
+        """Return argument tuples for each op, by name of the op."""
         return missing(self, "calls", "arguments for each op, by name")  # type: ignore[return-value]
 
     @pytest.fixture(autouse=True)
     def _allowed(self, library: OperatorLibrary) -> None:
-        """Allow the library as a server does: its module registers each op, and arguments and results can be sent."""
+        """Allow the library as a server does.
+
+        Its module must register each op, and arguments and results must be sendable.
+        """
         operators = CustomOperators([f"{library.name}@suite"], [library])
         operators.assign("suite")
         assert {operator.name for operator in operators.offered} == library.operators
 
-    def test_it_is_an_operator_library(self, library: OperatorLibrary) -> None:
-        """The library has every member, and names only ops that it offers."""
+    def test_operator_library_has_every_member(self, library: OperatorLibrary) -> None:
+        """The library has all attributes and methods of `OperatorLibrary`, and names only ops that it offers."""
         require_protocol(library, "operators")
         assert library.operators or library.implementation(LAYOUT_CALL), "it offers no op"
         assert library.data_dependent <= library.operators, "`data_dependent` names ops that it does not offer"
         for op in library.operators:
             assert isinstance(library.cast_policy(op), CastPolicy | None)
 
-    def test_metadata_are_those_of_the_results(self, library: OperatorLibrary, calls: Calls) -> None:
-        """Predicted shapes, strides and dtypes equal those of the kernels on the CPU."""
+    def test_predicted_metadata_match_results(self, library: OperatorLibrary, calls: Calls) -> None:
+        """Predicted shapes, strides and dtypes equal those of the CPU kernels' results."""
         assert calls.keys() == library.operators, "`calls` must have each op of the library"
         for op, arguments in calls.items():
             infer = library.metadata(op) or resolve(op)
@@ -63,8 +66,8 @@ class OperatorLibraryConformance(Ending):
                     f"{op}: metadata and results differ"
                 )
 
-    def test_the_check_takes_good_arguments(self, library: OperatorLibrary, calls: Calls) -> None:
-        """`check` accepts all calls, and changes no argument."""
+    def test_check_accepts_valid_arguments(self, library: OperatorLibrary, calls: Calls) -> None:
+        """`check` accepts the arguments of all calls, and does not change them."""
         for op, arguments in calls.items():
             names = [argument.name for argument in schema_of(resolve(op)).arguments]
             for argument_list in arguments:

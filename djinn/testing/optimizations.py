@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class OptimizationConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `optimization`. Override `programs` to add programs."""
+    """Tests that every optimization must pass.
+
+    Subclass this class and define the fixture `optimization`. Override `programs` to add your own programs.
+    """
 
     @pytest.fixture
     def optimization(self) -> Optimization:
@@ -33,40 +36,43 @@ class OptimizationConformance(OnGraphs):
 
     @pytest.fixture
     def programs(self) -> Mapping[str, Captured]:
-        """Return small programs to run with and without the optimization. Override it to add your own."""
+        """Return small programs to run with and without the optimization. Override this fixture to add your own."""
         return sample_programs()
 
-    def test_it_is_an_optimization(self, optimization: Optimization) -> None:
-        """The optimization has every member, and `before` and `after` do not contain its own name."""
+    def test_optimization_has_every_member(self, optimization: Optimization) -> None:
+        """The optimization has all attributes and methods of `Optimization`.
+
+        `before` and `after` do not contain its own name.
+        """
         require_protocol(optimization, "optimizations")
         assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
 
-    def test_it_says_whether_it_wants_a_program(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
+    def test_wants_returns_a_bool(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """`wants` returns True or False for programs of any ops."""
         for ops in (frozenset[str](), *(frozenset(node.op for node in graph.nodes) for graph in graphs.values())):
             assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: wants() returned no bool"
 
-    def test_it_changes_no_result(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """Rewrites are legal: they have no observable effect."""
+    def test_rewrites_are_legal(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
+        """Rewrites have no observable effect on the results of a program."""
         for name, graph in graphs.items():
             _judge(optimization, optimization_context(graph), name)
 
-    def test_it_keeps_what_somebody_still_holds(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """Rewrites are legal if every value is held until the end."""
+    def test_rewrites_keep_held_values(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
+        """Rewrites have no observable effect if the caller holds every value until the end."""
         for name, graph in graphs.items():
             every = frozenset((*graph.inputs, *(value for node in graph.nodes for value in node.outputs)))
             _judge(optimization, attrs.evolve(optimization_context(graph), kept=every), name)
 
-    def test_it_gives_one_answer(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """Equal contexts give equal results."""
+    def test_optimize_is_deterministic(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
+        """`optimize` returns equal results for equal contexts."""
         for name, graph in graphs.items():
             context = optimization_context(graph)
             assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two results"
 
-    def test_its_results_are_the_same_when_it_runs(
+    def test_rewritten_program_computes_equal_results(
         self, optimization: Optimization, graphs: Mapping[str, Graph], programs: Mapping[str, Captured]
     ) -> None:
-        """The rewritten program, with substitutions, computes the final values of the recorded program."""
+        """The rewritten program, with its substitutions, computes the final values of the recorded program."""
         runnable = {name: graph for name, graph in graphs.items() if _runs_here(graph)}
         applied = [
             name
@@ -79,8 +85,8 @@ class OptimizationConformance(OnGraphs):
                 "fixture `programs` with some that it does something about (`djinn.testing.compare_results` takes a context)"
             )
 
-    def test_it_may_run_after_placement(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
-        """The optimization runs in the second pass, if it declares one."""
+    def test_second_pass_runs_after_placement(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
+        """If the optimization declares a second pass, it also runs after placement."""
         if not optimization.after_placement:
             pytest.skip("it does not ask for a second pass")
         for name, graph in graphs.items():
@@ -101,7 +107,7 @@ def _judge(optimization: Optimization, context: OptimizationContext, graph: str)
 
 
 def _runs_here(graph: Graph) -> bool:
-    """Return True if every op of a graph can be called. Ops of hand-written graphs may not exist."""
+    """Return True if every op of a graph can be called. Hand-written graphs may contain ops that do not exist."""
     try:
         replay(graph, example_inputs(graph))
     except Exception:

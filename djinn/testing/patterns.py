@@ -15,7 +15,12 @@ from djinn_core.planning.stages.verify import check_match
 
 
 class PatternConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `pattern`, and `recognised`: graphs that it must match."""
+    """Tests that every pattern must pass.
+
+    Subclass this class and define the fixtures `pattern` and `recognised`. `recognised` contains graphs that the
+    pattern
+    must match.
+    """
 
     @pytest.fixture
     def pattern(self) -> Pattern:
@@ -27,15 +32,15 @@ class PatternConformance(OnGraphs):
         """Return graphs that the pattern must match, by name."""
         return {}
 
-    def test_it_is_a_pattern(self, pattern: Pattern) -> None:
-        """The pattern has every member, and names ops as the index of a graph does."""
+    def test_pattern_has_every_member(self, pattern: Pattern) -> None:
+        """The pattern has all attributes and methods of `Pattern`, and names ops as the index of a graph does."""
         require_protocol(pattern, "patterns")
         assert pattern.operations, "a pattern without `operations` is never asked"
         odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
-    def test_its_matches_fit_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
-        """Each match names the pattern, has a reason, and covers nodes in order, including a candidate."""
+    def test_matches_cover_nodes_of_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
+        """Each match names the pattern, has a reason, and covers nodes in order. One of the nodes is a candidate."""
         for name, graph in graphs.items():
             for match in _matches(pattern, graph):
                 check_match(graph, match)
@@ -45,19 +50,19 @@ class PatternConformance(OnGraphs):
                 operations = {graph.nodes[node].operation for node in match.nodes}
                 assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
 
-    def test_it_depends_on_nothing_but_the_graph(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
-        """Two calls give equal matches, and the graph does not change."""
+    def test_match_is_deterministic(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
+        """Two calls of `match` return equal matches, and do not change the graph."""
         for name, graph in graphs.items():
             before = (graph.topology_hash, graph.shape_hash)
             assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two results"
             assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
 
-    def test_it_finds_nothing_where_there_is_nothing(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
-        """Without candidates, the pattern returns no matches."""
+    def test_no_candidates_give_no_matches(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
+        """`match` returns nothing if there are no candidates."""
         for name, graph in graphs.items():
             assert not list(pattern.match(graph, ())), f"{name}: a match without a candidate"
 
-    def test_it_recognises_what_it_should(self, pattern: Pattern, recognised: Mapping[str, Graph]) -> None:
+    def test_expected_graphs_are_matched(self, pattern: Pattern, recognised: Mapping[str, Graph]) -> None:
         """The pattern returns a match for each graph in `recognised`."""
         for name, graph in recognised.items():
             assert _matches(pattern, graph), f"it does not recognise {name!r}"

@@ -21,20 +21,23 @@ from djinn_core.planning.stages.verify import check_placement
 
 
 class PlacementPolicyConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `policy`."""
+    """Tests that every placement policy must pass. Subclass this class and define the fixture `policy`."""
 
     @pytest.fixture
     def policy(self) -> PlacementPolicy:
         """Return the placement policy under test."""
         return missing(self, "policy", "your placement policy")  # type: ignore[return-value]
 
-    def test_it_is_a_placement_policy(self, policy: PlacementPolicy) -> None:
-        """The policy has every member."""
+    def test_placement_policy_has_every_member(self, policy: PlacementPolicy) -> None:
+        """The policy has all attributes and methods of `PlacementPolicy`."""
         require_protocol(policy, "placement_policies")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
-    def test_its_placements_hold(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], devices: int) -> None:
-        """Every node has a device and a reason, shared memory is on one device, and decisions are reproducible."""
+    def test_placements_are_legal(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], devices: int) -> None:
+        """Every node has a device and a reason, and shared memory is on one device.
+
+        Repeated calls return equal placements.
+        """
         for name, graph in graphs.items():
             context = placement_context(graph, devices)
             placement = policy.place(context)
@@ -42,16 +45,21 @@ class PlacementPolicyConformance(OnGraphs):
             assert policy.place(context) == placement, f"{name}: two results"
 
     @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
-    def test_it_copes_with(self, policy: PlacementPolicy, graphs: Mapping[str, Graph], situation: str) -> None:
-        """The policy accepts resident inputs, and unequal, unmeasured, full or limited devices. It may raise `DoesNotFit`."""
+    def test_unusual_devices_are_handled(
+        self, policy: PlacementPolicy, graphs: Mapping[str, Graph], situation: str
+    ) -> None:
+        """The policy accepts inputs with locations, and unequal, unmeasured, full or limited devices.
+
+        It may raise `DoesNotFit`.
+        """
         for name, graph in (*graphs.items(), ("writes of a list", list_write())):
             context = _situations(placement_context(graph, devices=2))[situation]
             with contextlib.suppress(DoesNotFit):
                 check_placement(context, policy.place(context), f"{policy.name} on {name} ({situation})")
 
     @pytest.mark.parametrize("devices", [2, 3])
-    def test_it_reads_what_stands_for_a_value(self, policy: PlacementPolicy, devices: int) -> None:
-        """The policy respects `plan.replace`: another value replaces the result of a dropped node."""
+    def test_replaced_values_are_respected(self, policy: PlacementPolicy, devices: int) -> None:
+        """If another value replaces the result of a dropped node (`plan.replace`), the policy uses the replacement."""
         builder = ProgramBuilder()
         x, y = builder.input(8, 8), builder.input(8, 8)
         kept_value, dropped_value = (builder.op("aten::relu", x, shape=(8, 8)) for _ in range(2))
@@ -63,8 +71,8 @@ class PlacementPolicyConformance(OnGraphs):
     @pytest.mark.parametrize(
         "make", [perceptron, lambda length: attention_in_parts(length=length)], ids=["batch", "length"]
     )
-    def test_it_tolerates_growth_if_it_says_so(self, policy: PlacementPolicy, make: Callable[[int], Graph]) -> None:
-        """The policy places programs alike whose sizes differ by a factor of 64."""
+    def test_size_independent_policy_places_alike(self, policy: PlacementPolicy, make: Callable[[int], Graph]) -> None:
+        """If the policy sets `tolerates_growth`, it places programs alike whose sizes differ by a factor of 64."""
         if not policy.tolerates_growth:
             return
         short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))
@@ -72,7 +80,7 @@ class PlacementPolicyConformance(OnGraphs):
 
 
 def list_write() -> Graph:
-    """Return a graph of a step in which one op writes two weights."""
+    """Return a graph in which one op writes two weights."""
     builder = ProgramBuilder()
     weights, gradients = ([builder.input(8, 8) for _ in range(2)] for _ in range(2))
     builder.inplace("aten::_foreach_add_.List", *weights, *gradients)
@@ -101,7 +109,7 @@ def _situations(context: PlacementContext) -> Mapping[str, PlacementContext]:
 
 
 def _devices(policy: PlacementPolicy, context: PlacementContext) -> list[str]:
-    """Return the devices of nodes, then of values, in program order."""
+    """Return the devices of the nodes, then of the values, in program order."""
     placement, graph = policy.place(context), context.graph
     nodes = {decision.node: decision.device for decision in placement.decisions}
     values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]

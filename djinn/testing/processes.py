@@ -1,4 +1,4 @@
-"""Executor processes on this machine, which may be in their own PID namespace."""
+"""Find executor processes on this machine, which may be in their own PID namespace."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from djinn_core.system.processes import innermost_number
 
 
 def executor_process(number: int) -> psutil.Process:
-    """Return the process of the executor that reports the process id `number`, possibly in its own PID namespace.
+    """Return the process of an executor.
+
+    `number`: process id that the executor reports, possibly in its own PID namespace.
 
     Raises:
-        DjinnError: no process on this machine matches, or several do.
+        DjinnError: no process on this machine matches, or several processes do.
     """
     executors = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
     if not executors and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):

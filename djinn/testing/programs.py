@@ -1,4 +1,4 @@
-"""Small programs that can run, for tests that need real numbers."""
+"""Small programs that can run, for tests that compare numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from djinn_profiler.captured import Captured, capture
 
 
 def sample_programs() -> Mapping[str, Captured]:
-    """Return programs by name, such as a perceptron, attention, a convolution, one decoded token, and a training step."""
+    """Return programs by name, such as a perceptron, attention, a convolution, a decode step and a training step."""
     makers: tuple[Callable[[], Captured], ...] = (
         perceptron,
         projections,
@@ -23,7 +23,7 @@ def sample_programs() -> Mapping[str, Captured]:
 
 
 def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
-    """Return the program of a module call in evaluation mode, with model and inputs on the meta device."""
+    """Record a call of a module in evaluation mode. Model and inputs are on the meta device."""
     model.eval()
     with capture() as captured, torch.no_grad():
         out = model(*given)
@@ -32,7 +32,7 @@ def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
 
 
 def perceptron() -> Captured:
-    """Return a program of two linear layers with a ReLU between them."""
+    """Record two linear layers with a ReLU between them."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
         return _called(model, torch.zeros(4, 8))
@@ -50,13 +50,13 @@ class _Projections(torch.nn.Module):
 
 
 def projections() -> Captured:
-    """Return a program of three linear layers with one input."""
+    """Record three linear layers that read one input."""
     with torch.device("meta"):
         return _called(_Projections(), torch.zeros(1, 8))
 
 
 def attention() -> Captured:
-    """Return a transformer layer: attention, normalisation, residual branches and a feed-forward network."""
+    """Record a transformer layer: attention, normalisation, residual connections and a feed-forward network."""
     with torch.device("meta"):
         return _called(
             torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)
@@ -64,7 +64,7 @@ def attention() -> Captured:
 
 
 def convolution() -> Captured:
-    """Return a convolution, a batch normalisation with its statistics, and a ReLU."""
+    """Record a convolution, a batch normalisation with running statistics, and a ReLU."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
         return _called(model, torch.zeros(2, 3, 6, 6))
@@ -76,7 +76,7 @@ class _Decoding(torch.nn.Module):
         self.table, self.head = torch.nn.Embedding(2, 8), torch.nn.Linear(8, 2, bias=False)
 
     def forward(self, token: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the logits after one token. The cache grows by that token."""
+        """Return the logits after one token. The cache of keys and values grows by this token."""
         x = self.table(token)[:, None]
         keys, values = torch.cat([keys, x], dim=2), torch.cat([values, 2 * x], dim=2)
         attended = torch.nn.functional.scaled_dot_product_attention(x, keys, values)
@@ -85,14 +85,14 @@ class _Decoding(torch.nn.Module):
 
 
 def decoding() -> Captured:
-    """Return a program that generates one token with a cache of keys and values."""
+    """Record the generation of one token with a cache of keys and values."""
     with torch.device("meta"):
         token, cache = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 5, 8)
         return _called(_Decoding(), token, cache, cache.clone())
 
 
 def training() -> Captured:
-    """Return a training step of a perceptron: forward, backward and stochastic gradient descent."""
+    """Record a training step of a perceptron: forward, backward and stochastic gradient descent."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
         x = torch.zeros(4, 8)

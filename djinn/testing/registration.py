@@ -1,4 +1,4 @@
-"""Conformance suite for complete plugins: discovery, loading and hooks."""
+"""Conformance suite for whole plugins: they are discovered, they load, and their hooks return the documented types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from djinn_core.registry.selection import Selection
 
 
 class PluginConformance(Ending):
-    """Conformance suite. Subclass it and define the fixture `plugin`: your plugin's module, object or name."""
+    """Tests that every plugin must pass.
+
+    Subclass this class and define the fixture `plugin`, which returns your plugin's module, object or name.
+    """
 
     @pytest.fixture
     def plugin(self) -> object:
@@ -23,17 +26,17 @@ class PluginConformance(Ending):
 
     @pytest.fixture
     def registry(self, plugin: object) -> Registry:
-        """Return all registered objects, with this plugin and the built-in plugins only."""
+        """Return all registered objects of this plugin and the built-in plugins."""
         return load_registry(Selection(plugins=(plugin,)), builtins=builtin_plugins(), entry_points=None)
 
-    def test_it_is_active(self, registry: Registry) -> None:
-        """The plugin loads, declares the right version, and its hooks return the documented types."""
+    def test_plugin_loads(self, registry: Registry) -> None:
+        """The plugin loads, declares the present plugin API version, and its hooks return the documented types."""
         active = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
         assert len(active) == 1, f"expected one active plugin, got {active}"
         assert active[0].kind, "it implements no hook"
 
     def test_every_hook_has_an_entry_point(self, registry: Registry) -> None:
-        """An installed plugin module has an entry point in the group of each of its kinds."""
+        """An installed plugin module has an entry point for each kind of object that it registers."""
         kinds: dict[str, set[str]] = {}
         entries = entry_points()
         for group in entries.groups:
@@ -45,7 +48,7 @@ class PluginConformance(Ending):
             lacking = set(row.kind.split(",")) - groups if groups else ()
             assert not lacking, f"{row.name} has no entry point in the group 'djinn.{min(lacking)}'"
 
-    def test_it_registers_the_same_twice(self, plugin: object) -> None:
+    def test_hooks_are_repeatable(self, plugin: object) -> None:
         """Each call of a hook returns the same number of objects, because a process may load plugins several times."""
         first, second = (load_registry(Selection(plugins=(plugin,)), builtins={}).owners.keys() for _ in range(2))
         assert set(first) == set(second)

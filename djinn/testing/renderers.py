@@ -15,15 +15,18 @@ from djinn_core.ir.result import PipelineResult
 
 
 class RendererConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `renderer`."""
+    """Tests that every renderer must pass. Subclass this class and define the fixture `renderer`."""
 
     @pytest.fixture
     def renderer(self) -> Renderer:
         """Return the renderer under test."""
         return missing(self, "renderer", "your renderer")  # type: ignore[return-value]
 
-    def test_it_is_a_renderer(self, renderer: Renderer) -> None:
-        """The renderer has every member. Its name, endings and media type are unique."""
+    def test_renderer_has_every_member(self, renderer: Renderer) -> None:
+        """The renderer has all attributes and methods of `Renderer`.
+
+        No other renderer has its name, endings or media type.
+        """
         require_protocol(renderer, "renderers")
         assert renderer.name not in {"text", "json"}, f"the format {renderer.name!r} is Djinn's own"
         assert re.fullmatch(r"[\w.+-]+/[\w.+-]+", renderer.media_type), f"{renderer.media_type!r} is no media type"
@@ -32,15 +35,15 @@ class RendererConformance(OnGraphs):
                 f"{suffix!r} is no ending of a file: a dot, small letters, digits, underscores"
             )
 
-    def test_it_renders_a_graph_without_further_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
-        """A result is rendered even if all its stages after the graph are None."""
+    def test_graph_alone_is_rendered(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
+        """`render` accepts a result in which all stages after the graph are None."""
         for graph in graphs.values():
             rendered = renderer.render(PipelineResult(graph, topology()))
             assert isinstance(rendered, (str, bytes)), f"`render` returned {rendered!r}, but must return text or bytes"
             assert rendered, "`render` returned nothing"
 
-    def test_it_renders_the_result_of_all_stages(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
-        """A result of all stages is rendered, equally each time."""
+    def test_all_stages_are_rendered(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
+        """`render` accepts a result of all stages, and returns equal output each time."""
         for graph in graphs.values():
             result = _complete(graph)
             assert renderer.render(result) == renderer.render(result), "it renders one result in two ways"

@@ -1,4 +1,4 @@
-"""Random programs, and functions that run programs and schedules in this process."""
+"""Make random programs, and run programs and schedules in this process."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SIDE = 3
 
 
 def random_graph(seed: int, length: int = 24) -> Graph:
-    """Return a graph of `length` ops on 3x3 matrices: new values, views, writes, random numbers, repetitions.
+    """Return a graph of `length` random ops on 3x3 matrices: new values, views, writes, random numbers and repetitions.
 
-    Every op is one that `replay` can run. About half of the values are dead at the end.
+    `replay` can run every op. About half of the values are dead at the end.
     """
     chance = random.Random(seed)  # noqa: S311 - tests, not secrets
     builder = ProgramBuilder()
@@ -72,7 +72,10 @@ def replay(
     order: Sequence[int] | None = None,
     replace: Mapping[int, int] | None = None,
 ) -> dict[int, torch.Tensor]:
-    """Return all values after running the nodes in `order` (default: all, in program order) on copies of `inputs`."""
+    """Run the nodes on copies of `inputs`, and return all values.
+
+    If `order` is None, run all nodes in program order.
+    """
     torch.manual_seed(0)
     values = _copies(inputs)
     for node_id in range(len(graph.nodes)) if order is None else order:
@@ -81,7 +84,7 @@ def replay(
 
 
 def _copies(tensors: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Return copies that share memory like the originals."""
+    """Return copies of tensors. The copies share memory with each other as the tensors do."""
     memories: dict[int, torch.UntypedStorage] = {}
     copies: dict[int, torch.Tensor] = {}
     for value, tensor in tensors.items():
@@ -117,10 +120,12 @@ def replay_schedule(
 ) -> tuple[dict[str, dict[int, torch.Tensor]], dict[int, torch.Tensor]]:
     """Run a schedule on simulated devices. Return the final values of each device, and the fetched values.
 
-    Inputs in `resident` start on their devices, and all other inputs are uploaded. Values that are sent are copied.
+    Inputs in `resident` start on their devices. All other inputs are uploaded. A value that one device sends to another
+    is
+    copied.
 
     Raises:
-        RuntimeError: the devices deadlock.
+        RuntimeError: the devices wait for each other forever.
     """
     torch.manual_seed(0)
     devices = {name: _Device(steps) for name, steps in schedule.steps.items()}
@@ -149,7 +154,7 @@ def _step(
     fetched: dict[int, torch.Tensor],
     inputs: Mapping[int, torch.Tensor],
 ) -> bool:
-    """Run one step of a device. Return False if it must wait."""
+    """Run one step of a device. If it has to wait for another device, return False."""
     match device.steps[device.at]:
         case Run(nodes):
             for node in nodes:

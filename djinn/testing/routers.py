@@ -9,19 +9,22 @@ from djinn_client.hookspecs.routers import Router
 
 
 class RouterConformance:
-    """Conformance suite. Subclass it and define the fixture `router`, which has not called `begin`."""
+    """Tests that every router must pass.
+
+    Subclass this class and define the fixture `router`. The fixture must not have called `begin`.
+    """
 
     @pytest.fixture
     def router(self) -> Router:
         """Return the router under test."""
         return missing(self, "router", "your router")  # type: ignore[return-value]
 
-    def test_it_is_a_router(self, router: Router) -> None:
-        """The router has every member, and a name."""
+    def test_router_has_every_member(self, router: Router) -> None:
+        """The router has all attributes and methods of `Router`, and a name."""
         require_protocol(router, "routers")
         assert router.name, "`name` is empty, which is the name of the router of one executor"
 
-    def test_it_says_how_a_submission_runs(self, router: Router) -> None:
+    def test_router_overrides_route_or_submit(self, router: Router) -> None:
         """The router overrides `route` or `submit`."""
         assert type(router).submit is not Router.submit or type(router).route is not Router.route, (
             "it overrides neither `route` nor `submit`: every program runs on the first executor"

@@ -44,7 +44,7 @@ class _Counted(RunOffer):
 
 
 class _Watched(RunStrategy):
-    """Wrapper of the strategy under test that counts its offers. It registers itself as a plugin would."""
+    """Wrapper of the strategy under test that counts its offers. It registers itself as a plugin does."""
 
     djinn_api_version = API_VERSION
 
@@ -69,10 +69,12 @@ class _Watched(RunStrategy):
 
 
 class RunStrategyConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `strategy` and `programs`.
+    """Tests that every run strategy must pass.
 
-    `programs` maps names to pairs: a function of tensors on which the strategy acts, and its inputs on the CPU. An executor
-    in a thread of the test runs them.
+    Subclass this class and define the fixtures `strategy` and `programs`. `programs` maps names to pairs: a function of
+    tensors for which the strategy makes an offer, and the function's inputs on the CPU. An executor in a thread of the
+    test
+    runs the functions.
     """
 
     @pytest.fixture
@@ -82,16 +84,16 @@ class RunStrategyConformance(Ending):
 
     @pytest.fixture
     def programs(self) -> Programs:
-        """Return programs on which the strategy acts, by name."""
+        """Return programs for which the strategy makes an offer, by name."""
         return missing(self, "programs", "functions with their inputs, by name")  # type: ignore[return-value]
 
-    def test_it_is_a_run_strategy(self, strategy: RunStrategy) -> None:
-        """The strategy has every member, and makes no offer for a template without ops."""
+    def test_run_strategy_has_every_member(self, strategy: RunStrategy) -> None:
+        """The strategy has all members of `RunStrategy`, and makes no offer for a template without ops."""
         require_protocol(strategy, "run_strategies")
         assert strategy.acts_on(TemplateFacts((), torch.device("cpu"))) is None, "it acts on a template without ops"
 
-    def test_results_are_those_of_the_ops(self, strategy: RunStrategy, programs: Programs) -> None:
-        """Each program returns equal results in each run, and the strategy takes part."""
+    def test_results_match_the_ops(self, strategy: RunStrategy, programs: Programs) -> None:
+        """Each program returns equal results in each run, and the strategy runs at least a part of it."""
         assert programs, "`programs` must have a program"
         try:
             for name, (program, inputs) in programs.items():

@@ -1,4 +1,4 @@
-"""Small sample graphs with the special cases that a plugin must handle."""
+"""Small sample graphs that contain the special cases which a plugin must handle."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from djinn_core.ir.graph import Graph
 
 
 def sample_graphs() -> Mapping[str, Graph]:
-    """Return graphs by name: no op, a perceptron, attention whole and in parts, writes through views, randomness, dead code."""
+    """Return graphs by name: no ops, a perceptron, attention, writes through views, randomness, repeated and dead code."""
     makers = (empty, perceptron, fused_attention, attention_in_parts, mutation, randomness, repetition)
     return {maker.__name__: maker() for maker in makers}
 
@@ -41,7 +41,7 @@ def fused_attention(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
 
 
 def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Graph:
-    """Return a graph of attention as two batched products with a softmax between them."""
+    """Return a graph of unfused attention: two batched matrix products with a softmax between them."""
     builder = ProgramBuilder()
     query, value = builder.input(heads, length, width), builder.input(heads, length, width)
     key = builder.view("aten::transpose.int", builder.input(heads, length, width), shape=(heads, width, length))
@@ -54,7 +54,10 @@ def attention_in_parts(heads: int = 4, length: int = 16, width: int = 8) -> Grap
 
 
 def mutation() -> Graph:
-    """Return a graph with a write through a view. An op reads different values before and after the write."""
+    """Return a graph with a write through a view.
+
+    An op reads the value before the write, and another op reads it afterwards.
+    """
     builder = ProgramBuilder()
     x = builder.input(4, 4)
     before = builder.op("aten::sum", x, shape=())
@@ -67,7 +70,7 @@ def mutation() -> Graph:
 
 
 def randomness() -> Graph:
-    """Return a graph with two samples of one generator. The first one advances the state for the second."""
+    """Return a graph with two draws from one generator. The first draw advances the state for the second."""
     builder = ProgramBuilder()
     x = builder.input(16)
     unused = builder.op("aten::rand_like", x, shape=(16,), random=True)
@@ -78,7 +81,7 @@ def randomness() -> Graph:
 
 
 def repetition() -> Graph:
-    """Return a graph with repeated work, scalars that differ only in type, and an unused result."""
+    """Return a graph with repeated computations, scalars that differ only in type, and an unused result."""
     builder = ProgramBuilder()
     x = builder.input(8, 8, dtype=torch.int64)
     first = builder.op("aten::mul.Scalar", x, shape=(8, 8), slots=(2,))

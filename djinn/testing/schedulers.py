@@ -15,20 +15,20 @@ from djinn_core.planning.stages.verify_schedule import check_schedule
 
 
 class SchedulerConformance(OnGraphs):
-    """Conformance suite. Subclass it and define the fixture `scheduler`."""
+    """Tests that every scheduler must pass. Subclass this class and define the fixture `scheduler`."""
 
     @pytest.fixture
     def scheduler(self) -> Scheduler:
         """Return the scheduler under test."""
         return missing(self, "scheduler", "your scheduler")  # type: ignore[return-value]
 
-    def test_it_is_a_scheduler(self, scheduler: Scheduler) -> None:
-        """The scheduler has every member."""
+    def test_scheduler_has_every_member(self, scheduler: Scheduler) -> None:
+        """The scheduler has all attributes and methods of `Scheduler`."""
         require_protocol(scheduler, "schedulers")
 
     @pytest.mark.parametrize("devices", [1, 2, 3])
-    def test_its_schedules_hold(self, scheduler: Scheduler, graphs: Mapping[str, Graph], devices: int) -> None:
-        """Every node runs once, on its device and after its dependences. Decisions are reproducible."""
+    def test_schedules_are_legal(self, scheduler: Scheduler, graphs: Mapping[str, Graph], devices: int) -> None:
+        """Every node runs once, on its device and after its dependences. Repeated calls return equal schedules."""
         for name, graph in graphs.items():
             context = scheduling_context(graph, devices)
             schedule = build_schedule(context, scheduler)

@@ -111,7 +111,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 class TransportConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `transport` and `listen_url`.
+    """Tests that every transport must pass. Subclass this class and define the fixtures `transport` and `listen_url`.
 
     Any number of listeners must be able to listen at `listen_url`. If the URL names no TCP or Unix socket, the fixture
     `wire` must return False. Then tests that need a relay or a foreign client are skipped, and
@@ -169,7 +169,7 @@ class TransportConformance(Ending):
         """Return sender and receiver, first from client to server, then from server to client."""
         return ends if request.param == "up" else (ends[1], ends[0])
 
-    def test_it_is_a_transport(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
+    def test_transport_has_every_member(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
         """The transport and its connections have every member."""
         require_protocol(transport, "transports")
         assert transport.schemes
@@ -228,7 +228,7 @@ class TransportConformance(Ending):
         assert not any(memoryview(buffer).readonly for buffer in received.body if len(buffer))
 
     @pytest.mark.parametrize("size", [10, 200_000, 8 << 20])
-    def test_buffers_are_the_senders_again(self, way: tuple[Connection, Connection], size: int) -> None:
+    def test_buffers_may_be_reused_after_send(self, way: tuple[Connection, Connection], size: int) -> None:
         """The caller may overwrite its buffers once `send` has returned."""
         sender, receiver = way
         buffer = bytearray(b"a" * size)
@@ -243,14 +243,14 @@ class TransportConformance(Ending):
         assert bytes(receiver.receive(SECONDS).body[0]) == b"a" * size
         outcome(sending, _SENDING)
 
-    def test_small_frames_need_no_reader(self, way: tuple[Connection, Connection]) -> None:
+    def test_small_frames_are_sent_without_a_reader(self, way: tuple[Connection, Connection]) -> None:
         """`send` returns without a reader while at most 128 KiB are unread."""
         sender, receiver = way
         frames = [Frame(b"%d" % n, [bytes([n]) * 30_000]) for n in range(4)]
         outcome(start(send_all, sender, frames), "`send` must not wait for a reader while 128 KiB or less are unread")
         assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
 
-    def test_received_buffers_stay(self, way: tuple[Connection, Connection]) -> None:
+    def test_received_buffers_keep_their_content(self, way: tuple[Connection, Connection]) -> None:
         """The buffers of a frame keep their content while a view of them exists, even if other frames arrive."""
         sender, receiver = way
         frames = []
@@ -384,7 +384,7 @@ class TransportConformance(Ending):
         with suppress(TransportError, ProtocolError, TimeoutError):  # an HTTP transport may notice it late
             assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
-    def test_what_was_sent_before_close_arrives(self, way: tuple[Connection, Connection]) -> None:
+    def test_frames_sent_before_close_arrive(self, way: tuple[Connection, Connection]) -> None:
         """Frames sent before `close` arrive, then the end of the connection, even if the other end is sending."""
         sender, receiver = way
         receiver.send(Frame(b"this stays unread"))
@@ -411,7 +411,7 @@ class TransportConformance(Ending):
             send_until_it_fails()
 
     @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
-    def test_the_last_words_survive_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
+    def test_close_reason_survives_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
         """If the other end closes with a reason, a sender gets `TransportError`, and then the reason from `receive`."""
         closer, sender = way
 
@@ -433,7 +433,7 @@ class TransportConformance(Ending):
             sender.receive(SECONDS)
 
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
-    def test_a_connection_ends_with_accept(self, transport: Transport, listen_url: str, fails: bool) -> None:
+    def test_returning_accept_ends_the_connection(self, transport: Transport, listen_url: str, fails: bool) -> None:
         """After `accept` returns or raises, sent frames still arrive, and the next client is served."""
 
         def accept(connection: Connection) -> None:
@@ -489,7 +489,9 @@ class TransportConformance(Ending):
         [Frame(bytes(1001)), Frame(b"", [bytes(100_001)]), Frame(b"", [bytes(60_000)] * 2), Frame(b"", [b""] * 9)],
         ids=["head", "buffer", "body", "buffers"],
     )
-    def test_limits_hold_for_what_comes(self, way: tuple[Connection, Connection], served: Served, frame: Frame) -> None:
+    def test_received_frames_respect_limits(
+        self, way: tuple[Connection, Connection], served: Served, frame: Frame
+    ) -> None:
         """`receive` raises `ProtocolError` for an oversized frame and closes that connection. Other connections continue."""
         sender, receiver = way
         other_client = served.connect()
@@ -505,7 +507,7 @@ class TransportConformance(Ending):
         other_client[0].send(frame)
         assert same(other_client[1].receive(SECONDS), frame)
 
-    def test_limits_hold_for_what_goes(self, way: tuple[Connection, Connection]) -> None:
+    def test_sent_frames_respect_limits(self, way: tuple[Connection, Connection]) -> None:
         """`send` raises `ProtocolError` for an oversized frame and sends nothing.
 
         The connection stays, and wider limits apply at once.
@@ -541,7 +543,7 @@ class TransportConformance(Ending):
         client.send(Frame(b"after"))
         assert server.receive(SECONDS).head == b"after"
 
-    def test_counters_are_what_a_relay_sees(
+    def test_counters_match_bytes_on_the_wire(
         self, served: Served, wire: bool, tmp_path: Path, uncounted_bytes: int
     ) -> None:
         """Counters are exact, including framing and other overhead of the transport, except `uncounted_bytes`."""

@@ -40,7 +40,7 @@ class _InMemory(WeightFile):
 
 
 class WeightFormatConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `form` and `make_file`."""
+    """Tests that every weight format must pass. Subclass this class and define the fixtures `form` and `make_file`."""
 
     @pytest.fixture
     def form(self) -> WeightFormat:
@@ -52,7 +52,7 @@ class WeightFormatConformance(Ending):
         """Return a function that makes the bytes of a file from tensors by name."""
         return missing(self, "make_file", "a function that makes the bytes of a file of tensors by name")  # type: ignore[return-value]
 
-    def test_it_is_a_weight_format(self, form: WeightFormat) -> None:
+    def test_weight_format_has_every_member(self, form: WeightFormat) -> None:
         """The format has every member, and suffixes with their dots."""
         require_protocol(form, "weight_formats")
         assert form.suffixes, "no file has this format"
@@ -73,7 +73,7 @@ class WeightFormatConformance(Ending):
                 entry.read_into(file, first, memoryview(part))
                 assert bytes(part) == contents[first:], f"{name} from byte {first} on"
 
-    def test_what_is_cut_off_or_changed_is_refused_or_read(self, form: WeightFormat, make_file: MakeFile) -> None:
+    def test_damaged_files_raise_documented_errors(self, form: WeightFormat, make_file: MakeFile) -> None:
         """`read_header` raises only `ValueError` or `OSError` for damaged files.
 
         The executor itself checks the positions of tensors.

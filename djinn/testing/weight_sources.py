@@ -28,7 +28,7 @@ Place = Callable[[bytes], tuple[str, WeightPermissions]]
 
 
 class WeightSourceConformance(Ending):
-    """Conformance suite. Subclass it and define the fixtures `source` and `place`."""
+    """Tests that every weight source must pass. Subclass this class and define the fixtures `source` and `place`."""
 
     @pytest.fixture
     def source(self) -> WeightSource:
@@ -43,12 +43,12 @@ class WeightSourceConformance(Ending):
         """
         return missing(self, "place", "a function that stores bytes, and returns their address and permissions")  # type: ignore[return-value]
 
-    def test_it_is_a_weight_source(self, source: WeightSource) -> None:
+    def test_weight_source_has_every_member(self, source: WeightSource) -> None:
         """The source has every member, and its name is a URL scheme."""
         require_protocol(source, "weight_sources")
         assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
 
-    def test_it_reads_every_byte_in_any_part_and_order(self, source: WeightSource, place: Place) -> None:
+    def test_every_range_can_be_read(self, source: WeightSource, place: Place) -> None:
         """Several threads can read at the same time, and the version does not change."""
         file = _only(source, *place(SAMPLE_FILE))
         assert file.size == len(SAMPLE_FILE)
@@ -72,7 +72,7 @@ class WeightSourceConformance(Ending):
             mapping[-1] ^= 1
             assert _bytes(file, 0, file.size) == SAMPLE_FILE
 
-    def test_what_lies_beyond_the_end_cannot_be_read(self, source: WeightSource, place: Place) -> None:
+    def test_reads_beyond_the_end_fail(self, source: WeightSource, place: Place) -> None:
         """A read beyond the end raises `OSError` instead of returning fewer bytes."""
         file = _only(source, *place(SAMPLE_FILE))
         with pytest.raises(OSError):
@@ -91,13 +91,13 @@ class WeightSourceConformance(Ending):
             "`places` must not reveal which files exist: it runs before the permission check"
         )
 
-    def test_what_is_not_there_is_unavailable(self, source: WeightSource, place: Place) -> None:
+    def test_missing_file_is_unavailable(self, source: WeightSource, place: Place) -> None:
         """A missing file raises `WeightsUnavailable`, not an error of the source's own."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
             open_permitted(source, address + _MISSING, permissions)
 
-    def test_an_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
+    def test_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
         """An executor opens the address and finds the tensors."""
         address, permissions = place(SAMPLE_FILE)
         reader = WeightReader([source], permissions)

@@ -130,17 +130,19 @@ def matching(nodes: Callable[[Any], tuple[int, ...]], **fields: Any) -> Any:
     ],
 )
 def test_suite_catches_invalid_matches(pattern: Any, message: str) -> None:
-    expect_failure(lambda: testing.PatternConformance().test_its_matches_fit_the_graph(pattern, GRAPHS), message)
+    expect_failure(lambda: testing.PatternConformance().test_matches_cover_nodes_of_the_graph(pattern, GRAPHS), message)
 
 
 def test_suite_catches_invalid_patterns() -> None:
     suite = testing.PatternConformance()
     spelt = made(Pattern, operations=frozenset({"aten::mm"}), match=lambda self, graph, candidates: [])
-    expect_failure(lambda: suite.test_it_is_a_pattern(spelt), "names without namespace")
-    expect_failure(lambda: suite.test_it_is_a_pattern(made(match=1)), "derive its class from djinn.hooks.Pattern")
+    expect_failure(lambda: suite.test_pattern_has_every_member(spelt), "names without namespace")
+    expect_failure(
+        lambda: suite.test_pattern_has_every_member(made(match=1)), "derive its class from djinn.hooks.Pattern"
+    )
     blind = made(Pattern, operations=frozenset({"mm"}), match=lambda self, graph, candidates: [])
     expect_failure(
-        lambda: suite.test_it_recognises_what_it_should(blind, {"mlp": GRAPHS["perceptron"]}),
+        lambda: suite.test_expected_graphs_are_matched(blind, {"mlp": GRAPHS["perceptron"]}),
         "does not recognise 'mlp'",
     )
     calls: list[int] = []
@@ -150,9 +152,7 @@ def test_suite_catches_invalid_patterns() -> None:
         return [PatternMatch("made", (candidates[0].id,), 0.5, f"call {len(calls)}")]
 
     expect_failure(
-        lambda: suite.test_it_depends_on_nothing_but_the_graph(
-            made(Pattern, operations=frozenset({"mm"}), match=fickle), GRAPHS
-        ),
+        lambda: suite.test_match_is_deterministic(made(Pattern, operations=frozenset({"mm"}), match=fickle), GRAPHS),
         "two results",
     )
 
@@ -164,10 +164,10 @@ def test_suite_catches_invalid_cost_models() -> None:
         return made(CostModel, estimate=estimate)
 
     negative = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, -1.0))
-    expect_failure(lambda: suite.test_its_estimates_are_sane(negative, GRAPHS), "negative")
+    expect_failure(lambda: suite.test_estimates_are_finite_and_deterministic(negative, GRAPHS), "negative")
     divides = model(lambda self, graph, node, device: CostEstimate(1.0, 0, 0, 1.0 / device.flops))
     with pytest.raises(ZeroDivisionError):
-        suite.test_its_estimates_are_sane(divides, GRAPHS)
+        suite.test_estimates_are_finite_and_deterministic(divides, GRAPHS)
     shrinking = model(
         lambda self, graph, node, device: CostEstimate(1.0, 0, 0, 1.0 / graph.meta(node.outputs[0]).numel)
     )
@@ -194,12 +194,12 @@ def test_suite_catches_result_changing_optimizations() -> None:
         "is still used": lambda context: first_of(context, lambda node: node.operation == "mm"),
     }
     for message, rewrite in cases.items():
-        expect_failure(lambda: suite.test_it_changes_no_result(optimizing(rewrite), GRAPHS), message)  # noqa: B023
+        expect_failure(lambda: suite.test_rewrites_are_legal(optimizing(rewrite), GRAPHS), message)  # noqa: B023
     unused = optimizing(lambda context: first_of(context, lambda node: node.operation == "neg"))
-    suite.test_it_changes_no_result(unused, GRAPHS)
-    expect_failure(lambda: suite.test_it_keeps_what_somebody_still_holds(unused, GRAPHS), "the client still holds")
+    suite.test_rewrites_are_legal(unused, GRAPHS)
+    expect_failure(lambda: suite.test_rewrites_keep_held_values(unused, GRAPHS), "the client still holds")
     itself = optimizing(lambda context: Rewrite(), after=frozenset({"made"}))
-    expect_failure(lambda: suite.test_it_is_an_optimization(itself), "waits for itself")
+    expect_failure(lambda: suite.test_optimization_has_every_member(itself), "waits for itself")
 
 
 @pytest.fixture(scope="module")
@@ -247,11 +247,12 @@ def test_suite_catches_result_changing_substitutions(
     programs: Any, operation: str, right: Any, wrong: Any, message: str
 ) -> None:
     suite = testing.OptimizationConformance()
-    suite.test_it_changes_no_result(substituting(operation, wrong), GRAPHS)  # no rule is broken
+    suite.test_rewrites_are_legal(substituting(operation, wrong), GRAPHS)  # no rule is broken
     expect_failure(
-        lambda: suite.test_its_results_are_the_same_when_it_runs(substituting(operation, wrong), {}, programs), message
+        lambda: suite.test_rewritten_program_computes_equal_results(substituting(operation, wrong), {}, programs),
+        message,
     )
-    suite.test_its_results_are_the_same_when_it_runs(substituting(operation, right), GRAPHS, programs)
+    suite.test_rewritten_program_computes_equal_results(substituting(operation, right), GRAPHS, programs)
     assert testing.compare_results(substituting(operation, right), programs["perceptron"]).applied
     inputs = {v: torch.zeros(programs["perceptron"].graph.meta(v).shape) for v in programs["perceptron"].graph.inputs}
     assert testing.compare_results(substituting("relu", torch.abs), programs["perceptron"], inputs).applied
@@ -265,7 +266,7 @@ def test_suite_catches_unrecordable_substitutions(programs: Any) -> None:
         (torch.rand_like, "draws random numbers"),
     ):
         with pytest.raises(InvalidStage, match=message):
-            suite.test_its_results_are_the_same_when_it_runs(substituting("relu", compute), {}, programs)
+            suite.test_rewritten_program_computes_equal_results(substituting("relu", compute), {}, programs)
 
 
 def test_suite_catches_result_changing_rewrites(programs: Any) -> None:
@@ -283,14 +284,14 @@ def test_suite_catches_result_changing_rewrites(programs: Any) -> None:
     fused = optimizing(one_for_the_other)
     fused.optimize = lambda context: OptimizationResult("made", bool(c := one_for_the_other(context)), "so", c)
     graphs = {"projections": programs["projections"].graph}
-    suite.test_it_changes_no_result(fused, graphs)  # no rule is broken
-    expect_failure(lambda: suite.test_its_results_are_the_same_when_it_runs(fused, graphs, {}), "after its rewrite")
+    suite.test_rewrites_are_legal(fused, graphs)  # no rule is broken
+    expect_failure(lambda: suite.test_rewritten_program_computes_equal_results(fused, graphs, {}), "after its rewrite")
 
 
 def test_suite_skips_untried_optimization(programs: Any) -> None:
     suite = testing.OptimizationConformance()
     with pytest.raises(pytest.skip.Exception, match="override the fixture `programs`"):
-        suite.test_its_results_are_the_same_when_it_runs(
+        suite.test_rewritten_program_computes_equal_results(
             substituting("relu", torch.relu, applied=False), GRAPHS, programs
         )
 
@@ -303,7 +304,7 @@ def test_suite_catches_invalid_placements() -> None:
         return attrs.evolve(placement, decisions=placement.decisions[1:])
 
     expect_failure(
-        lambda: suite.test_its_placements_hold(made(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
+        lambda: suite.test_placements_are_legal(made(PlacementPolicy, place=place), GRAPHS, 1), "are not placed"
     )
 
 
@@ -325,11 +326,11 @@ def test_suite_catches_faulty_policies() -> None:
 
     for situation, error in (("unknown", TypeError), ("nothing free", ZeroDivisionError)):
         with pytest.raises(error):
-            suite.test_it_copes_with(made(PlacementPolicy, place=by_share), GRAPHS, situation)
+            suite.test_unusual_devices_are_handled(made(PlacementPolicy, place=by_share), GRAPHS, situation)
     lying = made(PlacementPolicy, place=by_size, tolerates_growth=True)
-    expect_failure(lambda: suite.test_it_tolerates_growth_if_it_says_so(lying, perceptron), "tolerates_growth")
+    expect_failure(lambda: suite.test_size_independent_policy_places_alike(lying, perceptron), "tolerates_growth")
     expect_failure(
-        lambda: suite.test_it_reads_what_stands_for_a_value(made(PlacementPolicy, place=unmapped), 2), "not in the plan"
+        lambda: suite.test_replaced_values_are_respected(made(PlacementPolicy, place=unmapped), 2), "not in the plan"
     )
 
 
@@ -347,11 +348,11 @@ def test_scheduler_suite_placement_is_legal(devices: int) -> None:
 def test_suite_catches_invalid_priorities() -> None:
     suite = testing.SchedulerConformance()
     nothing = made(Scheduler, priority=lambda self, context: None)
-    expect_failure(lambda: suite.test_its_schedules_hold(nothing, GRAPHS, 2), "return a NodePriority")
+    expect_failure(lambda: suite.test_schedules_are_legal(nothing, GRAPHS, 2), "return a NodePriority")
     calls = itertools.count()
     fickle = made(Scheduler, priority=lambda self, context: NodePriority(lambda node: -next(calls) % 7, "so"))
-    expect_failure(lambda: suite.test_its_schedules_hold(fickle, GRAPHS, 2), "two results")
-    expect_failure(lambda: suite.test_it_is_a_scheduler(made(PlacementPolicy, place=nothing)), "no Scheduler")
+    expect_failure(lambda: suite.test_schedules_are_legal(fickle, GRAPHS, 2), "two results")
+    expect_failure(lambda: suite.test_scheduler_has_every_member(made(PlacementPolicy, place=nothing)), "no Scheduler")
 
 
 class Lossy(CpuDevice):
@@ -374,10 +375,10 @@ class LossyRuntime(DeviceRuntime):
 
 def test_suite_catches_lossy_devices() -> None:
     suite, runtime = testing.DeviceConformance(), Lossy().open(0)
-    expect_failure(lambda: suite.test_bytes_come_back_as_they_went(runtime), "came back as others")
-    expect_failure(lambda: suite.test_random_numbers_follow_the_seed(runtime), "")
-    expect_failure(lambda: suite.test_memory_is_told_in_bytes(runtime), "")
-    expect_failure(lambda: suite.test_a_device_that_is_not_there(Lossy()), "DID NOT RAISE")
+    expect_failure(lambda: suite.test_data_survive_a_round_trip(runtime), "came back as others")
+    expect_failure(lambda: suite.test_generator_follows_its_seed(runtime), "")
+    expect_failure(lambda: suite.test_memory_reports_bytes(runtime), "")
+    expect_failure(lambda: suite.test_missing_device_raises_startup_error(Lossy()), "DID NOT RAISE")
 
 
 def test_suite_catches_wrong_compilers() -> None:
@@ -390,8 +391,8 @@ def test_suite_catches_wrong_compilers() -> None:
     def copying(self: Any, context: Any) -> Any:
         return lambda inputs: context.graph_module(*[tensor.clone() for tensor in inputs])
 
-    expect_failure(lambda: suite.test_what_it_compiles_gives_the_same(made(compile=frozen), cpu), "not close")
-    expect_failure(lambda: suite.test_it_respects_writes(made(compile=copying), cpu), "not close")
+    expect_failure(lambda: suite.test_compiled_results_match(made(compile=frozen), cpu), "not close")
+    expect_failure(lambda: suite.test_in_place_writes_reach_the_input(made(compile=copying), cpu), "not close")
 
 
 def test_suite_catches_wrong_authenticators() -> None:
@@ -402,17 +403,17 @@ def test_suite_catches_wrong_authenticators() -> None:
         return made(authenticate=lambda self, shown: answer(shown), **members)
 
     open_door = of(lambda _: Identity("alice"))
-    expect_failure(lambda: suite.test_it_refuses_wrong_credentials(open_door, wrong), "must be a Denial or None")
+    expect_failure(lambda: suite.test_invalid_credentials_are_refused(open_door, wrong), "must be a Denial or None")
     parrot = of(lambda shown: Denial(f"no: {shown.token}"))
-    expect_failure(lambda: suite.test_it_refuses_wrong_credentials(parrot, wrong), "a part of what was shown")
+    expect_failure(lambda: suite.test_invalid_credentials_are_refused(parrot, wrong), "a part of what was shown")
     deaf = of(lambda _: None)
-    expect_failure(lambda: suite.test_it_knows_good_credentials(deaf, {"alice": alice}), "must be an Identity")
+    expect_failure(lambda: suite.test_valid_credentials_are_accepted(deaf, {"alice": alice}), "must be an Identity")
     leaking = of(lambda shown: Identity("alice", shown.token), is_valid=lambda self, key: True)
-    expect_failure(lambda: suite.test_it_knows_good_credentials(leaking, {"alice": alice}), "has a secret")
+    expect_failure(lambda: suite.test_valid_credentials_are_accepted(leaking, {"alice": alice}), "has a secret")
     forgetful = made(Authenticator, authenticate=lambda self, shown: Identity("alice", "1"))
-    expect_failure(lambda: suite.test_it_knows_good_credentials(forgetful, {"alice": alice}), "would be ended")
+    expect_failure(lambda: suite.test_valid_credentials_are_accepted(forgetful, {"alice": alice}), "would be ended")
     trusting = of(lambda _: None, is_valid=lambda self, key: True)
-    expect_failure(lambda: suite.test_it_knows_no_strange_key(trusting), "accepts the unknown key")
+    expect_failure(lambda: suite.test_unknown_keys_are_invalid(trusting), "accepts the unknown key")
 
 
 def test_suite_catches_wrong_assignment_policies() -> None:
@@ -420,15 +421,18 @@ def test_suite_catches_wrong_assignment_policies() -> None:
     turns = itertools.count()
     for answer, said in [(99, "99 is none of"), (None, "None is none of"), (AssignmentRefusal(""), "says why")]:
         wrong = made(assign=lambda self, request, answer=answer: answer)
-        expect_failure(lambda wrong=wrong: suite.test_it_names_an_executor_that_it_was_shown(wrong, assignments), said)
+        expect_failure(
+            lambda wrong=wrong: suite.test_assign_returns_an_offered_executor_or_a_refusal(wrong, assignments), said
+        )
     position = made(assign=lambda self, request: len(request.executors) - 1)
     expect_failure(
-        lambda: suite.test_it_names_an_executor_that_it_was_shown(position, assignments), "by its number: 0 is none of"
+        lambda: suite.test_assign_returns_an_offered_executor_or_a_refusal(position, assignments),
+        "by its number: 0 is none of",
     )
     turning = made(assign=lambda self, request: next(turns))
-    expect_failure(lambda: suite.test_it_decides_the_same_again(turning, assignments), "two results")
+    expect_failure(lambda: suite.test_assign_is_deterministic(turning, assignments), "two results")
     expect_failure(
-        lambda: suite.test_it_is_an_assignment_policy(made(decide=None)),
+        lambda: suite.test_policy_has_every_member(made(decide=None)),
         "derive its class from djinn.hooks.AssignmentPolicy",
     )
 
@@ -456,7 +460,7 @@ def test_suite_catches_unauthenticated_operations(route: str, said: str) -> None
             self.listener.shutdown()
             self.listener.server_close()
 
-    expect_failure(lambda: suite.test_only_a_good_token_shows_a_route(Shown()), said)
+    expect_failure(lambda: suite.test_routes_need_a_valid_token(Shown()), said)
 
 
 def test_suite_catches_overridden_connection_members() -> None:
@@ -481,7 +485,7 @@ def test_suite_catches_incomplete_observers() -> None:
 
     for process in ("client", "gateway", "executor"):
         with pytest.raises(KeyError):
-            suite.test_it_takes_every_event(Strict(), process)
+            suite.test_observer_accepts_every_event(Strict(), process)
 
 
 def test_suite_catches_observers_without_process() -> None:
@@ -493,7 +497,7 @@ def test_suite_catches_observers_without_process() -> None:
 
         def observe(self, event: Event) -> None: ...
 
-    expect_failure(lambda: suite.test_it_is_an_observer(Nowhere()), "there are no processes ['server']")
+    expect_failure(lambda: suite.test_observer_has_every_member(Nowhere()), "there are no processes ['server']")
 
 
 def test_suite_catches_empty_registrations() -> None:
@@ -507,7 +511,7 @@ def test_suite_catches_empty_registrations() -> None:
         def djinn_register_devices(self) -> Any:
             return [stock.pop()] if stock else []
 
-    expect_failure(lambda: testing.PluginConformance().test_it_registers_the_same_twice(Plugin()), "")
+    expect_failure(lambda: testing.PluginConformance().test_hooks_are_repeatable(Plugin()), "")
 
 
 def test_suite_names_missing_fixture() -> None:

@@ -142,12 +142,12 @@ class TestWaiting(ObserverConformance):
 # What a test of it says where it fails; of one that passes, nothing.
 SAYS = {
     "TestDeadlock::test_both_ends_send_at_once": "wait for each other while both ends send",
-    "TestForgetful::test_counters_are_what_a_relay_sees": "the fixture `uncounted_bytes`",
-    "TestTooMuch::test_counters_are_what_a_relay_sees": "leave out (300, 300, 300, 300), and may leave out 299",
-    "TestAllowed::test_counters_are_what_a_relay_sees": None,
+    "TestForgetful::test_counters_match_bytes_on_the_wire": "the fixture `uncounted_bytes`",
+    "TestTooMuch::test_counters_match_bytes_on_the_wire": "leave out (300, 300, 300, 300), and may leave out 299",
+    "TestAllowed::test_counters_match_bytes_on_the_wire": None,
     "TestDeaf::test_a_timeout_loses_nothing[up-0.05]": "after 2 s the test has not ended",
-    "TestWaiting::test_it_is_quick": "after 2 s the test has not ended",
-    "TestWaiting::test_it_may_be_called_from_threads": "`observe` must not wait",
+    "TestWaiting::test_observe_is_quick": "after 2 s the test has not ended",
+    "TestWaiting::test_threads_may_call_it_concurrently": "`observe` must not wait",
 }
 
 

@@ -497,7 +497,7 @@ class TestTokens(AuthenticatorConformance):
     def accepted(self):
         return {"its own": Credentials(OWN)}
 
-    def test_it_knows_no_strange_key(self, authenticator):
+    def test_unknown_keys_are_invalid(self, authenticator):
         assert not authenticator.is_valid("0badc0de")
 
 

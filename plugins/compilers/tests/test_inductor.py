@@ -17,7 +17,7 @@ from djinn_compilers.inductor.compiler import Inductor
 from djinn_compilers.inductor.toolchain import missing_toolchain, quick_linker
 
 REQUESTED = "TEST_INDUCTOR" in os.environ
-ALWAYS = {"test_it_is_a_compiler", "test_sizes_that_grow"}
+ALWAYS = {"test_compiler_has_every_member", "test_growing_sizes_are_supported"}
 
 
 class TestPlugin(PluginConformance):
@@ -44,10 +44,10 @@ class TestInductor(CompilerConformance):
             monkeypatch.setattr(module, "PACKAGE", "one_library:package")
         return Inductor(process)
 
-    def test_sizes_that_grow(self, compiler, torch_device, monkeypatch):
-        super().test_sizes_that_grow(compiler, torch_device)
+    def test_growing_sizes_are_supported(self, compiler, torch_device, monkeypatch):
+        super().test_growing_sizes_are_supported(compiler, torch_device)
         monkeypatch.setattr(CompileProcess, "call", lambda *_: pytest.fail("it is compiled a second time"))
-        super().test_sizes_that_grow(Inductor(), torch_device)
+        super().test_growing_sizes_are_supported(Inductor(), torch_device)
 
 
 def test_missing_toolchain_names_package(monkeypatch):
