@@ -1,4 +1,4 @@
-"""Recognise attention by data flow: softmax(q·kᵀ)·v, as one op or as several."""
+"""Recognise attention by its data flow, softmax(q·kᵀ)·v, as one fused op or as several ops."""
 
 from __future__ import annotations
 

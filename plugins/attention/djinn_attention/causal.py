@@ -16,7 +16,7 @@ _STEPS = 16  # ops between counting and comparing
 
 
 def is_causal(graph: Graph, masks: tuple[int, ...], queries: int) -> bool | None:
-    """Return True if a mask hides later keys, False if none does, None if this is unknown."""
+    """Return True if a mask hides later keys, and False if no mask does. If this is unknown, return None."""
     if queries == 1:
         return None
     read = [_read(graph, graph.flow.source(mask)) for mask in masks if _differs_by_query(graph, mask)]
@@ -45,9 +45,9 @@ def _read(graph: Graph, source: int) -> bool | None:
 
 
 def _bounds(graph: Graph, node: Node) -> list[bool | None]:
-    """Return, for a comparison of positions, whether it hides later keys; None if its sides are unknown.
+    """Return for a comparison of positions whether it hides later keys. If the two sides are unknown, the item is None.
 
-    Return an empty list for other nodes.
+    For other nodes, return an empty list.
     """
     pair = node.inputs[:2]
     if len(node.inputs) == 1:
@@ -67,14 +67,17 @@ def _bounds(graph: Graph, node: Node) -> list[bool | None]:
 
 
 def _by_key(graph: Graph, value: int) -> bool | None:
-    """Return True if positions vary along keys only, False if along queries only, None otherwise."""
+    """Return True if a value varies along keys only, and False if it varies along queries only.
+
+    Otherwise return None.
+    """
     meta = graph.meta(value)
     along = [len(meta.shape) >= k and meta.shape[-k] > 1 and meta.stride[-k] != 0 for k in (1, 2)]
     return along[0] if along[0] != along[1] else None
 
 
 def _counts(graph: Graph, value: int) -> bool:
-    """Return True if a value counts positions, perhaps from an offset."""
+    """Return True if a value is a sequence of positions, perhaps with an offset."""
     source = graph.flow.source(value)
     for _ in range(_STEPS):
         node = graph.flow.node(source)
@@ -91,7 +94,10 @@ def _counts(graph: Graph, value: int) -> bool:
 
 
 def _is_apart(graph: Graph, source: int, depth: int = _STEPS) -> bool:
-    """Return True if a mask combines masks of queries and of keys, as for padding, without their relative positions."""
+    """Return True if a mask combines a mask of queries with a mask of keys, as for padding.
+
+    Such a mask does not depend on the relative positions of queries and keys.
+    """
     node = graph.flow.node(source)
     if node is None or depth == 0 or node.operation.removesuffix("_") not in _JOINS:
         return False

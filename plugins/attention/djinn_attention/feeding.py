@@ -1,4 +1,4 @@
-"""Find the layers that feed attention, and merge parts of one attention."""
+"""Find the layers that compute the operands of attention, and merge parts of one attention."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Parts = list[Attention]
 
 
 def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
-    """Return the layers that lead to a value that the node `at` reads.
+    """Return the layers from which a value was computed that node `at` reads.
 
-    The result maps the product of each layer to the source of its data.
+    The result maps the matrix product of each layer to the source of the layer's input.
     """
     node, layers = graph.nodes[at], dict[int, int]()
     source = graph.flow.operand(node, value) if value in node.inputs else graph.flow.source(value)
@@ -37,7 +37,7 @@ def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
 
 
 def wholes(graph: Graph, found: Sequence[Attention]) -> list[Parts]:
-    """Group attentions that are parts of one: they share layers, and their results overwrite each other."""
+    """Group attentions that are parts of one attention: they share layers, and their results overwrite each other."""
     if len(found) < 2 or all(attention.fused for attention in found):
         return [[attention] for attention in found]
     groups: dict[object, Parts] = defaultdict(list)

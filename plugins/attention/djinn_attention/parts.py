@@ -1,4 +1,4 @@
-"""Recognise attention whose scores are in parts or summed over layers, and attention without softmax."""
+"""Recognise attention whose scores have several parts or are sums of layers, and attention without softmax."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _moves_or_mixes_heads(at: Place) -> bool:
 
 
 def _each_to_each(at: Place) -> bool:
-    """Return True if an addition broadcasts one operand over positions of the other operand."""
+    """Return True if an addition broadcasts one operand over the positions of the other operand."""
     shapes = [meta.shape for meta in at.operands]
     return (
         len(shapes[0]) == len(shapes[1]) and any(s != at.result.shape for s in shapes) and 1 in (*shapes[0], *shapes[1])
@@ -66,7 +66,7 @@ def _is_less_log_sum(at: Place) -> bool:
 
 
 def _maps(at: Place) -> bool:
-    """Return True if an op is no product, or a product with constant directions."""
+    """Return True if an op is no matrix product, or a matrix product with a constant operand."""
     flow = at.graph.flow
     return at.node.operation not in PRODUCTS or sum(is_given(flow, s) for s in flow.operands(at.node)) == 1
 
@@ -100,9 +100,9 @@ _FEATURED = linear()["query"] >> through(_FEATURES, limit=24, where=_maps)
 
 
 def in_parts(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield attentions around softmaxes that are not in `taken`.
+    """Yield attentions around each softmax whose node is not in `taken`.
 
-    Exponentials of scores minus their `logsumexp` count as softmaxes.
+    The exponential of scores minus their `logsumexp` counts as a softmax.
     """
     weighing = WEIGHING | {"exp"} if "logsumexp" in graph.by_op else WEIGHING
     gradients = graph.flow.shared(Gradients)
@@ -122,7 +122,7 @@ def _around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
 
 
 def _other(graph: Graph, found: Found) -> int:
-    """Return the operand of the product with the attention weights that is not the weights."""
+    """Return the operand of the last product that is not the attention weights."""
     mixture = found["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
     return next((v for v, s in pairs if s not in found.nodes), pairs[-1][0])
@@ -152,7 +152,7 @@ def _asked(graph: Graph, found: Found) -> Iterable[Found]:
 
 
 def _sums_over_places(graph: Graph, found: Found) -> bool:
-    """Return True if keys and values are summed over positions, which the result no longer has."""
+    """Return True if the product of keys and values sums over the positions, so that its result has no positions."""
     result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other(graph, found)).shape
     summed = graph.meta(found["context"].inputs[0]).shape[-1]
     return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])

@@ -1,4 +1,4 @@
-"""The pattern `attention`: return matches of attention."""
+"""The pattern `attention`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from djinn_core.planning.matching.attentions import PRODUCTS, Attention, attenti
 
 
 class AttentionPattern(Pattern):
-    """Match attention, as a fused op of PyTorch or as softmax(q·kᵀ [scaled, masked])·v through any views."""
+    """Match attention: a fused op of PyTorch, or softmax(q·kᵀ)·v with any views, scales and masks between the ops."""
 
     name = "attention"
     tolerates_growth = True
     operations = FUSED_ATTENTION | WEIGHING | PRODUCTS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each attention. Names of modules are not used."""
+        """Return one match for each attention. The names of modules do not matter."""
         if not candidates:
             return
         complete = graph.flow.shared(attentions_of)
@@ -48,7 +48,7 @@ def _match(graph: Graph, parts: Parts, largest: Attention, exact: bool) -> Patte
 def _confidence(graph: Graph, largest: Attention, exact: bool) -> float:
     """Return the confidence of a match.
 
-    It is full for a fused op, and high for batched products of computed values, which are rarely anything else.
+    It is 1 for a fused op. It is high for batched products of computed values, which are rarely anything else.
     """
     if largest.fused:
         return 1.0

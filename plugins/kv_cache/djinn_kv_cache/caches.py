@@ -24,15 +24,15 @@ _STEPS = 16
 
 @attrs.frozen
 class Cache:
-    """Keys or values that attention reads and that outlive the program, or may do so.
+    """Keys or values that attention reads and that may outlive the program.
 
     Attributes:
-        kind: `appended`: extends an earlier cache. `written`: is an earlier buffer that the program writes into.
-            `created`: is a new cache. `kept`: outlives the program for another reason. `read`: is an input that the program does
-            not write.
-        values: value ids of the cache before and after the program.
+        kind: how the program changes the cache. `appended`: it extends an earlier cache. `written`: it writes into an
+            earlier buffer. `created`: it makes a new cache. `kept`: the value outlives the program for another reason.
+            `read`: the cache is an input that the program does not write.
+        values: ids of the cache's values before and after the program.
         nodes: ids of the ops that write the cache.
-        quantised: True if the cache has fewer bits than attention reads.
+        quantised: True if the cache has fewer bits than the operand of attention.
     """
 
     kind: Kind
@@ -56,10 +56,11 @@ class Caches:
     """All possible caches in a graph.
 
     Attributes:
-        kept: values that outlive the program, by storage that the program makes.
-        by_storage: caches by the storages that they consist of.
+        graph: the graph.
+        kept: values that outlive the program, by storage.
+        by_storage: caches by storage.
         by_source: quantized caches, by the node whose result they store.
-        filled: values written into a storage, for storages that are new and do not outlive the program.
+        filled: values that the program writes into a new storage that does not outlive it, by storage.
     """
 
     graph: Graph
@@ -81,14 +82,14 @@ class Caches:
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
     def _grown(self) -> Iterator[Cache]:
-        """Yield concatenations that outlive the program, as a whole or in part."""
+        """Yield caches that are concatenations and outlive the program, as a whole or in part."""
         for node in self._nodes(frozenset({"cat"})):
             surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
             parts = self.parts(node) if surviving else []
             if not surviving or not parts:
                 continue
             first, earlier = self._earlier_cache(node)
-            before = self.from_outside(first)
+            before = self.input_behind(first)
             values = (*[v for appending in earlier for v in appending.outputs], node.outputs[0], *surviving)
             nodes = tuple(sorted((*[appending.id for appending in earlier], node.id)))
             low = self.is_low(node.outputs[0])
@@ -98,7 +99,7 @@ class Caches:
                 yield Cache("created", _once(*values), nodes, low)
 
     def _earlier_cache(self, node: Node) -> tuple[int, list[Node]]:
-        """Return the earlier cache that `node` extends, and the ops of this program that have extended it before."""
+        """Return the cache that `node` extends, and the earlier `cat` ops of this program that extended it."""
         earlier: list[Node] = []
         axis = self._axis(node)
         value = next(v for v in node.inputs if self.graph.meta(v).numel)
@@ -112,7 +113,10 @@ class Caches:
         return dim % len(self.graph.meta(cat.outputs[0]).shape) if isinstance(dim, int) else 0
 
     def _appending(self, value: int) -> Node | None:
-        """Return the `cat` whose result is shown by `value` and does not outlive the program, or None."""
+        """Return the `cat` whose result `value` views or copies.
+
+        If there is none, or its result outlives the program, return None.
+        """
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not (is_view(node) or node.operation in COPIES | {"cat"}):
@@ -123,7 +127,7 @@ class Caches:
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """Return the operands of a `cat`, without empty tensors, which many programs use as an empty cache."""
+        """Return the operands of a `cat` that are not empty. Many programs start with an empty tensor as the cache."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
             maker = self.graph.producer(parts[0])
@@ -137,14 +141,17 @@ class Caches:
             surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None
             if surviving is None:
                 continue
-            before = self.from_outside(node.inputs[0])
+            before = self.input_behind(node.inputs[0])
             first = (before,) if before is not None else ()
             kind: Kind = "created" if before is None else "written"
             low = self.is_low(node.outputs[0])
             yield Cache(kind, _once(*first, node.outputs[0], *surviving), (node.id,), low)
 
     def _written(self) -> Iterator[Cache]:
-        """Yield buffers that the program writes into, earlier ones and new ones, with the nodes that write."""
+        """Yield buffers that the program writes into, with the nodes that write.
+
+        The buffers are inputs or outlive the program.
+        """
         writers: dict[int, list[Node]] = {}
         for node in self._nodes(_WRITES):
             for value in node.writes:
@@ -160,7 +167,7 @@ class Caches:
                 self.filled[storage] = [node.inputs[-1] for node in nodes]
 
     def _whole(self, value: int) -> int:
-        """Return the base of a view."""
+        """Return the value that `value` is a view of, through all views."""
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not is_view(node):
@@ -169,7 +176,7 @@ class Caches:
         return value
 
     def _quantised(self) -> Iterator[tuple[int, Cache]]:
-        """Yield quantized caches that outlive the program, with the sources that they were quantized from."""
+        """Yield quantized caches that outlive the program, each with a source that was quantized."""
         for storage, surviving in self.kept.items():
             if storage in self.by_storage or not self.is_low(surviving[0]):
                 continue
@@ -183,8 +190,11 @@ class Caches:
                     break
                 source = self.graph.flow.operands(node)[0]
 
-    def from_outside(self, value: int) -> int | None:
-        """Return the program input that `value` shows, as a whole, in part, or after dequantization; else None."""
+    def input_behind(self, value: int) -> int | None:
+        """Return the program input from which views and dequantization lead to `value`.
+
+        If there is none, return None.
+        """
         for _ in range(_STEPS):
             node = self.graph.producer(value)
             if node is None:

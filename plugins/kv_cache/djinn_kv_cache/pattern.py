@@ -1,4 +1,4 @@
-"""The pattern `kv_cache`: return matches of KV caches."""
+"""The pattern `kv_cache`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _TOLD = {
 
 
 class KeyValueCache(Pattern):
-    """Match growing and static KV caches of fused and unfused attention."""
+    """Match growing and static KV caches, of fused and unfused attention."""
 
     name = "kv_cache"
     tolerates_growth = True
     operations = FUSED_ATTENTION | SOFTMAX
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each layer's keys and values, for any number of attentions that read them."""
+        """Return one match for each layer's keys and values, no matter how many attentions read them."""
         if candidates:
             first = {match.values: match for match in reversed(_found(graph))}
             yield from map(_match, reversed(first.values()))
@@ -49,7 +49,7 @@ class KeyValueCache(Pattern):
 
 @attrs.frozen
 class _Found:
-    """An attention, with the caches of its keys and values."""
+    """An attention with the caches of its keys and values."""
 
     read: Attention
     key: Cache
@@ -75,9 +75,10 @@ def _found(graph: Graph) -> list[_Found]:
 
 
 def _plausible(graph: Graph, found: _Found, certain: bool) -> bool:
-    """Return True if keys and values are probably a KV cache.
+    """Return True if the keys and values of an attention are probably a KV cache.
 
-    Keys that are only read count beside certain caches. Keys that are only held count if the queries are not held.
+    Keys and values that the program only reads count if it has certain caches. If they outlive the program for another
+    reason, they count unless the queries outlive it as well.
     """
     kinds = {found.key.kind, found.value.kind}
     if "read" in kinds:

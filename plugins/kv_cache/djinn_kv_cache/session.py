@@ -25,9 +25,10 @@ class CacheMemory:
 
     Attributes:
         total: size of the caches.
-        resident: bytes in the devices' memory.
-        pinned: bytes that are pinned in the devices' memory.
-        limited: True if every executor with a part of the caches has a memory limit. Other executors evict nothing.
+        resident: bytes in device memory.
+        pinned: bytes that are pinned in device memory.
+        limited: True if each executor that holds a part of the caches has a memory limit. Other executors evict
+            nothing.
     """
 
     total: int = 0
@@ -37,14 +38,14 @@ class CacheMemory:
 
 
 class KvSession:
-    """Control of the KV cache of one generation.
+    """Control where the KV cache of one generation is stored.
 
-    Each call looks up the cache's tensors, because most caches replace them at each token. A cache that a program makes
-    from a pinned cache is pinned, too. Used as a context manager, the object unpins the cache at the end.
+    Each call looks up the tensors of the cache, because most caches replace their tensors at each token. A cache that a
+    program computes from a pinned cache is pinned, too. At the end of a `with` block, the cache is unpinned.
     """
 
     def __init__(self, cache: object = None) -> None:
-        """`cache`: an object with tensors in it, as in `kv_session`."""
+        """Control `cache`, an object that contains tensors, as in `kv_session`."""
         self.cache = cache
 
     def __repr__(self) -> str:
@@ -53,11 +54,11 @@ class KvSession:
         return f"<KvSession of a {type(self.cache).__name__}>"
 
     def size(self) -> CacheMemory:
-        """Return the size of the cache, and its resident and pinned bytes. Needs one round trip."""
+        """Return the size of the cache, and its resident and pinned bytes. This needs one round trip."""
         return self._ask("look")
 
     def pin(self) -> CacheMemory:
-        """Restore the cache, and keep it in the executor's memory until `unpin`, `evict` or the end of the session.
+        """Restore the cache to device memory, and keep it there until `unpin`, `evict` or the end of the session.
 
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
@@ -65,13 +66,15 @@ class KvSession:
         return self._ask("pin")
 
     def unpin(self) -> CacheMemory:
-        """Let the executor evict the cache again if it is short of memory."""
+        """Allow the executor to evict the cache if device memory is short."""
         return self._ask("unpin")
 
     def evict(self) -> CacheMemory:
         """Spill the cache now, for example while a conversation pauses.
 
-        The next use or `restore` restores it. Tensors below 64 KiB stay.
+        The next use of the cache restores it, or `restore`.
+
+        Tensors below 64 KiB stay in device memory.
 
         Raises:
             UnsupportedOperation: the executor has no memory limit, and therefore no spill space.
@@ -86,7 +89,7 @@ class KvSession:
         return memory
 
     def restore(self) -> CacheMemory:
-        """Restore the cache to the executor's memory before its next use.
+        """Restore the cache to device memory before its next use.
 
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
@@ -94,7 +97,7 @@ class KvSession:
         return self._ask("restore")
 
     def close(self) -> None:
-        """Unpin the cache. It exists as long as the program holds it."""
+        """Unpin the cache. It is freed only when the program drops its tensors."""
         self.unpin()
 
     def __enter__(self) -> Self:
@@ -118,14 +121,15 @@ class KvSession:
 def kv_session(cache: object = None) -> KvSession:
     """Return an object that pins, evicts and restores a KV cache on its executor.
 
-    `cache`: tensors in lists, mappings or objects such as transformers' `DynamicCache`. None: all values of the open
-    session that Djinn recognises as KV caches, if the executor has a memory limit.
+    `cache` contains tensors in lists, mappings or objects such as transformers' `DynamicCache`. If it is None, all
+    values
+    of the open session count that Djinn recognises as KV caches. This requires that the executor has a memory limit.
     """
     return KvSession(cache)
 
 
 def tensors_in(found: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an object: in its attributes, lists, tuples and mappings."""
+    """Yield the tensors in an object, including its attributes, and in lists, tuples and mappings."""
     visited: set[int] = set()
     level: list[object] = [found]
     for _ in range(_DEEPEST):

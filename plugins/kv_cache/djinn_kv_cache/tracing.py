@@ -1,4 +1,4 @@
-"""Trace operands of attention back to the cache from which they come."""
+"""Find the cache from which an operand of attention comes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ _FAR = 40  # ops between a cache and the attention that reads from it
 
 @attrs.define
 class CacheTracer:
-    """Find the cache behind an operand of attention."""
+    """Find the cache from which an operand of attention comes.
+
+    Attributes:
+        graph: the graph.
+        caches: all possible caches in the graph.
+    """
 
     graph: Graph
     caches: Caches
 
     def cache(self, value: int) -> Cache | None:
-        """Return the cache from which a key or value operand of attention comes, or None."""
+        """Return the cache from which the key or value operand of an attention comes, or None."""
         path = list(chain(self.graph, value, _PASSED))
         cache = next((k for v in path if (k := self._known(v)) is not None), None) or self._far(path[-1])
         if cache is not None:
@@ -71,7 +76,7 @@ class CacheTracer:
         return attrs.evolve(nearest, values=tuple(dict.fromkeys((*few, *nearest.values, *scales))))
 
     def _scales(self, node: Node, followed: Sequence[int]) -> list[int]:
-        """Return the scales of quantized numbers, if they are inputs of the program."""
+        """Return the scales of a dequantization that are inputs of the program."""
         if node.operation not in {"add", "div", "mul", "sub"}:
             return []
         return [v for v in node.inputs if v not in followed and self.graph.producer(v) is None]
@@ -80,7 +85,10 @@ class CacheTracer:
         return self.caches.is_low(value) and len(self.graph.meta(value).shape) > 2
 
     def _made_of(self, value: int, node: Node, allowed: frozenset[str]) -> Sequence[int]:
-        """Return the main operands of a node: the data of a layer, or the largest operand of sums and scalings."""
+        """Return the operands that contain the data of a node.
+
+        They are the input of a layer, or the largest operand of a sum or a scaling.
+        """
         if node.operation in _BLANK:
             return self.caches.filled.get(storage_of(value), ())
         if not node.inputs:

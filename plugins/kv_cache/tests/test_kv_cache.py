@@ -360,7 +360,7 @@ def everything_held(x, w):
     return fused(q, k, v), q, k, v
 
 
-def from_outside(q, k, v):
+def input_behind(q, k, v):
     return fused(q, k, v)
 
 
@@ -369,7 +369,7 @@ OTHERS = {
     encoder: tokens(3),
     prefix: (*tokens(3), *old()),
     everything_held: tokens(3),
-    from_outside: (torch.rand(1, 2, 3, 4),) * 3,
+    input_behind: (torch.rand(1, 2, 3, 4),) * 3,
 }
 
 

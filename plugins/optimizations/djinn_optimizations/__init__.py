@@ -1,1 +1,1 @@
-"""Optimizations: rewrites of programs before they run."""
+"""Optimizations: plugins that rewrite programs before they run."""

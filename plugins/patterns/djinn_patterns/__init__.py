@@ -1,1 +1,1 @@
-"""Patterns that recognise parts of models by data flow: recommenders, transformers, fusion of modalities."""
+"""Recognise parts of models by their data flow: recommenders, transformers, and fusion of modalities."""

@@ -1,4 +1,4 @@
-"""Convolution block: a convolution with the bias, norm and activation that follow it."""
+"""Find convolution blocks: a convolution with the bias, norm and activation that follow it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SUMS = frozenset({"add", "add_"})
 
 
 def block_at(graph: Graph, convolution: Node) -> list[Node]:
-    """Return the ops of the block that begins with `convolution`, in order."""
+    """Return the ops of the block that starts with `convolution`, in order."""
     block, after = [convolution], _only_user(graph, convolution)
     if after is not None and after.operation in _SUMS and _adds_bias(graph, after, convolution):
         block.append(after)
@@ -22,7 +22,7 @@ def block_at(graph: Graph, convolution: Node) -> list[Node]:
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
-    """Return the only node that uses a result, or None. A second use by a backward pass does not count."""
+    """Return the only node that uses a node's result, or None. Uses by the backward pass do not count."""
     users = graph.flow.users(node.id)
     if len(users) > 1:
         users = [i for i in users if not is_backward(graph.nodes[i])]

@@ -1,4 +1,4 @@
-"""The pattern class `Convolution`."""
+"""The pattern `convolution`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Convolution(Pattern):
     operations = CONVOLUTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each convolution. Module names are not used."""
+        """Return one match for each convolution. The names of modules do not matter."""
         for node in candidates:
             if len(node.inputs) > 1 and node.outputs and len(graph.meta(node.inputs[1]).shape) > 2:
                 yield _match(graph, block_at(graph, node))

@@ -1,4 +1,4 @@
-"""Optimizations that let several devices process successive inputs of a model, or parts of a batch."""
+"""Optimizations that let several devices process successive inputs of a model, or parts of one batch."""
 
 from __future__ import annotations
 

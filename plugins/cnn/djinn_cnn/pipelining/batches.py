@@ -22,9 +22,9 @@ class BatchRegion:
 
     Attributes:
         size: number of inputs in the batch.
-        nodes: the nodes in order, each with its operands that have rows.
+        nodes: the nodes in order, each with its operands that have one row per input.
         shared: nodes that run once for all parts.
-        inputs: values that the nodes read and do not make.
+        inputs: values that the nodes read and do not compute.
         outputs: values of the nodes that other nodes read.
     """
 
@@ -67,7 +67,7 @@ class BatchRegion:
 
 
 def region_of(context: OptimizationContext) -> BatchRegion | None:
-    """Return the batch region of a program. Return None if there is no batch, or if a split has no outputs."""
+    """Return the batch region of a program. If there is no batch, or if no output has rows, return None."""
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
     data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]
@@ -78,7 +78,7 @@ def region_of(context: OptimizationContext) -> BatchRegion | None:
 
 
 class _Search:
-    """One walk over a program, in order, that collects the nodes of a batch region."""
+    """Walk over a program once, and collect the nodes of a batch region."""
 
     def __init__(self, context: OptimizationContext, size: int, data: Sequence[int]) -> None:
         self.context, self.graph, self.size = context, context.graph, size
@@ -132,11 +132,11 @@ class _Search:
         )
 
     def _writes_its_own(self, node: Node) -> bool:
-        """Return True if a node writes only values that the region made and that have no other views."""
+        """Return True if a node writes only values that the region computed and that have no other views."""
         return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
 
     def _has_other_operands(self, node: Node) -> bool:
-        """Return True if the operands without rows exist before the region, or can be computed once for all."""
+        """Return True if the operands without rows exist before the region, or can be computed once for all parts."""
         return all(v in self.made or self._is_there(v) for v in node.inputs)
 
     def _is_there(self, value: int) -> bool:
@@ -151,9 +151,9 @@ class _Search:
         return True
 
     def _leave_views(self) -> None:
-        """Remove views of results that other nodes read, with their dependants.
+        """Remove views of results from the region if other nodes read them, and the nodes that depend on such views.
 
-        Such views are made after the parts were concatenated.
+        These views are made after the parts were concatenated.
         """
         maker: dict[int, int] = {}
         for node_id, (node, _) in self.nodes.items():
@@ -176,10 +176,11 @@ class _Search:
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
-        """Return True if the region can be replaced by parts.
+        """Return True if separate parts can replace the region.
 
-        Its outputs must have rows and memory of their own, which no other node writes or reads early. Its inputs must stay
-        unwritten.
+        Each output must have rows and memory of its own. No other node may write an output, or read it too early. No
+        node may
+        write an input.
         """
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):

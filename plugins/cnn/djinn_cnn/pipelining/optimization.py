@@ -15,23 +15,24 @@ CLIENT_ALL: Final = 5e-4  # seconds per program
 
 
 class Pipelining(Optimization):
-    """Tell the placement policy that independent programs follow each other, and how many devices can be busy.
+    """Tell the placement policy that independent programs follow each other, and how many devices they can keep busy.
 
-    The hint helps under three conditions. Programs of one structure are submitted before the client waits for earlier
-    ones. No program depends on state of the previous program. Each program runs long enough that the client can keep
-    several devices busy.
+    The hint helps under three conditions. The client submits programs of one structure before it waits for earlier
+    ones.
+    No program depends on the state that the previous program leaves. Each program runs long enough that the client can
+    keep several devices busy.
     """
 
     name = "pipelining"
     tolerates_growth = True
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: the optimization only acts over several devices."""
+        """Return False, because the optimization acts only over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return the hint `pipeline` with the number of devices, or the reason for none."""
+        """Return the hint `pipeline` with the number of devices, or the reason why programs are not spread."""
         refused = _why_not(context)
         if refused:
             return OptimizationResult(self.name, applied=False, reason=refused)

@@ -1,6 +1,6 @@
 """Rules for ops that process each row of a batch independently, so that they can run for a part of the batch.
 
-The batch is the first dimension of a value, or the first factor of that dimension if inputs were concatenated.
+The batch is the first dimension of a value. If inputs were concatenated, it is the first factor of this dimension.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from djinn.planning import Graph, Node, arguments
 
 @attrs.frozen(eq=False)
 class At:
-    """Argument of a rule: a node with the arguments of its call."""
+    """Argument of a rule.
+
+    Attributes:
+        graph: the graph.
+        node: the node.
+        given: arguments of the node, by name.
+    """
 
     graph: Graph
     node: Node
@@ -28,7 +34,7 @@ class At:
 
     @property
     def result(self) -> tuple[int, ...]:
-        """Return the sizes of the first result; for an in-place op, of the written operand."""
+        """Sizes of the first result. For an in-place op, these are the sizes of the written operand."""
         return self.shape((*self.node.outputs, *self.node.writes)[0])
 
 
@@ -37,7 +43,7 @@ Rule = Callable[[At], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Return the operands of a node that have rows; None if the node mixes rows.
+    """Return the operands of a node that have rows. If the node mixes rows, return None.
 
     Row i of each result depends only on row i of these operands.
     """
@@ -60,13 +66,16 @@ def is_pointwise(op: str) -> bool:
 
 
 def _broadcast(at: At) -> tuple[int, ...]:
-    """Rule of pointwise ops: return the operands with as many dimensions and rows as the result."""
+    """Rule of elementwise ops: return the operands that have as many dimensions and rows as the result."""
     result = at.result
     return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
 
 
 def _first(least: int = 2) -> Rule:
-    """Return a rule for ops on their first operand, which must have at least `least` dimensions. Weights are shared."""
+    """Return a rule for ops whose first operand has the rows, and at least `least` dimensions.
+
+    All rows share the weights.
+    """
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -102,7 +111,10 @@ def _convolution(at: At) -> tuple[int, ...] | None:
 
 
 def _along(*names: str, added: int = 0) -> Rule:
-    """Return a rule for ops along named dimensions, none of which is the first."""
+    """Return a rule for ops that work along the dimensions in these arguments.
+
+    None of them may be the first dimension.
+    """
 
     def rule(at: At) -> tuple[int, ...] | None:
         first = at.node.inputs[0]
@@ -123,7 +135,7 @@ def _all_along(at: At) -> tuple[int, ...] | None:
 
 
 def _product(at: At) -> tuple[int, ...] | None:
-    """Rule of matrix products. The second operand has rows if it has one matrix per row."""
+    """Rule of matrix products. If the second operand has one matrix per row, it has rows as well."""
     first, second = at.node.inputs[:2]
     if len(at.shape(first)) < 2:
         return None
@@ -217,7 +229,7 @@ _RULES: Final[Mapping[str, Rule]] = {
 
 
 def resized(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
-    """Return the arguments of a node that contain the number of rows, changed to `rows`. Most nodes have none."""
+    """Return the arguments of a node that contain the number of rows, with the number `rows` instead."""
     if node.operation == "native_group_norm":
         return {"N": rows}
     if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:

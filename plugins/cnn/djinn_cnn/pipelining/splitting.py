@@ -1,4 +1,4 @@
-"""The optimization `split_batches`: split a large batch, so that several devices process parts concurrently."""
+"""The optimization `split_batches`: split a large batch, so that several devices compute parts concurrently."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ HOP: Final = 1e-4  # minimum seconds of a message between devices
 
 
 class SplitBatches(Optimization):
-    """Split a batch into parts that run the same ops. Placement policies put each part on its own device.
+    """Split a batch into parts that run the same ops. The placement policy puts each part on its own device.
 
-    A split helps if it saves more time than the transfers of inputs and results take. Only ops that do not mix the inputs
-    of a batch are split. Then the parts are concatenated. Kernels may round differently for a smaller batch, so the
-    optimization is inexact.
+    A split helps if it saves more time than the transfers of inputs and results cost. Only ops that process each input
+    of
+    the batch separately are split. Then the parts are concatenated. Kernels may round differently for a smaller batch,
+    so
+    the optimization is inexact.
     """
 
     name = "split_batches"
@@ -31,12 +33,12 @@ class SplitBatches(Optimization):
     after = frozenset({"pipelining", "fold_batch_norms", "fuse_projections"})
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: the optimization only acts over several devices."""
+        """Return False, because the optimization acts only over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return the split into one part per device, or the reason for none."""
+        """Return a split into one part per device, or the reason why the batch is not split."""
         refused = _why_not(context)
         if refused:
             return OptimizationResult(self.name, applied=False, reason=refused)
@@ -64,7 +66,7 @@ def _why_not(context: OptimizationContext) -> str:
 
 
 def _predicted(context: OptimizationContext, region: BatchRegion, parts: int) -> tuple[float, float]:
-    """Return the predicted seconds of the region on the fastest device, and in parts.
+    """Return the predicted seconds of the region on the fastest device, and in `parts` parts.
 
     The seconds in parts include the transfers.
     """

@@ -1,4 +1,4 @@
-"""Find the state, other than weights, that a program takes from earlier programs or leaves to later ones."""
+"""Find state, other than weights, that a program takes from earlier programs or leaves for later programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from djinn.planning import DataResidency, storage_of
 
 
 def what_is_carried(context: OptimizationContext) -> str:
-    """Return the reason why programs of this structure must run in order; empty if there is none."""
+    """Return the reason why programs of this structure must run in order.
+
+    If they are independent, return an empty text.
+    """
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     random = next((n for n in nodes if n.random), None)

@@ -1,4 +1,4 @@
-"""Switch off optimizations that make programs slower, according to measured runs."""
+"""Measure whether optimizations save time, and switch off optimizations that make programs slower."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ djinn_api_version = "2.0"
 class Settings:
     """Settings of the plugin.
 
-    `least`: an optimization is switched off if it costs at least this share of a program's time.
+    Attributes:
+        least: an optimization is switched off if it costs at least this share of a program's time.
     """
 
     least: float = attrs.field(default=LEAST, validator=[attrs.validators.ge(0), attrs.validators.lt(1)])

@@ -1,4 +1,4 @@
-"""Decide whether an optimization, or a placement over several executors, saves time, by runs with and without it."""
+"""Decide by measured runs whether an optimization, or a placement on several executors, saves time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ RUNS: Final = 8  # number of runs over several executors that must save the time
 
 
 class Adaptive(Judge):
-    """Judge other optimizations. It does not rewrite programs.
+    """Decide which other optimizations stay on. This optimization does not rewrite programs.
 
-    It compares the executor's times with and without an optimization. It compares placements in the same way: one executor
-    against several.
+    It compares executor times of runs with and without an optimization. In the same way, it compares a placement on one
+    executor with a placement on several executors.
 
-    The comparison is the Mann-Whitney rank test, which is robust against outliers. It is repeated after a few fixed numbers
-    of runs, and the tests share the error probability. If the last test decides nothing, the optimization stays on.
+    The comparison is the Mann-Whitney rank test, which is robust against outliers. The test is repeated after a few
+    fixed
+    numbers of runs, and all repetitions together have a fixed error probability. If the last test finds no difference,
+    the
+    optimization stays on.
     """
 
     name = "adaptive"
@@ -39,9 +42,9 @@ class Adaptive(Judge):
         return OptimizationResult(self.name, applied=False, reason="it only judges other optimizations")
 
     def pays(self, trial: Trial) -> bool | None:
-        """Return True to keep an optimization, False if it costs time, None if more runs are needed.
+        """Return True to keep an optimization on, and False to switch it off. If more runs are needed, return None.
 
-        An optimization is kept if it saves time, or if the last test is undecided.
+        An optimization stays on if it saves time, or if the last test finds no difference.
         """
         rounds = min(len(trial.with_it), len(trial.without))
         if rounds < LOOKS[0]:
@@ -56,10 +59,11 @@ class Adaptive(Judge):
         return True if looks[-1] == LOOKS[-1] else None
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """Return True if several executors save time by medians, including the time to move weights.
+        """Return True if several executors save time, by median times and the time to move weights.
 
-        With few measured runs, the saving must be larger, because single runs mislead. In doubt, one executor is used. Each
-        later run updates the decision, and the other placement is tried again at times.
+        With few measured runs, the saving must be larger, because single runs mislead. If the saving is too small, one
+        executor
+        is used. Each later run updates the decision, and sometimes the other placement is tried again.
         """
         if not trial.alone or not trial.apart:
             return None
@@ -69,5 +73,5 @@ class Adaptive(Judge):
 
 
 def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return True if all runs of `ours` were so much faster than all runs of `other` that no more are needed."""
+    """Return True if all runs in `ours` were much faster than all in `other`, so that no more are needed."""
     return CLEARLY * max(ours) < min(other)

@@ -9,9 +9,10 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """Return the one-sided p-value of `ours` being less than `other`, by the Mann-Whitney test.
+    """Return the p-value of the one-sided Mann-Whitney test for `ours` being less than `other`.
 
-    It uses the normal approximation with corrections for ties and continuity, which is good for eight or more values each.
+    The p-value is a normal approximation with corrections for ties and continuity. Each sample needs about eight
+    values.
     """
     first, second = len(ours), len(other)
     everything = sorted([*ours, *other])

@@ -1,4 +1,4 @@
-"""Remove dead code and common subexpressions."""
+"""Remove dead code, and compute common subexpressions once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ djinn_api_version = "2.0"
 class Settings:
     """Settings of the plugin.
 
-    `on`: True to clean up programs. Default: off, because it saves only 1 to 3 % of a program's time
-    (evaluation/results/planning.md).
+    Attributes:
+        on: True to clean up programs. The default is False, because this saves only 1 to 3 % of a program's time
+            (evaluation/results/planning.md).
     """
 
     on: bool = False

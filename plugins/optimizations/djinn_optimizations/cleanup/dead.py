@@ -1,4 +1,4 @@
-"""Dead code elimination: walk back from the values that outlive the program."""
+"""Find dead code: all nodes that the values which outlive the program do not depend on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from djinn.planning import Graph, Node, OptimizationPlan, storage_of
 
 
 def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> frozenset[int]:
-    """Return the ids of the nodes of `plan` that can be removed. `kept`: values that outlive the program.
+    """Return the ids of the nodes in `plan` that can be removed. `kept`: values that outlive the program.
 
-    A node is live if it is random or has a side effect, if it computes a value that is kept or that a live node uses, or if
-    it writes memory that outlives the program or that a live node reads later.
+    A node is live if it has a side effect or draws random numbers. It is also live if it computes a kept value, or a
+    value
+    that a live node uses, or if it writes memory that is kept or that a live node reads later.
     """
     live = set(kept)
     storages = {storage_of(v) for v in (*kept, *graph.inputs)}

@@ -1,4 +1,4 @@
-"""Common subexpressions: find nodes that run the same op on the same values as an earlier node."""
+"""Find common subexpressions: nodes that run an op on the same values as an earlier node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ FILLED: Final = 4096  # bytes of a tensor below which refilling it costs less th
 
 @attrs.define
 class MergedNodes:
-    """Nodes that repeat earlier nodes, the values that replace their results, and pairs of scalars that were equal."""
+    """Nodes that repeat earlier nodes.
+
+    Attributes:
+        drop: ids of the repeated nodes.
+        replace: for each result of a repeated node, the equal earlier value.
+        equal_slots: pairs of numeric arguments that had to be equal.
+    """
 
     drop: set[int] = attrs.field(factory=set)
     replace: dict[int, int] = attrs.field(factory=dict)
@@ -25,7 +31,10 @@ class MergedNodes:
 
 
 def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedNodes:
-    """Find the nodes of `plan` that repeat the computation of an earlier node."""
+    """Find the nodes in `plan` that repeat the computation of an earlier node.
+
+    `kept`: values that outlive the program.
+    """
     search = _Search(graph, plan, kept)
     for node_id in plan.nodes:
         search.take(graph.nodes[node_id])
@@ -33,7 +42,7 @@ def merge(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> MergedN
 
 
 class _Search:
-    """Walk over the program once, and index each computation by its inputs."""
+    """Walk over the program once, and look up each computation by its inputs."""
 
     def __init__(self, graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> None:
         self.graph, self.kept = graph, kept
@@ -60,11 +69,14 @@ class _Search:
             self.versions[storage_of(value)] += 1
 
     def _fills_little(self, node: Node) -> bool:
-        """Return True if a node fills a small tensor with a number, such as a flag that a loop sets at its end."""
+        """Return True if a node fills a small tensor with a number, such as the flag at the end of a loop."""
         return node.op == "aten::full" and self.graph.meta(node.outputs[0]).nbytes <= FILLED
 
     def _key(self, node: Node) -> Hashable:
-        """Return a key that is equal for equal computations: op, typed scalars, operands and their write counts."""
+        """Return a key that is equal for equal computations.
+
+        It contains the op, its typed scalars, its operands, and how often each operand was written before.
+        """
         inputs = tuple(self.replace.get(v, v) for v in node.inputs)
         versions = tuple(self.versions[storage_of(v)] for v in inputs)
         return (node.form, tuple((type(s), repr(s)) for s in node.slots), inputs, versions)
@@ -73,9 +85,9 @@ class _Search:
         return all(self._indistinguishable(a, b) for a, b in zip(first.outputs, second.outputs, strict=True))
 
     def _indistinguishable(self, first: int, second: int) -> bool:
-        """Return True if `second` can be replaced by `first` without an observable difference.
+        """Return True if value `first` can replace value `second` without an observable difference.
 
-        `second` must not outlive the program, and no op may write into only one of them.
+        `second` must not outlive the program, and no op may write into only one of the two.
         """
         if second in self.kept or self.graph.meta(first) is not self.graph.meta(second):
             return False
@@ -94,5 +106,5 @@ class _Search:
 
 
 def _comparable(node: Node) -> bool:
-    """Return True if the scalars of a node can be compared later. NaN never equals NaN."""
+    """Return True if later runs can compare the scalars of a node. NaN never equals NaN."""
     return not any(math.isnan(slot) for slot in node.slots)

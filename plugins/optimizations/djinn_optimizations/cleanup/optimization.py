@@ -13,16 +13,16 @@ _TIMED = "the program records events: what is timed runs as it was written"
 
 
 class _Cleanup(Optimization):
-    """Base class of both optimizations. It leaves programs unchanged that record events."""
+    """Base class of both optimizations. Programs that record events stay unchanged."""
 
     tolerates_growth = True
 
     def __init__(self, *, on: bool = True) -> None:
-        """`on`: False leaves all programs unchanged."""
+        """Create the optimization. If `on` is False, all programs stay unchanged."""
         self._on = on
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: this rewrite alone saves less time than planning costs."""
+        """Return False, because this rewrite alone saves less time than planning costs."""
         del ops
         return False
 
@@ -33,7 +33,7 @@ class _Cleanup(Optimization):
 
 
 class CommonSubexpressions(_Cleanup):
-    """Compute repeated expressions once."""
+    """Compute an expression once if a program computes it several times."""
 
     name = "common_subexpressions"
     before = frozenset({"dead_code"})
@@ -51,12 +51,12 @@ class CommonSubexpressions(_Cleanup):
 
 
 class DeadCode(_Cleanup):
-    """Remove ops whose results are not used."""
+    """Remove ops whose results no later op and no caller uses."""
 
     name = "dead_code"
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Remove every op that has no effect and leads to no value that outlives the program."""
+        """Remove each op that has no side effect and that no value which outlives the program depends on."""
         if reason := self._refused(context):
             return reason
         dead = dead_nodes(context.graph, context.plan, context.kept)

@@ -1,4 +1,4 @@
-"""Fuse linear layers with a common input, and fold batch norms into the preceding convolutions."""
+"""Fuse linear layers that read one input, and fold batch norms into the convolutions before them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Fold batch norms into convolutions.
 
-In evaluation, a batch norm is a scale and a shift per channel, which the convolution before it can apply.
+In evaluation, a batch norm multiplies and shifts each channel. The convolution before it can do both with other
+weights.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_traini
 
 
 class FoldBatchNorms(Optimization):
-    """Multiply a norm's scale and shift into the weights of the preceding convolution, and remove the norm.
+    """Fold the scale and shift of a batch norm into the convolution before it, and remove the norm.
 
-    This always saves one pass over the output. If weights or statistics change, the weights are folded again.
+    This always saves one pass over the output. If the weights or the statistics change, the weights are folded again.
     """
 
     name = "fold_batch_norms"
@@ -28,11 +29,11 @@ class FoldBatchNorms(Optimization):
     tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return True if a program has convolutions and batch norms."""
+        """Return True if the program has convolutions and batch norms."""
         return "aten::convolution" in ops and not ops.isdisjoint(f"aten::{norm}" for norm in _NORMS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return substitutions for all convolutions whose result is read by a norm only."""
+        """Return substitutions for all convolutions whose result only a batch norm reads."""
         running = frozenset(context.plan.nodes)
         norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
         substitutions = [s for norm in norms if (s := _folded(context, norm)) is not None]

@@ -1,6 +1,6 @@
-"""Fuse linear layers with a common input.
+"""Fuse linear layers that read one input.
 
-Examples are query, key and value of attention, and gate and up projection of a gated MLP.
+Examples are query, key and value of attention, and the gate and up projections of a gated MLP.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ BYTES: Final = 1 << 20
 
 
 class FuseProjections(Optimization):
-    """Replace several products with the same input by one wide product.
+    """Replace several matrix products with one input by one wider product. Their weights are concatenated once.
 
-    The wide product is faster on a CPU, for one row and small weights, as in decoding. Weights are concatenated once.
+    The wide product is faster on a CPU if there is one row and the weights are small, as in decoding.
     """
 
     name = "fuse_projections"
@@ -30,7 +30,7 @@ class FuseProjections(Optimization):
     tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return True if a program has linear layers."""
+        """Return True if the program has linear layers."""
         return "aten::linear" in ops
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:

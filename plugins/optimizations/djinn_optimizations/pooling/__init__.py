@@ -1,4 +1,4 @@
-"""Move a pooling before ops that can run on the pooled elements instead."""
+"""Move a pooling before ops that can work on the pooled elements."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from djinn_optimizations.pooling.pooling import POOLINGS, pooling_of
 class PoolFirst(Optimization):
     """Swap a pooling with the op before it, or merge two poolings.
 
-    - `avg_pool(conv1x1(x))` becomes `conv1x1(avg_pool(x))`: a fraction of the products.
-    - `max_pool(f(x))` with an increasing `f` becomes `f(max_pool(x))`: a fraction of the elements.
-    - Two poolings with adjacent windows become one with larger windows: one pass less.
+    - `avg_pool(conv1x1(x))` becomes `conv1x1(avg_pool(x))`, with a fraction of the multiplications.
+    - `max_pool(f(x))` with an increasing `f` becomes `f(max_pool(x))`, with a fraction of the elements.
+    - Two poolings with adjacent windows become one pooling with larger windows, which saves one pass.
 
-    The rewrite is done only if the pooling leaves fewer elements, and is then always faster. Sums are rounded in another order, and
-    zeros may have another sign.
+    A pooling is moved only if it reduces the number of elements. Then the rewrite is always faster. Sums are rounded in
+    another order, and zeros may have another sign.
     """
 
     name = "pool_first"
@@ -26,11 +26,11 @@ class PoolFirst(Optimization):
     tolerates_growth = True  # it substitutes only the calls that it inspected, so plans for other sizes stay correct
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return True if there are poolings."""
+        """Return True if the program has poolings."""
         return not ops.isdisjoint(POOLINGS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return substitutions for all poolings that should come first."""
+        """Return substitutions for all poolings that should run earlier."""
         graph, running, substituted = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
         pairs: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
@@ -49,7 +49,7 @@ class PoolFirst(Optimization):
 
 
 def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
-    """Return True if the intermediate values and the argmax positions are unused elsewhere, and neither is written meanwhile."""
+    """Return True if no other node reads the intermediate values or the argmax positions, and no node writes them."""
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
     removed = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}

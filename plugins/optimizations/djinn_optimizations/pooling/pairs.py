@@ -1,4 +1,4 @@
-"""Pairs of a pooling and the op before it, which can be swapped or merged."""
+"""Find pairs of a pooling and the op before it that can be swapped or merged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ _INCREASING: Final[dict[str, Callable[[dict[str, Any]], bool]]] = {
 
 @attrs.frozen(eq=False)
 class Pair:
-    """A pooling and another op, with `compute`, an equivalent of both.
+    """A pooling and the op before it.
 
     Attributes:
         name: the rewrite, in words.
-        pooling: the last pooling.
-        nodes, inputs: ids of all nodes, and the pair's input values.
+        pooling: the pooling.
+        nodes: ids of all nodes of the pair.
+        inputs: input values of the pair.
+        compute: function that computes the same result faster.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Pair:
 
 
 def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Return the rewrite of a pooling; None if no rule applies."""
+    """Return the pair that ends with a pooling. If no rewrite applies to it, return None."""
     for rule in (_after_activation, _after_convolution, _after_pooling):
         if (pair := rule(graph, pooling)) is not None:
             return pair
@@ -49,7 +51,10 @@ def pair_of(graph: Graph, pooling: Pooling) -> Pair | None:
 
 
 def _after_activation(graph: Graph, pooling: Pooling) -> Pair | None:
-    """Rewrite `max_pool(f(x))` as `f(max_pool(x))` for increasing `f`. An in-place `f` also yields the tensor that it writes."""
+    """Rewrite `max_pool(f(x))` as `f(max_pool(x))` for an increasing `f`.
+
+    If `f` works in place, it also returns `f(x)`.
+    """
     before = _last_change(graph, pooling)
     condition = _INCREASING.get(before.operation.removesuffix("_")) if before is not None else None
     if before is None or condition is None or pooling.kind != "largest" or len(before.inputs) != 1:
@@ -108,6 +113,6 @@ def _pooled(pooling: Pooling, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _last_change(graph: Graph, pooling: Pooling) -> Node | None:
-    """Return the last op that computed or wrote the pooled value."""
+    """Return the last op that computed or wrote the value which is pooled."""
     writers = [n for n in graph.consumers(pooling.source) if pooling.source in n.writes and n.id < pooling.node.id]
     return writers[-1] if writers else graph.producer(pooling.source)

@@ -21,7 +21,8 @@ class Pooling:
         node: the pooling op.
         source: input value of the op.
         kind: maximum or average.
-        window, step: elements along each dimension; empty if window sizes differ.
+        window: size of the windows along each dimension. If windows differ in size, it is empty.
+        step: distance of the windows along each dimension. If windows differ in size, it is empty.
         inside: True if all windows lie within the input.
     """
 
@@ -34,7 +35,7 @@ class Pooling:
 
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
-    """Return the pooling of a node. Return None if the node does not reduce the number of elements by pooling."""
+    """Return the pooling of a node. If the node does not reduce the number of elements by pooling, return None."""
     if node.operation not in _OPERATIONS:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:

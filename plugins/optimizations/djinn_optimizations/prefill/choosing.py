@@ -22,7 +22,12 @@ FULL: Final = 0.9  # share of a device's free memory that weights may fill
 
 @attrs.frozen
 class ChunkChoice:
-    """Ends of the chunks, and the reason for the choice."""
+    """How to divide a prompt.
+
+    Attributes:
+        ends: end row of each chunk.
+        reason: the reason for this choice.
+    """
 
     ends: tuple[int, ...]
     reason: str
@@ -30,9 +35,12 @@ class ChunkChoice:
 
 @attrs.frozen
 class _Times:
-    """Predicted seconds on the fastest device.
+    """Predicted seconds of the program on the fastest device.
 
-    They are split into work proportional to rows, attention, and work that cannot be divided.
+    Attributes:
+        linear: seconds of work that is proportional to the number of rows.
+        attention: seconds of attention.
+        whole: seconds of work that cannot be divided.
     """
 
     linear: float
@@ -40,9 +48,9 @@ class _Times:
     whole: float
 
     def between(self, start: float, end: float) -> float:
-        """Return the seconds of the rows between two shares of the prompt.
+        """Return the seconds of the rows from `start` to `end`, both given as shares of the prompt.
 
-        With a mask, attention also computes masked scores.
+        Attention with a mask also computes the masked scores.
         """
         pairs = end * end if not start else 2 * end * (end - start)
         return self.linear * (end - start) + self.attention * pairs
@@ -54,10 +62,10 @@ class _Times:
 
 
 def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
-    """Return the chunks with the earliest predicted end.
+    """Return the chunks with the shortest predicted time.
 
     Raises:
-        Refused: no number of chunks is sufficiently faster than one device.
+        Refused: no number of chunks is fast enough compared with one device.
     """
     times = _times(context, rows)
     candidates = [
@@ -94,7 +102,10 @@ def _times(context: OptimizationContext, rows: Rows) -> _Times:
 def _divided(
     context: OptimizationContext, rows: Rows, times: _Times, count: int
 ) -> tuple[float, tuple[int, ...]] | None:
-    """Return the seconds of `count` chunks, and the ends of the chunks. Return None if this is not possible."""
+    """Return the seconds of a run in `count` chunks, and the ends of the chunks.
+
+    If this is not possible, return None.
+    """
     if rows.rows < 2 * STEP * count or not _weights_fit(context, count):
         return None
     ends = _ends(rows.rows, times, count)
@@ -110,7 +121,7 @@ def _divided(
 
 
 def _ends(rows: int, times: _Times, count: int) -> tuple[int, ...]:
-    """Return the ends of chunks that take equal times. Each chunk attends to all rows before it."""
+    """Return the ends of chunks that take equal times. The rows of a chunk attend to all earlier rows."""
     low, high = 0.0, times.between(0.0, 1.0)
     for _ in range(30):  # bisection for the least time per chunk that covers all rows
         middle = (low + high) / 2
@@ -140,7 +151,7 @@ def _bytes_of_keys_and_values(rows: Rows) -> int:
 
 
 def _slowest(context: OptimizationContext) -> tuple[float, float]:
-    """Return bandwidth and latency of the slowest link between two devices; 0 if none was measured."""
+    """Return the bandwidth and latency of the slowest link between two devices. If no link was measured, both are 0."""
     ids = {device.id for device in context.topology.devices}
     links = [link for link in context.topology.links if {link.source, link.target} <= ids]
     bandwidth = min((link.bandwidth for link in links if link.bandwidth), default=0.0)

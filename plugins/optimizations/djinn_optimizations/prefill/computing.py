@@ -1,4 +1,4 @@
-"""Run the divided part of a program: each chunk of rows passes through all layers, as a group of ops."""
+"""Run a program in chunks of rows: each chunk passes through all layers, as a group of ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from djinn_optimizations.prefill.rules import aligned_dim
 
 @attrs.frozen
 class Chunks:
-    """First row of each chunk, and the end of the last chunk."""
+    """Chunks of rows.
+
+    Attributes:
+        ends: first row of each chunk, and the end of the last chunk.
+    """
 
     ends: tuple[int, ...]
 
@@ -36,9 +40,12 @@ class ChunkedRun:
     """One run of the divided part of a program.
 
     Attributes:
+        rows: the divided part.
+        chunks: the chunks.
         cut: nodes that select rows of the last chunk only.
         whole: tensors with all rows, by value.
-        parts: tensors by chunk, by value.
+        parts: the tensor of each chunk, by value.
+        masks: attention masks, by chunk and dtype.
     """
 
     rows: Rows
@@ -49,7 +56,7 @@ class ChunkedRun:
     masks: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Compute nodes in order, by chunk if possible."""
+        """Compute nodes in order. Each node runs once per chunk if possible, and else for all rows."""
         for node in nodes:
             if node.id in self.rows.attention:
                 self._attend(node, self.rows.attention[node.id])
@@ -69,7 +76,7 @@ class ChunkedRun:
         return self.whole[value]
 
     def part(self, value: int, chunk: int) -> torch.Tensor:
-        """Return a chunk of a value. A tensor with all rows is sliced on its own device."""
+        """Return the rows of a value for one chunk. A tensor with all rows is sliced on its own device."""
         if value not in self.parts:
             self.parts[value] = [self._narrow(self.whole[value], self.rows.dims[value], c) for c in self._numbers]
         return self.parts[value][chunk]
@@ -101,9 +108,9 @@ class ChunkedRun:
             self.parts[value] = [results[index] for results in parts]
 
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
-        """Return an op's operand for a chunk.
+        """Return the operand of an op for one chunk.
 
-        Operands with rows, and operands that broadcast against them, are sliced.
+        An operand with rows is sliced, and so is an operand that broadcasts against one.
         """
         if value in self.rows.dims:
             return self.part(value, chunk)
@@ -114,7 +121,7 @@ class ChunkedRun:
         return tensor if at is None else self._narrow(tensor, at, chunk)
 
     def _attend(self, node: Node, attention: CausalAttention) -> None:
-        """Compute a chunk of attention, whose rows attend to all rows up to the end of the chunk."""
+        """Compute attention for each chunk. The rows of a chunk attend to all rows up to the end of the chunk."""
         results: list[torch.Tensor] = []
         names = [self.part(attention.query, c) for c in self._numbers]
         for chunk, query in enumerate(names):
@@ -133,7 +140,7 @@ class ChunkedRun:
         return torch.cat(before, self.rows.dims[value]) if chunk else before[0]
 
     def _mask(self, chunk: int, query: torch.Tensor) -> torch.Tensor:
-        """Return the mask for the attention scores of a chunk, so that rows do not attend to later rows."""
+        """Return the mask for a chunk's attention scores, which prevents rows from attending to later rows."""
         key = (chunk, query.dtype)
         if key not in self.masks:
             size = (self.chunks.length(chunk), self.chunks.ends[chunk])
@@ -142,7 +149,7 @@ class ChunkedRun:
         return self.masks[key]
 
     def _cut_out(self, node: Node) -> torch.Tensor:
-        """Select rows of the last chunk in that chunk instead of in the whole tensor."""
+        """Select rows from the last chunk instead of from the whole tensor."""
         value, last = node.inputs[0], len(self.chunks) - 1
         dim = self.rows.dims[value]
         length = self.rows.graph.meta(node.outputs[0]).shape[dim]

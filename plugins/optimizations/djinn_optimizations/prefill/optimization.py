@@ -1,4 +1,4 @@
-"""Divide long prompts: each device runs a chunk of rows through all layers."""
+"""Divide long prompts: each device runs all layers for a chunk of rows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ Chooser = Callable[[OptimizationContext, Rows], ChunkChoice]
 
 
 class DivideSequences(Optimization):
-    """Divide a prompt into chunks of rows.
+    """Divide a prompt into chunks of rows, one for each device.
 
-    The keys and values of a chunk are sent to the devices of later chunks. Caches, and ops after the layers, are on the
-    device of the last chunk. This saves time if the prompt is long enough to outweigh these transfers.
+    Each chunk sends its keys and values to the devices of later chunks. Caches are on the device of the last chunk,
+    which
+    also runs the ops after the layers. This saves time if the prompt is long compared with the transfers.
     """
 
     name = NAME
@@ -32,16 +33,16 @@ class DivideSequences(Optimization):
     exact = False
 
     def __init__(self, chooser: Chooser = choose) -> None:
-        """`chooser`: function that chooses number and lengths of the chunks."""
+        """Create the optimization. `chooser` chooses the number and the lengths of the chunks."""
         self._choose = chooser
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: the optimization only acts over several devices."""
+        """Return False, because the optimization acts only over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return one substitution for all layers, or the reason for none."""
+        """Return one substitution for all layers, or the reason why the prompt is not divided."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
         try:
@@ -76,9 +77,9 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
 
 
 def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node: Node) -> bool:
-    """Return True if a node selects rows of the last chunk only, such as the row of the last token.
+    """Return True if a node selects only rows of the last chunk, such as the row of the last token.
 
-    Neither the node's result nor its input may outlive the program.
+    Neither the result nor the input of the node may outlive the program.
     """
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
@@ -88,9 +89,9 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Check that no later program can notice that kept values are separate tensors.
+    """Raise `Refused` if a later program could notice that kept values no longer share memory.
 
-    If a later program may write into a kept value, values that share its memory must see the write.
+    If a later program writes into a kept value, values that share its memory must change as well.
     """
     before = {storage_of(v) for v in context.graph.inputs}
     several = Counter(map(storage_of, outputs))
@@ -102,7 +103,7 @@ def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
 
 
 def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """Return the divided nodes, with nodes between them that they depend on.
+    """Return the divided nodes, and the nodes between them that they depend on.
 
     The inputs of a substitution must exist before its first node.
     """
@@ -131,7 +132,7 @@ def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """Return the divided nodes, and the nodes whose results are used by divided nodes only."""
+    """Return the divided nodes, and the nodes whose results only divided nodes use."""
     removed = set(divided)
     for node in reversed(run):
         if node.id not in removed and not any(_is_needed(context, v, removed) for v in node.outputs):

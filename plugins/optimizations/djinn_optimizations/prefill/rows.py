@@ -16,12 +16,12 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 
 
 class NotDivisible(Exception):  # noqa: N818 - a reason, not a failure
-    """A program cannot be divided. The text has the reason."""
+    """A program cannot be divided, for the reason in the message."""
 
 
 @attrs.frozen
 class CausalAttention:
-    """An attention node in which each row attends to itself and to earlier rows."""
+    """An attention op in which each row attends only to itself and to earlier rows."""
 
     query: int
     key: int
@@ -30,13 +30,14 @@ class CausalAttention:
 
 @attrs.define(eq=False)
 class Rows:
-    """The sequence dimension of a program: values that have it, and nodes that can run for some rows.
+    """The sequence dimension of a program: which values have it, and which nodes can run for some of the rows.
 
     Attributes:
+        graph: the graph of the program.
         rows: number of rows.
-        dims: dimension of the rows, by value.
-        splits: how to run the node for some rows, by node.
-        attention: attention nodes.
+        dims: index of the sequence dimension, by value.
+        splits: how a node can run for some of the rows, by node.
+        attention: attention ops, by node.
         whole: nodes that need all rows at once.
     """
 
@@ -48,7 +49,7 @@ class Rows:
     whole: list[int] = attrs.field(factory=list)
 
     def take(self, node: Node) -> None:
-        """Determine the row dimension of a node's results."""
+        """Find the sequence dimension of a node's results."""
         if not any(v in self.dims for v in node.inputs):
             return
         options = arguments(node)
@@ -79,10 +80,10 @@ class Rows:
 
 
 def rows_of(context: OptimizationContext) -> Rows:
-    """Find the rows of a program.
+    """Find the sequence dimension of a program.
 
     Raises:
-        Refused: the program has no rows, or they cannot be divided.
+        Refused: the program has no sequence dimension, or cannot be divided along it.
     """
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
@@ -103,9 +104,9 @@ def rows_of(context: OptimizationContext) -> Rows:
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:
-    """Check that the rows can be divided.
+    """Raise `Refused` if the rows cannot be divided.
 
-    No other node may use nodes that are left out, and their values must not change meanwhile.
+    No node outside the divided part may use its intermediate values, and these values must not change meanwhile.
     """
     graph = found.graph
     looked_at = {storage_of(v) for n in found.nodes for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
@@ -124,7 +125,7 @@ def _has_effects(node: Node) -> bool:
 
 
 def inside(node: Node) -> str:
-    """Return the location of a node in the model as text, for messages."""
+    """Return the position of a node in the model as text, for messages."""
     return f" in {node.module}" if node.module else ""
 
 

@@ -1,7 +1,8 @@
-"""Rules that propagate the sequence dimension from the operands of an op to its results.
+"""Rules that find the sequence dimension of an op's results from its operands.
 
-A rule gets a node, its arguments by name, and the row dimension of each value. It returns the row dimension of each
-result, and the arguments to change for a part of the rows. It returns None if the op mixes rows.
+A rule gets a node, its arguments by name, and the sequence dimension of each value. It returns the sequence dimension
+of each result, and the arguments to change if the op runs for some of the rows. If the op mixes rows, the rule returns
+None.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ Dims = Mapping[int, int]
 
 @attrs.frozen
 class Split:
-    """A node that can run for some of the rows.
+    """How a node can run for some of the rows.
 
     Attributes:
-        dims: dimension of the rows, by result.
-        sizes: name of the argument with the result's sizes, if the op has one.
-        broadcast: True if operands broadcast. Operands without rows are stretched; operands of equal size are sliced.
-        passes: True if the op leaves the rows of its operand unchanged.
+        dims: index of the sequence dimension, by result.
+        sizes: name of the argument with the sizes of the result, if the op has such an argument.
+        broadcast: True if operands broadcast. An operand without rows is broadcast, and an operand with all rows is
+            sliced.
+        passes: True if the op does not change the rows of its operand.
     """
 
     dims: tuple[int, ...]
@@ -37,7 +39,15 @@ class Split:
 
 @attrs.frozen
 class Case:
-    """Argument of a rule: a node, its arguments, and the row dimensions of values."""
+    """Argument of a rule.
+
+    Attributes:
+        graph: the graph.
+        node: the node.
+        given: arguments of the node, by name.
+        dims: index of the sequence dimension, by value.
+        rows: number of rows.
+    """
 
     graph: Graph
     node: Node
@@ -50,16 +60,16 @@ class Case:
         return self.graph.meta(value).shape
 
     def dim(self, value: Any) -> int | None:
-        """Return the row dimension of a value; None if it has no rows."""
+        """Return the index of a value's sequence dimension. If the value has no rows, return None."""
         return self.dims.get(value) if isinstance(value, int) else None
 
     @property
     def made(self) -> tuple[int, ...]:
-        """Return the sizes of the first result."""
+        """Sizes of the first result."""
         return self.shape(self.node.outputs[0])
 
     def others_are_whole(self, *names: str) -> bool:
-        """Return True if none of the arguments with these names has rows."""
+        """Return True if no argument with one of these names has rows."""
         return all(self.dim(self.given.get(name)) is None for name in names)
 
 
@@ -67,7 +77,7 @@ Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Return how an op can run on a part of the rows of its inputs. Return None if it must run on all rows."""
+    """Return how an op can run for some of the rows. If it must run for all rows, return None."""
     rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 
@@ -81,7 +91,9 @@ def _is_elementwise(op: str) -> bool:
 
 
 def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
-    """Return the dimension of an operand that aligns with dimension `dim` of a result, if it has the rows.
+    """Return the dimension of an operand that broadcasts to dimension `dim` of a result.
+
+    If it has no rows, return None.
 
     `made`: number of dimensions of the result.
     """
@@ -90,14 +102,17 @@ def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | N
 
 
 def _aligned(case: Case) -> Split | None:
-    """Rule of pointwise ops, whose operands broadcast from the right."""
+    """Rule of elementwise ops. Their operands broadcast, aligned at the last dimension."""
     ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
     dim = len(case.made) - next(iter(ends))
     return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
 
 
 def _same(*whole: str) -> Rule:
-    """Return a rule for ops that leave the rows of the first operand in place. Arguments `whole` must have no rows."""
+    """Return a rule for ops that do not move the rows of their first operand.
+
+    The arguments `whole` must have no rows.
+    """
 
     def rule(case: Case) -> Split | None:
         first = case.node.inputs[0]
@@ -108,7 +123,10 @@ def _same(*whole: str) -> Rule:
 
 
 def _product(left: str, right: str, *added: str) -> Rule:
-    """Return a rule for matrix products and linear layers. The rows are on the left, and are not summed over."""
+    """Return a rule for matrix products and linear layers.
+
+    The left operand has the rows, and the sum is not over the rows.
+    """
 
     def rule(case: Case) -> Split | None:
         dim = case.dim(case.given[left])
@@ -143,16 +161,16 @@ def _reduced(case: Case) -> Split | None:
 
 
 def _within(case: Case) -> Split | None:
-    """Rule of ops along a dimension other than the rows that keep the shape, such as softmax."""
+    """Rule of ops that keep the shape and work along another dimension than the rows, such as softmax."""
     value = case.node.inputs[0]
     dim = case.dim(value)
     return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
 
 
 def _reshaped(case: Case) -> Split | None:
-    """Rule of reshapes that keep the dimension of the rows.
+    """Rule of reshapes that keep the sequence dimension.
 
-    The sizes of the dimensions before it must have the same product.
+    The product of the sizes before the sequence dimension must not change.
     """
     value = case.node.inputs[0]
     before = math.prod(case.shape(value)[: case.dims[value]])
@@ -220,9 +238,9 @@ def _parted(case: Case) -> Split | None:
 
 
 def _joined(case: Case) -> Split | None:
-    """Rule of concatenations along another dimension.
+    """Rule of concatenations along another dimension than the rows.
 
-    A concatenation along the rows is allowed if all earlier parts are empty, such as an empty cache.
+    A concatenation along the rows is allowed if all earlier operands are empty, such as an empty cache.
     """
     along = case.given["dim"] % len(case.made)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}

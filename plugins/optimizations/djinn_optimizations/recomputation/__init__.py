@@ -1,4 +1,4 @@
-"""Recompute values on the device that uses them, if this is faster than a transfer."""
+"""Recompute a value on the device that uses it, if this is faster than a transfer."""
 
 from __future__ import annotations
 

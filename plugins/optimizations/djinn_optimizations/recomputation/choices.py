@@ -1,4 +1,4 @@
-"""Choose values to recompute instead of sending them, by predicted end times."""
+"""Choose which values to recompute instead of sending them, by predicted times."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SPARE = 0.1  # share of a device's memory that copies of weights must leave free
 
 @attrs.frozen(eq=False)
 class ReplicaChoice:
-    """A set of replicas (ops that run on a further device as well), and the predicted time of the program with them.
+    """A set of replicas, which are ops that run on a second device as well, with predicted times.
 
     Attributes:
-        replicas: the replicas; empty if all values are sent.
-        seconds: predicted time of the program, including a share of the time to copy inputs of replicas.
-        interval: seconds between pipelined runs.
+        replicas: the replicas. If all values are sent, it is empty.
+        seconds: predicted time of the program, with a share of the time to copy inputs of replicas.
+        interval: seconds between successive runs in a pipeline.
         computing: seconds of the replicas.
-        sending: seconds of the transfers that they avoid.
-        nbytes: bytes of the transfers that they avoid.
+        sending: seconds of the transfers that the replicas avoid.
+        nbytes: bytes of the transfers that the replicas avoid.
     """
 
     replicas: tuple[PlacementDecision, ...]
@@ -42,7 +42,7 @@ class ReplicaChoice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Return the choices of replicas. The first one has no replicas."""
+    """Return candidate sets of replicas. The first set is empty."""
     simulated, tried = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
     for weight in WEIGHTS:
         runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
@@ -63,13 +63,13 @@ def choices(context: OptimizationContext, placement: Placement, found: Sequence[
 
 
 def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
-    """Return the values that need not be sent if these nodes run on the device."""
+    """Return the values that need not be sent if `nodes` run on the device of the cone."""
     outputs = {v for n in nodes for v in cone.makes[n]}
     return [v for v in cone.wanted if v in outputs]
 
 
 def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
-    """Yield replicas for the nodes of a cone. Connected nodes have one reason."""
+    """Yield replicas for `nodes`. Connected nodes have one reason."""
     import networkx as nx
 
     hanging = nx.Graph()
@@ -89,9 +89,9 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
 def _simulated(
     context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
 ) -> ReplicaChoice:
-    """Simulate the program in order, and return the predicted times.
+    """Simulate the program with `replicas`, and return the predicted times.
 
-    It is simulated from the second run on, after the uploads, which are the same for all choices.
+    The simulation starts with the second run. It leaves out the uploads, which are equal for all choices.
     """
     graph, program = context.graph, context.graph.program
     plan = attrs.evolve(context.plan, replicas=replicas)
@@ -113,7 +113,7 @@ def _simulated(
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
-    """Return True if the devices have room for the inputs of the replicas, besides their present values."""
+    """Return True if the devices have memory for the inputs of the replicas, in addition to the inputs that they hold."""
     graph = context.graph
     plan = attrs.evolve(context.plan, replicas=tuple(replicas))
     replicated = with_replicas(graph, placement, plan, context.profile)

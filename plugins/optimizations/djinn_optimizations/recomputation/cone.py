@@ -22,13 +22,13 @@ class Cone:
     """Nodes with which a device could compute the values that other devices send to it.
 
     Attributes:
-        device: device that uses the values.
+        device: the device.
         wanted: values that the device uses and other devices compute.
-        makes: results of each node that may also run on the device.
+        makes: results of each node that the device could run as well.
         needs: operands of these nodes that are not on the device.
         sending: seconds to send a value to the device, by value. Values on the device are left out.
-        seconds: time of the nodes on the device.
-        home: device that holds each value.
+        seconds: seconds of each node on the device.
+        home: device that holds a value, by value.
     """
 
     device: str
@@ -77,11 +77,11 @@ class _Fixed:
         return frozenset(self.context.graph.inputs)
 
     def used(self, value: int) -> int:
-        """Return the value that replaces another value in the plan."""
+        """Return the value that replaces `value` in the plan, or `value` itself."""
         return self.context.plan.replace.get(value, value)
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
-        """Return for each device the values that it uses and that nodes on other devices compute."""
+        """Return for each device the values that it uses and that other devices compute."""
         wanted_on: dict[str, dict[int, None]] = defaultdict(dict)
         home, replace = self.placement.values, self.context.plan.replace
         for node_id in self.context.plan.nodes:
@@ -102,7 +102,7 @@ class _Fixed:
 
 
 class _Search:
-    """Walk back from the values that a device needs."""
+    """Walk back from the values that a device receives."""
 
     def __init__(self, fixed: _Fixed, device: str, wanted: tuple[int, ...]) -> None:
         self.fixed, self.device, self.wanted = fixed, device, wanted
@@ -111,7 +111,7 @@ class _Search:
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """Return the nodes that cost no more than the transfers that they save. Return None if there are none."""
+        """Return the nodes that cost no more than the transfers that they save. If there are none, return None."""
         for value in self.wanted:
             self.sending[value] = self._sent(value)
         budget = DEPTH * sum(self.sending.values())

@@ -1,4 +1,4 @@
-"""Divide a cone into nodes to recompute and values to send, with the least total seconds (minimum cut)."""
+"""Divide a cone into nodes to recompute and values to send, so that the total time is least (minimum cut)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _NANOSECOND = 1e9  # capacities are integers: sums of floats would round
 
 
 def cheapest(cone: Cone, weight: float) -> frozenset[int]:
-    """Return the nodes to recompute. A second of computing counts as `weight` seconds of sending.
+    """Return the nodes to recompute. A second of computing counts as much as `weight` seconds of sending.
 
-    A minimum cut (Stone 1977) with the needed values and the recomputed nodes on the source side. An edge from a node to the sink
-    has the node's computing seconds as capacity. An edge from a value to its node has the value's sending seconds.
+    The result is a minimum cut (Stone 1977). The received values and the recomputed nodes are on its source side. The
+    capacity of the edge from a node to the sink is the time to compute the node. The capacity of the edge from a value
+    to
+    its node is the time to send the value.
     """
     import networkx as nx  # importing takes a quarter of a second, and only programs that send large values need it
 

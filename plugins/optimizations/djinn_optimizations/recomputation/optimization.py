@@ -19,7 +19,7 @@ Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
 def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
-    """Return the choice with the shortest time, or the choice without replicas if no other saves enough."""
+    """Return the choice with the shortest time. If it does not save enough time, return the choice without replicas."""
     takes = [choice.interval if streaming else choice.seconds for choice in found]
     fastest = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
     seconds_saved = takes[0] - takes[fastest]
@@ -28,7 +28,7 @@ def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
 
 
 class Recomputation(Optimization):
-    """Let a device recompute values of another device, if this is faster than receiving them."""
+    """Let a device recompute values of another device, if this is faster than a transfer."""
 
     name = "recomputation"
     tolerates_growth = True
@@ -39,12 +39,12 @@ class Recomputation(Optimization):
         self._judge = judge
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False: the optimization only acts over several devices."""
+        """Return False, because the optimization acts only over several devices."""
         del ops
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return replicas of ops, chosen by predicted times of computing and sending."""
+        """Return replicas of ops, chosen by the predicted times of computing and sending."""
         placement = context.placement
         if placement is None:
             return self._not_applied("the program has no placement yet")
@@ -80,7 +80,7 @@ _NOTHING = "no sent value can be computed on the device that uses it"
 
 
 def _lower_bound_seconds(context: OptimizationContext) -> float:
-    """Return the seconds of the program if all devices were busy all the time."""
+    """Return the seconds that the program would take if all devices were always busy."""
     placement = context.placement
     rows = context.costs.by_device
     return (
@@ -89,7 +89,7 @@ def _lower_bound_seconds(context: OptimizationContext) -> float:
 
 
 def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
-    """Return the reason why all values are sent."""
+    """Return the reason why no value is recomputed."""
     if len(thought) == 1:
         return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
     cheapest_other = min(thought[1:], key=lambda choice: choice.seconds)

@@ -1,4 +1,4 @@
-"""The pattern `fusion_point`: find ops that combine modalities, such as images and text, and the branches before."""
+"""The pattern `fusion_point`: find ops that combine modalities, such as images and text."""
 
 from __future__ import annotations
 

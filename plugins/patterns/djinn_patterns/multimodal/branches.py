@@ -1,4 +1,4 @@
-"""Branches of a program: ops on one modality, up to the op that combines it with another one."""
+"""Find the branches of a program: ops on one modality, up to the op that combines it with another modality."""
 
 from __future__ import annotations
 

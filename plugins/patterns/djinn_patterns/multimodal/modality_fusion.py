@@ -1,4 +1,4 @@
-"""Fusion points of modalities: the ops that first combine them, and the kind of fusion."""
+"""Find fusion points: the ops that first combine several modalities, and how they combine them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OPERATIONS = frozenset(_BY_OPERATION)
 
 @attrs.frozen
 class ModalityFusion:
-    """An op that combines several modalities for the first time.
+    """An op that first combines several modalities.
 
     Attributes:
         node: the op.
         how: kind of fusion.
-        kinds: modality of each operand that has a modality.
+        kinds: each operand that has a modality, with its modality.
     """
 
     node: Node
@@ -53,7 +53,7 @@ class ModalityFusion:
 
 
 def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Iterator[ModalityFusion]:
-    """Yield the fusions among `candidates`. Fusions of masks and positions only are left out."""
+    """Yield the fusions among `candidates`. A fusion of only masks and positions is left out."""
     reads = graph.flow.sources
     for node in candidates:
         if not kinds.meet(reads[node.id]) or not _computes(graph, node):
@@ -64,7 +64,7 @@ def fusions(graph: Graph, kinds: DataKinds, candidates: Sequence[Node]) -> Itera
 
 
 def _computes(graph: Graph, node: Node) -> bool:
-    """Return True if a node's results are floating-point data, not masks or positions."""
+    """Return True if a node's results are floating-point data, and neither masks nor positions."""
     results = (*node.outputs, *node.writes)
     return bool(results) and graph.meta(results[0]).dtype.is_floating_point
 
@@ -75,5 +75,8 @@ def _fusion_kind(graph: Graph, node: Node) -> How:
 
 
 def _is_attention_score(graph: Graph, product: Node) -> bool:
-    """Return True if a product gives the scores of unfused attention: they become weights of another product."""
+    """Return True if a matrix product computes the scores of unfused attention.
+
+    Such scores become the weights of another product.
+    """
     return any(product.id in attention.nodes for attention in graph.flow.shared(attentions_of) if not attention.fused)

@@ -1,4 +1,4 @@
-"""The pattern class `FusionPoint`."""
+"""The pattern `fusion_point`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FusionPoint(Pattern):
     operations = OPERATIONS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each fusion op. The first match has a hint with the branches."""
+        """Return one match for each fusion op. The first match has a hint that lists the branches."""
         entering = entering_kinds(graph)
         if len(entering) < 2:
             return

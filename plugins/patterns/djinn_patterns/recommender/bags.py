@@ -1,4 +1,4 @@
-"""Embedding bags: rows of a table that are looked up and reduced to one row per sample."""
+"""Recognise embedding bags: rows of a table are looked up and reduced to one row per sample."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def _match(graph: Graph, nodes: Sequence[Node], confidence: float) -> PatternMat
 
 
 def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
-    """Return the ops of an embedding bag, or None: the look-up, ops that weight its rows, and the reduction.
+    """Return the ops of an embedding bag: the look-up, ops that weight its rows, and the reduction.
+
+    If it is none, return None.
 
     The reduction is over the ids of a sample.
     """
@@ -70,7 +72,7 @@ def _reduced(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
 
 
 def _over_ids(graph: Graph, reduction: Node, rank: int) -> bool:
-    """Return True if a reduction is over the last dimension of the ids only."""
+    """Return True if a reduction is only over the last dimension of the ids."""
     shape = graph.meta(reduction.inputs[0]).shape
     reduced_dims = arguments(reduction).get("dim")
     dims = reduced_dims if isinstance(reduced_dims, list | tuple) else (reduced_dims,)

@@ -1,4 +1,4 @@
-"""Feed-forward networks: linear layers with only elementwise ops between them, at least one an activation."""
+"""Find feed-forward networks: linear layers with only elementwise ops between them, including an activation."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Network:
 
     Attributes:
         data: source of the input.
-        first: first layers: two if one gates the other.
+        first: the first layers. They are two if one layer gates the other.
         layers: all layers, in order.
-        between: the ops between them.
+        between: the ops between the layers.
     """
 
     data: int
@@ -56,12 +56,18 @@ class Network:
 
 
 def networks_of(graph: Graph) -> tuple[Network, ...]:
-    """Return the feed-forward networks of a graph, in order. Networks that continue each other are merged."""
+    """Return the feed-forward networks of a graph, in order. If a network feeds another network, the two are merged."""
     return tuple(_Search(graph).networks())
 
 
 class _Way(NamedTuple):
-    """Path from linear layers to a result, through elementwise ops only: the layers, and number and kinds of ops."""
+    """Path from linear layers to a result, through elementwise ops only.
+
+    Attributes:
+        layers: the linear layers.
+        length: number of ops.
+        bends: True if an op is an activation.
+    """
 
     layers: frozenset[int]
     length: int = 0
@@ -69,7 +75,7 @@ class _Way(NamedTuple):
 
 
 class _Search:
-    """One walk over a graph, in order. It records the path from linear layers to each result."""
+    """Walk over a graph once, in order, and record the path from linear layers to each result."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -97,7 +103,7 @@ class _Search:
         return [n for n in _joined(networks) if not scores_places(self._graph, n.data, n.last.node.id)]
 
     def _through(self, node: Node) -> _Way | None:
-        """Return the path extended by one op. Return None if the op has inputs other than layers and weights."""
+        """Return the path, extended by one op. If the op has other inputs than layers and weights, return None."""
         operation = node.operation
         if operation in CONVOLUTION and not self._is_by_channel(node):
             return None
@@ -131,7 +137,7 @@ class _Search:
         return _Way(layers, length, bends)
 
     def _bends(self, node: Node) -> bool:
-        """Return True if a node is an activation or a part of one, but not the square of a norm."""
+        """Return True if a node is an activation or a part of one, unless it is the square in a norm."""
         users = [self._graph.nodes[user].operation for user in self._graph.flow.users(node.id)]
         return node.operation in _BENDS and not (users and _SPREADS.issuperset(users))
 
@@ -179,7 +185,7 @@ def gives_attention(graph: Graph, node: Node) -> bool:
 
 
 def _joined(found: list[Network]) -> list[Network]:
-    """Merge networks that continue each other. A network that feeds several others is dropped."""
+    """Merge each network with the network that it feeds. Drop a network that feeds several others."""
     going_on = Counter(n.first[0].node.id for n in found if len(n.first) == 1)
     joined: dict[int, Network] = {}  # by the id of the last op
     for network in found:

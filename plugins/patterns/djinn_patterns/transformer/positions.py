@@ -1,4 +1,4 @@
-"""Networks of relative position biases, which attention adds to its scores (Swin v2). They read no data."""
+"""Recognise networks that compute relative position biases for attention (Swin v2). They read no data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEAR = 8  # maximum number of sources between scores and their product
 
 
 def scores_places(graph: Graph, data: int, end: int) -> bool:
-    """Return True if the network from `data` to the node `end` is used only as a bias of attention scores."""
+    """Return True if the network from `data` to the node `end` is only used as a bias of attention scores."""
     if not is_given(graph.flow, data):
         return False
     todo, visited, added = [end], {end}, False
@@ -37,7 +37,7 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
 
 
 def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
-    """Return True if attention, fused or not, adds the value of `source` to its scores."""
+    """Return True if an attention, fused or not, adds the value of `source` to its scores."""
     flow = graph.flow
     operands = flow.operands(node)
     if node.operation in FUSED_ATTENTION:
