@@ -418,7 +418,7 @@ class Executor:
     def stop_accepting(self) -> None:
         """Admit no further clients. Calling it again does nothing."""
         self._accepting = False
-        if not self._config.recovery.outlives_gateway:
+        if not self._config.recovery.keeps_journals_if_stopped:
             self._leases.expire()
         while self._listeners:
             self._listeners.pop().close()
@@ -537,7 +537,7 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
             set_start_aside()
             control.run(executor, start.config.unused_seconds)
             recovery = start.config.recovery
-            if recovery.outlives_gateway or (control.orphaned and recovery.outlives_parent):
+            if recovery.keeps_journals_if_stopped or (control.orphaned and recovery.keeps_journals_if_orphaned):
                 executor.close_observers()
                 _end_at_once(control, start.directory, "its parent ended or stopped it")
     except Exception as error:

@@ -64,7 +64,7 @@ class QueueConnection(Connection):
             raise TimeoutError from None
         if frame is None:
             self._closed = True
-            raise TransportError("the other end of the inline executor's connection was closed")
+            raise TransportError("the peer closed the inline executor's connection")
         self._check(frame)
         self.bytes_received += _size(frame)
         return frame

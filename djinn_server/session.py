@@ -722,7 +722,9 @@ class ExecutorSession:
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
         if bound is None or not work.halt.value & CANCEL:
             return
-        failure = Failure(work.sequence, 0, "", "ProgramStopped", "it was cancelled while its weights were read")
+        failure = Failure(
+            work.sequence, 0, "", "ProgramStopped", "the program was cancelled during the read of its weights"
+        )
         consumed = set(bound.consumed(inputs))
         written = {inputs[position] for position in bound.input_aliases(self.device.own).written}
         for handle in (consumed | written) & self._uploads.reading:

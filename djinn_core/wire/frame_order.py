@@ -143,7 +143,7 @@ class Outbox:
             ProtocolError: the other end acknowledges nothing.
         """
         if len(self._kept) >= KEPT_LIMIT:
-            raise ProtocolError(f"the other end has not received one of {KEPT_LIMIT:,} frames")
+            raise ProtocolError(f"the peer has not received one of {KEPT_LIMIT:,} frames")
         self._sent += 1
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent
@@ -196,7 +196,7 @@ class Outbox:
         if over < 0:
             if waiting < _HALF:
                 return  # an old acknowledgement arrived late
-            raise ProtocolError(f"the other end has received {received} frames of {self.sent} that were sent")
+            raise ProtocolError(f"the peer has received {received} frames of {self.sent} that were sent")
         for _ in range(over):
             kept.popleft()
         if not waiting:

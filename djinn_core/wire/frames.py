@@ -368,7 +368,7 @@ class FrameDecoder:
         """Return the checked kind, head length, number of buffers and body length of a frame."""
         magic, version, kind, head, buffers, body = _PREFIX.unpack_from(data, position)
         if magic != _MAGIC:
-            raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the other end Djinn?")
+            raise ProtocolError(f"not a frame: it starts with {bytes(magic)!r}; is the peer Djinn?")
         if version != FRAME_VERSION or kind > (_STRIPED if self.takes_striped else _WHOLE):
             raise ProtocolError(f"frame version {version} (kind {kind}) met version {FRAME_VERSION}; update one end")
         limits = self.limits

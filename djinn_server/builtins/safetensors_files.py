@@ -63,10 +63,10 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
             their shapes.
     """
     if size < LENGTH_BYTES:
-        raise ValueError("it is shorter than its header")
+        raise ValueError("the file is shorter than the length of its header")
     length = int.from_bytes(read(0, LENGTH_BYTES), "little")
     if length > min(HEADER_LIMIT, size - LENGTH_BYTES):
-        raise ValueError("its header does not fit into it")
+        raise ValueError("the header exceeds the file or the size limit")
     raw = _header.decode(read(LENGTH_BYTES, length))
     metadata = _metadata.decode(raw.pop("__metadata__")) if "__metadata__" in raw else {}
     begin = LENGTH_BYTES + length
@@ -104,7 +104,7 @@ def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
     dtype = SAFETENSORS_DTYPES.get(entry.dtype)
     first, end = entry.data_offsets
     if not first <= end <= size - begin:
-        raise ValueError(f"its tensor {name!r} does not lie in it")
+        raise ValueError(f"the tensor {name!r} does not lie in it")
     expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
     if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
         raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")

@@ -63,7 +63,7 @@ class LocalFile(WeightFile):
         self._descriptor = os.open(path, os.O_RDONLY | CLOEXEC | NONBLOCK)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "not a regular file")
         self.size = status.st_size
 
     def version(self) -> str:

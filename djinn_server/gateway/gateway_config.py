@@ -151,5 +151,5 @@ class GatewayConfig:
             tenants=True,
             log=log,
             accounts=accounts,
-            recovery=attrs.evolve(recovery, outlives_gateway=outlives),
+            recovery=attrs.evolve(recovery, keeps_journals_if_stopped=outlives),
         )

@@ -169,13 +169,13 @@ class RecoveryConfig:
 
     Attributes:
         lease_seconds: how long a session waits for a disconnected client; 0: the session ends with its connection.
-        journals: directory for session journals, from which the next executor recovers the sessions if this one
-            dies; None: no journals.
+        journals: directory of the session journals, from which the next executor recovers the sessions if this
+            executor dies; None: the executor writes no journals.
         journal_limit: maximum size of each journal in bytes.
         snapshot_seconds: minimum time between two snapshots of a session. A snapshot replaces the journal's records.
-        outlives_parent: True if another parent starts a replacement after the death of its own parent. The executor
-            then ends without telling its clients, and leaves its journals.
-        outlives_gateway: as `outlives_parent`, also if its parent stops it.
+        keeps_journals_if_orphaned: True if a replacement is started after the death of this executor's parent. The
+            executor then ends without a message to its clients, and its journals stay.
+        keeps_journals_if_stopped: True if its journals also stay after its parent has stopped it.
     """
 
     lease_seconds: float = flagged(
@@ -199,8 +199,8 @@ class RecoveryConfig:
         "Minimum time between snapshots of a session in its journal. They take at most a twentieth of its time.",
         least=0,
     )
-    outlives_parent: bool = False
-    outlives_gateway: bool = False
+    keeps_journals_if_orphaned: bool = False
+    keeps_journals_if_stopped: bool = False
 
 
 @attrs.frozen

@@ -111,7 +111,7 @@ class OwnExecutor:
                 raise StartupError("the executor was closed")
             if self._process.alive:
                 return
-            _log.warning("an executor died; another one goes on with what it did", how=self.ending)
+            _log.warning("an executor died; a replacement recovers its sessions", how=self.ending)
             self._process = self._process.restart()
 
     def close(self, drain_seconds: float = 5.0) -> None:

@@ -293,8 +293,8 @@ class ExecutorProcess(LaunchedExecutor):
         if isinstance(report, Failed):
             raise StartupError(report.reason)
         raise StartupError(
-            f"the executor process {self.process_id} {_ending(self._process)} before it was ready; what it said is on "
-            "the standard error output. `djinn doctor` checks the installation"
+            f"the executor process {self.process_id} {_ending(self._process)} before it was ready; its messages are on "
+            "standard error. `djinn doctor` checks the installation"
         )
 
     def _await_sessions(self, timeout: float, number: int) -> Sessions | None:

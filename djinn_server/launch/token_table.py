@@ -138,7 +138,9 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
     except ConfigurationError as error:
         raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is no table of tokens as `djinn token create` writes it: {error}") from error
+        raise ConfigurationError(
+            f"the token file {path} does not have the format of `djinn token create`: {error}"
+        ) from error
     return table
 
 

@@ -229,7 +229,7 @@ class PeerExchange:
             opens = joined.opens and way.capabilities.same_host and self.inbox.opens
             self._route(request.peer).adopt(connection, joined.received, again, opens=opens)
             return ConnectPeerReply(request.peer, url, latency, bandwidth)
-        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "it has no listen address")
+        return ConnectPeerReply(request.peer, error="; ".join(reasons) or "the executor has no listen address")
 
     def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
         """Restore the route of a logged connection. The client will ask for the connection again."""

@@ -242,7 +242,7 @@ class TransferInbox:
             return before
         with self._changed:
             if source not in self._connections:
-                self._gone.setdefault(source, ("it has not come", time.monotonic() + self._coming))
+                self._gone.setdefault(source, ("the transfer has not arrived", time.monotonic() + self._coming))
             items = self._arrived.pop(transfer, None)
             lost = items is None and self._is_lost(source)
             self._awaited = source if items is None and not lost else None

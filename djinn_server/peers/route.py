@@ -268,7 +268,7 @@ class Route:
         if not self._closing:  # with the other end's session it ends as well
             tell = _log.warning if self._waiting() is not None else _log.info
             tell("the connection to another executor is lost", peer=self._peer, error=reason)
-        self._broken = reason or "it is lost"
+        self._broken = reason or "the route is lost"
         self._kept.clear()
         self._kept_bytes = 0
         self._wakeup()

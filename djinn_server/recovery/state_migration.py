@@ -31,24 +31,30 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
     """
     parts = take() if held <= limit else None
     if parts is None:
-        obstacle = "it has unfinished work, a memory limit, failed values or events"
+        obstacle = "the session has unfinished work, a memory limit, failed values or events"
         yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else obstacle)))
         return
     state, memory, transfers = parts
     nbytes = len(state) + sum(sizes_of(memory))
     if transfers or nbytes > limit:
-        yield Frame(encode(StateHeader(reason="it exchanges values with others" if transfers else _too_long(nbytes))))
+        yield Frame(
+            encode(
+                StateHeader(
+                    reason="the session exchanges values with other executors" if transfers else _too_long(nbytes)
+                )
+            )
+        )
         return
     yield Frame(encode(StateHeader((len(state), *sizes_of(memory)))))
     try:
         for piece in pieces_of(chain((state,), memory)):  # one value at a time is in host memory
             yield Frame(_PIECE_HEAD, [piece])
     except (RuntimeError, MemoryError) as error:
-        yield Frame(encode(StateHeader(reason=f"its values cannot be read: {error}"[: limits.FAILURE_TEXT])))
+        yield Frame(encode(StateHeader(reason=f"the session's values cannot be read: {error}"[: limits.FAILURE_TEXT])))
 
 
 def _too_long(nbytes: int) -> str:
-    return f"it has {nbytes:,} bytes"
+    return f"the session has {nbytes:,} bytes"
 
 
 Receive = Callable[[], Generator[Wait, None, Frame]]

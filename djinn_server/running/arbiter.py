@@ -180,7 +180,7 @@ class TemplateChoice:
         """Do not use a candidate again, because its offer raised an error."""
         if not candidate.failed:
             candidate.failed = True
-            self.refuse(candidate, f"it raised {type(error).__name__}: {error}")
+            self.refuse(candidate, f"the strategy raised {type(error).__name__}: {error}")
 
     def decisions(self) -> Iterator[TemplateDecision]:
         """Yield what is decided about each strategy for this template."""
@@ -280,7 +280,7 @@ class ServedRun(StrategyRun):
         if self.generator is not None and self._drawn is not None:
             if not torch.equal(self.generator.get_state(), self._drawn):
                 self.generator.set_state(self._drawn)
-                self.difference = self.difference or "it draws random numbers"
+                self.difference = self.difference or "the strategy draws random numbers"
             self._drawn = None
 
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -517,7 +517,7 @@ class Arbiter:
         if run.offered and not tried.offer.checked:
             tried.fruitless = 0 if run.replaced else tried.fruitless + 1
         if run.difference or tried.fruitless >= self._limits.fruitless:
-            choice.refuse(tried, run.difference or f"it replaced nothing in {tried.fruitless} runs")
+            choice.refuse(tried, run.difference or f"the strategy replaced nothing in {tried.fruitless} runs")
             return
         if run.compares:
             tried.checked += run.replaced
@@ -537,7 +537,7 @@ class Arbiter:
     def _decide(self, choice: TemplateChoice, tried: Candidate, ratio: float) -> None:
         tried.ratio = ratio
         if ratio > self._limits.gain:
-            choice.refuse(tried, f"it takes {ratio:.2f} of the time")
+            choice.refuse(tried, f"the strategy takes {ratio:.2f} of the time")
         else:
             tried.used = True
             _tell(choice, tried, "a template runs by another strategy", time_ratio=round(ratio, 3))

@@ -30,7 +30,7 @@ from djinn_server.usage_metrics import UsageMetrics
 LOOK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
 
-SHORTAGE: Final = "there was no memory for it on the server that ran it first"
+SHORTAGE: Final = "the op had no memory on the server that ran it first"
 
 
 class ClientLeft(TransportError):  # noqa: N818 - says what happened

@@ -172,7 +172,7 @@ def _refused(
     grown = {result_place for _, result_place in appends.values()}
     roots = {place: place for pair in appends.values() for place in pair}
     refused = {
-        first: "a `cat` extends a tensor that is no input"
+        first: "a `cat` extends a tensor that is not an input"
         for first, _ in appends.values()
         if first not in inputs and first not in grown
     }

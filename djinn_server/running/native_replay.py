@@ -50,7 +50,7 @@ _SCALAR_TENSORS: Final = {
     torch.float64: 7,
 }  # that the library makes, by PyTorch's numbers for them
 _PLAIN: Final = frozenset({torch.Tensor})
-_NEVER: Final = object()
+_NEVER_SENT: Final = object()
 _log = get_logger("djinn.server")
 _loaded: bool | None = None  # None: not yet
 _asked = False  # whether this process has had it compiled
@@ -173,7 +173,7 @@ class _Range:
         first_read = slice(reads[0], reads[0] + 1) if reads else slice(0)
         self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(first_read)
         self._slots = slice(*native.slots())
-        self._sent: list[Any] = [_NEVER] * (self._slots.stop - self._slots.start)  # slots that the library has
+        self._sent: list[Any] = [_NEVER_SENT] * (self._slots.stop - self._slots.start)  # slots that the library has
 
     def load(self, env: Environment) -> bool:
         """Load the operands of the steps. Return False if the library does not support an operand, such as poison."""
@@ -185,7 +185,7 @@ class _Range:
         try:
             self._load(values, changed, [slots[place] for place in changed])
         except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that no kernel takes
-            self._sent = [_NEVER] * len(slots)
+            self._sent = [_NEVER_SENT] * len(slots)
             return False
         self._sent = slots
         del values  # else a consumed input would be alive until the end

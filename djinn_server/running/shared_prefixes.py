@@ -279,7 +279,7 @@ class PrefixRun:
             return value.tail
         now, before = value.now, value.before
         if not isinstance(now, torch.Tensor):
-            raise NoSharedPrefixError("an operand is no tensor")
+            raise NoSharedPrefixError("an operand is not a tensor")
         if now.dim() < -axis or now.shape[axis] == 1:
             if not value.same:
                 raise NoSharedPrefixError("the value of an operand differs between the runs")
@@ -559,7 +559,7 @@ def _same(value: Any) -> torch.Tensor:
 
 def _tensor(value: Any) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
-        raise NoSharedPrefixError("an operand is no tensor")
+        raise NoSharedPrefixError("an operand is not a tensor")
     return value
 
 

@@ -110,7 +110,7 @@ class PinnedRing:
     def _return(self, address: int) -> None:
         lent = self._lent.pop(address)
         if lent.failed:
-            self.drop()
+            self.replace_lost()
         else:
             self.give(lent.block, lent.event)
 
@@ -120,7 +120,7 @@ class PinnedRing:
             self._idle.append((block, event))
             self._changed.notify()
 
-    def drop(self) -> None:
+    def replace_lost(self) -> None:
         """Replace a block by a new one after an error, because a copy may still use the old one."""
         with self._changed:
             self._left += 1
@@ -146,7 +146,7 @@ class PinnedRing:
             try:
                 self._waits.until(event)
             except BaseException:
-                self.drop()
+                self.replace_lost()
                 raise
         return block
 
@@ -196,7 +196,7 @@ class DeviceCopies:
                     target[piece].copy_(staged, non_blocking=True)
                 event = self._up.record_event()
             except BaseException:
-                self._ring.drop()
+                self._ring.replace_lost()
                 raise
             self._ring.give(block, event)
 
@@ -295,7 +295,7 @@ class DeviceCopies:
                     block[: piece.stop - piece.start].copy_(source[piece], non_blocking=True)
                 under_way.append((piece, block, stream.record_event()))
             except BaseException:
-                self._ring.drop()
+                self._ring.replace_lost()
                 raise
 
     def _finish(self, here: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
@@ -303,7 +303,7 @@ class DeviceCopies:
             self.waits.until(event)
             here[piece] = block[: piece.stop - piece.start]
         except BaseException:
-            self._ring.drop()
+            self._ring.replace_lost()
             raise
         self._ring.give(block)
 

@@ -45,7 +45,7 @@ def pinned_socket(path: str, user: int) -> Iterator[str]:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != user:
-            raise PermissionError(f"{path} is no socket of the user {user}")
+            raise PermissionError(f"{path} is not a socket of the user {user}")
         yield f"/proc/self/fd/{descriptor}"
     finally:
         os.close(descriptor)

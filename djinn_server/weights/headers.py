@@ -26,7 +26,7 @@ def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
         ValueError: the file is shorter, or `size` is larger than a header.
     """
     if not (start >= 0 and 0 <= size <= min(_MOST_BYTES, file.size - start)):
-        raise ValueError(f"its header refers to {size:,} bytes at byte {start:,}, but the file has {file.size:,} bytes")
+        raise ValueError(f"the header refers to {size:,} bytes at byte {start:,}, but the file has {file.size:,} bytes")
     data = bytearray(size)
     file.read_into(start, memoryview(data))
     return bytes(data)
@@ -40,13 +40,13 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
     """
     for name, entry in header.tensors.items():
         if len(entry.shape) > MOST_DIMENSIONS or min(entry.shape, default=0) < 0:
-            raise ValueError(f"its tensor {name[:200]!r} has an invalid shape")
+            raise ValueError(f"the tensor {name[:200]!r} has an invalid shape")
         if entry.dtype is None:
             continue
         if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
             raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {entry.size} bytes")
         if entry.decoding is None and not 0 <= entry.start <= file.size - entry.size:
-            raise ValueError(f"its tensor {name[:200]!r} exceeds the file")
+            raise ValueError(f"the tensor {name[:200]!r} exceeds the file")
 
 
 def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
@@ -58,5 +58,5 @@ def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
     end = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start < end:
-            raise ValueError(f"its tensor {name!r} overlaps another")
+            raise ValueError(f"the tensor {name!r} overlaps another")
         end = entry.start + entry.size

@@ -56,7 +56,7 @@ def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> byt
     described = opened.version, tuple(entries), tuple(opened.metadata.items())
     reply = encode(OpenWeightsReply(*described, address=address))
     if len(reply) > most:
-        text = f"what is at {request.address!r} takes {len(reply):,} bytes to list; {most:,} are the limit"
+        text = f"the list of tensors at {request.address!r} has {len(reply):,} bytes; the limit is {most:,}"
         return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
     return reply
 

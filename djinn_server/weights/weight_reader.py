@@ -75,7 +75,7 @@ def read_headers(
             return [(file, file.version(), _header(form, file)) for file in counted]
     suffixes = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
-        f"there is no file with weights of a format in use ({suffixes}); plugins/weights of Djinn's repository reads others"
+        f"no file has a weight format in use ({suffixes}); plugins/weights of Djinn's repository reads further formats"
     )
 
 
@@ -102,18 +102,18 @@ def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile
         shards = _shards(named[0])
         matching = [file for file in matching if file.name in shards]
         if missing := shards.difference(file.name for file in matching):
-            raise ValueError(f"its index names the shard {min(missing)!r}, which is missing")
+            raise ValueError(f"the index names the shard {min(missing)!r}, which is missing")
         return matching
     if form.whole and len(matching) > 1:
         matching = [file for file in matching if file.name in form.whole]
         if len(matching) != 1:
-            raise ValueError(f"it has several {form.name} files: name one of them in the address")
+            raise ValueError(f"the folder has several {form.name} files: name one of them in the address")
     return matching
 
 
 def _shards(index: WeightFile) -> frozenset[str]:
     if index.size > INDEX_LIMIT:
-        raise ValueError("its index is larger than {INDEX_LIMIT:,} bytes")
+        raise ValueError(f"the index {index.name} is larger than {INDEX_LIMIT:,} bytes")
     return frozenset(_index.decode(read_bytes(index, 0, index.size)).weight_map.values())
 
 
@@ -469,7 +469,10 @@ class WeightReader:
             raise WeightsUnavailable(_changed(address))
         place = opened.tensors.get(key.name)
         if place is not None and place.entry.dtype is None:
-            raise WeightsUnavailable(f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}")
+            raise WeightsUnavailable(
+                f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}, which the server cannot "
+                "decode: use a file with another dtype"
+            )
         if place is None or key.start + key.size > place.entry.size:
             raise WeightsUnavailable(f"{address!r} has no tensor {key.name!r} with the requested bytes")
         return place

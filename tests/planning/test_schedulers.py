@@ -319,11 +319,11 @@ def test_dynamic_respects_memory_limit():
     made = build_schedule(limited, Dynamic())
     check_schedule(limited, made, "dynamic")
     assert memory_peaks(context, made.steps)[device] <= 2 * 64 * 64 * 4
-    assert "the quickest that keeps to the limits (tried as well: program order" in made.reasons[-1]
-    assert "the quickest" in free.reasons[-1]
+    assert "the fastest within the memory limits (tried as well: program order" in made.reasons[-1]
+    assert "the fastest" in free.reasons[-1]
     in_time = build_schedule(attrs.evolve(context, latency_target=1.0), Dynamic())
     assert memory_peaks(context, in_time.steps)[device] <= 2 * 64 * 64 * 4
-    assert "the least memory of those in time" in in_time.reasons[-1]
+    assert "the least memory of the orders within the latency target" in in_time.reasons[-1]
 
 
 def test_schedule_over_memory_limit_falls_back():
@@ -331,7 +331,7 @@ def test_schedule_over_memory_limit_falls_back():
     (device,) = context.placement.devices
     limited = attrs.evolve(context, memory_limits={device: 64 * 64})
     with pytest.raises(
-        InvalidStage, match=r"no order keeps to the limits of memory: least memory .* more than allowed"
+        InvalidStage, match=r"no order of the steps meets the memory limits: least memory .* above a limit"
     ):
         build_schedule(limited, Dynamic())
     with pytest.raises(InvalidStage, match=r"would hold .* has room for 4,096 \(the setting memory_limits"):

@@ -134,7 +134,7 @@ def test_joined_executors_stay_after_interrupt(pooled, monkeypatch):
         assert kept.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("failing", ["_planner.make_anew", "_calibrate"])
+@pytest.mark.parametrize("failing", ["_planner.discard_plans", "_calibrate"])
 def test_failed_join_is_forgotten(pooled, monkeypatch, failing):
     with pooled("round_robin") as router:
         expected, before = trained(), router.topology()

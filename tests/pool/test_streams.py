@@ -109,7 +109,7 @@ def test_stateful_statistics_keep_order(given_to):
     with client.record_plans() as plans:
         assert all_equal(stream(ours, given), expected)
     reasons = {r.reason for p in plans for r in p.plan.results if r.optimization == "pipelining"}
-    assert any("writes what the next program may read" in reason for reason in reasons)
+    assert any("writes a value that the next program may read" in reason for reason in reasons)
     assert len(given_to) == 1
     torch.testing.assert_close(ours[2].running_mean.cpu(), model[2].running_mean)
 

@@ -295,7 +295,7 @@ def test_absent_peer_is_given_up(ways, monkeypatch):
         assert time.monotonic() < deadline
     assert isinstance(reason, str)
     monkeypatch.setattr(inboxes, "COMING_SECONDS", 0.0)
-    assert take(TransferInbox(), 1, HERE, 0.1) == "it has not come"
+    assert take(TransferInbox(), 1, HERE, 0.1) == "the transfer has not arrived"
 
 
 def test_departed_executor_cannot_return():

@@ -1,4 +1,4 @@
-"""An executor of this program's own that is gone: another one goes on with what it did, or says what is lost."""
+"""An executor of this program's own that is gone: a replacement recovers its sessions, or the error names the loss."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_failing_strategy_is_not_used(running, x):
     repeat(two, x)
     assert strategy.runs == 7
     assert [reason for event, reason in logged if event == "a run strategy is not used"] == [
-        "it raised KeyError: 'broken'"
+        "the strategy raised KeyError: 'broken'"
     ]
 
 
@@ -236,7 +236,7 @@ def test_random_numbers_are_those_of_the_ops(running, x):
     torch.manual_seed(3)
     repeat(torch.relu, x)
     assert torch.equal(torch.rand(5, device=DEVICE).cpu(), expected)
-    assert set(reasons(logged)) == {"it draws random numbers"}
+    assert set(reasons(logged)) == {"the strategy draws random numbers"}
 
 
 def test_random_op_cannot_be_replaced(running, x):
@@ -258,7 +258,7 @@ def test_offer_that_raises_outside_of_a_run_is_not_used(running, x, monkeypatch,
     monkeypatch.setattr(Offer, method, fail)
     begin(Relu())
     repeat(two, x)
-    assert reasons(logged) == ["it raised KeyError: 'broken'"]
+    assert reasons(logged) == ["the strategy raised KeyError: 'broken'"]
 
 
 @pytest.mark.parametrize("method", ["begin", "free", "figures"])
@@ -313,7 +313,7 @@ def test_empty_offer_is_abandoned(running, x, monkeypatch):
     begin(Relu())
     repeat(two, x, times=24)
     assert len(calls) == 16
-    assert reasons(logged) == ["it replaced nothing in 16 runs"]
+    assert reasons(logged) == ["the strategy replaced nothing in 16 runs"]
 
 
 def test_backward_offer_is_refused(running, x, monkeypatch):

@@ -121,7 +121,7 @@ def test_paths_outside_folders_are_refused(reader, models, address):
 
 def test_special_files_are_refused(reader, models):
     os.mkfifo(models / "pipe.safetensors")
-    with pytest.raises(WeightsUnavailable, match="no regular file"):
+    with pytest.raises(WeightsUnavailable, match="not a regular file"):
         reader.open(f"file:{models}/pipe.safetensors")
     (models / "folder.safetensors").mkdir()
     with pytest.raises(WeightsUnavailable):

@@ -141,7 +141,7 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 
 @contextmanager
 def expecting(together: BatchedFetch) -> Iterator[None]:
-    """Context manager: predict this thread's fetches by `fetches`. An enclosing block keeps its prediction."""
+    """Context manager: predict this thread's fetches by `together`. An enclosing block keeps its prediction."""
     thread = device_state.thread
     outer = thread.expected
     thread.expected = outer or together

@@ -63,7 +63,7 @@ DIGESTS_LIMIT: Final = 64
 BYTES_LIMIT: Final = 1 << 16  # of the file of digests
 # limit in bytes of a first reply: an unknown server must not make this process allocate a gigabyte
 GREETING = Limits(head=4 << 20, body=0, buffers=0)
-_CLOSED = "the other end closed the connection"  # the text that transports use
+_CLOSED = "the peer closed the connection"  # the text that transports use
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -389,7 +389,7 @@ def close_reason(connection: Connection) -> str:
             if isinstance(message, ProtocolClose):
                 return message.reason
     except (TimeoutError, TransportError, ProtocolError) as error:
-        get_logger("djinn.session").debug("the other end closed the connection without a reason", detail=str(error))
+        get_logger("djinn.session").debug("the peer closed the connection without a reason", detail=str(error))
         return ""
 
 

@@ -85,9 +85,9 @@ def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
         if _name_elsewhere(plugin):
             continue
         if isinstance(plugin, ModuleType):
-            yield plugin, "it is a module that other processes do not find under this name"
+            yield plugin, "other processes cannot import this module by its name"
         else:
-            yield plugin, "it is an object, which no other process can import"
+            yield plugin, "other processes cannot import an object"
 
 
 def _name_elsewhere(plugin: Any) -> str:

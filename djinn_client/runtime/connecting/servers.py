@@ -228,7 +228,7 @@ def read_status(servers: Sequence[str] = (), connection_file: Path | None = None
     """Return the rows of `djinn status --json`: an object per server with `url`, and `error` if the server does not answer.
 
     Args:
-        servers: names of log-ins, or URLs. None: the configured servers.
+        servers: names of log-ins, or URLs. Empty: the configured servers.
         connection_file: a file that `djinn serve` wrote.
 
     Raises:

@@ -63,8 +63,8 @@ def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bound:
     """Return the bindings of a template for a program with these `values`, by first appearance."""
     bits, kinds = program.scalars
     if prepared.rewrite is not None and prepared.rewrite.constants:
-        more, of_more = slot_arrays(prepared.rewrite.constants)
-        bits, kinds = np.concatenate((bits, more)), np.concatenate((kinds, of_more))
+        constant_bits, constant_kinds = slot_arrays(prepared.rewrite.constants)
+        bits, kinds = np.concatenate((bits, constant_bits)), np.concatenate((kinds, constant_kinds))
     if prepared.slots is not None:
         bits, kinds = bits[prepared.slots], kinds[prepared.slots]
     return Bound(bits, kinds, values[prepared.inputs], values, prepared.written)

@@ -222,7 +222,7 @@ class ReliableConnection(ReconnectingConnection):
         if not self._reading.acquire(blocking=False):
             begun = time.monotonic()
             if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
-                raise TimeoutError(f"another thread is receiving, for {timeout} s and longer")
+                raise TimeoutError(f"another thread has been receiving for more than {timeout} s")
             timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
         try:
             if self._early:

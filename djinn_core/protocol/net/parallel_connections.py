@@ -105,9 +105,9 @@ class ParallelConnections:
     def _check_sending(self) -> None:
         self._check_ended()
         if self._hung_up():
-            raise TransportError("the other end closed the connection")
+            raise TransportError("the peer closed the connection")
         if interrupt_mask.pending:
-            raise TransportError("interrupted while the other end was not reading")
+            raise TransportError("interrupted while the peer was not reading")
 
     # --- receiving --------------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ def send_buffers(
             if interrupt_mask.pending:
                 return pending[first:]
             if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError("the other end does not read") from None
+                raise TimeoutError("the peer has stopped reading from the connection") from None
             wait_writable(sock)
             continue
         sent = parts[-1]
@@ -153,8 +153,8 @@ class SocketConnection(StripingConnection):
         except OSError:
             seconds = 0.0  # another thread has just closed it, or the system does not report this
         if seconds > SILENT_SECONDS:
-            log.warning("the machine at the other end does not answer", peer=self.peer, seconds=seconds)
-            self._end(f"the machine at the other end has acknowledged nothing for {seconds:.0f} s")
+            log.warning("the peer's machine does not answer", peer=self.peer, seconds=seconds)
+            self._end(f"the peer's machine has acknowledged nothing for {seconds:.0f} s")
         elif address_is_gone(
             self._socket
         ):  # otherwise the kernel retransmits from the lost address for a quarter of an hour
@@ -286,7 +286,7 @@ class SocketConnection(StripingConnection):
             self._decoder.received(count)
             return
         where = "in the middle of a frame" if self._decoder.mid_frame else "between frames"
-        raise TransportError(f"the other end closed the connection {where}")
+        raise TransportError(f"the peer closed the connection {where}")
 
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         """Send as much as the other end accepts now, without blocking. Return the rest."""
@@ -376,7 +376,7 @@ class AcceptedConnection(SocketConnection):
                 room -= count
                 self._count_received(count)
         except OSError as error:
-            log.debug("the other end broke the connection", peer=self.peer, error=str(error))
+            log.debug("the peer broke the connection", peer=self.peer, error=str(error))
         finally:
             self._receiving.release()
 

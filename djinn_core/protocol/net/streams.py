@@ -181,7 +181,7 @@ class StreamConnection(Connection):
         if not self._receiving.acquire(blocking=False):
             begun = time.monotonic()
             if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-                raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+                raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")
             timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
         try:
             if self._ended:

@@ -166,7 +166,7 @@ class StripingConnection(StreamConnection):
 
     def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
         if left or self._parallel is None:
-            raise TransportError("interrupted while the other end was not reading")
+            raise TransportError("interrupted while the peer was not reading")
         before = self._parallel.bytes_sent
         self._parallel.send(large)
         self._count_parallel(self._parallel.bytes_sent - before, 0)
@@ -198,7 +198,7 @@ class StripingConnection(StreamConnection):
             self._find_parallel(group) if self._find_parallel is not None and self._parallel is None else ()
         )
         if not group_connections:
-            raise ProtocolError("the other end named unknown parallel connections")
+            raise ProtocolError("the peer named unknown parallel connections")
         self._take_parallel(group_connections)
 
     # --- parallel connection ----------------------------------------------------------------------------------

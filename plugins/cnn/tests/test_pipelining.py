@@ -31,7 +31,7 @@ def test_uses_as_many_devices_as_client_keeps_busy():
     assert judged(builder, seconds=1.6e-3).rewrite.hints == {"pipeline": (3,)}
     result = judged(builder, seconds=5e-4)
     assert not result.applied
-    assert result.reason == "it takes 0.5 ms, and 0.512 ms to record: one device does what the client asks for"
+    assert result.reason == "the program takes 0.5 ms, and the client takes 0.512 ms to record it: one device is enough"
 
 
 def test_not_applied_if_each_result_is_awaited():
@@ -48,14 +48,14 @@ def test_not_applied_with_state_between_programs():
     builder = ProgramBuilder()
     made = layer(builder)
     carried = Stream(1, "server/cpu:1", frozenset({made}))
-    assert judged(builder, stream=carried).reason == "it uses values that an earlier program has computed"
+    assert judged(builder, stream=carried).reason == "the program uses values that an earlier program has computed"
 
 
 def test_not_applied_if_input_is_written_even_through_view():
     builder = ProgramBuilder()
     state = builder.input(8, 8)
     builder.inplace("aten::add_.Tensor", builder.view("aten::slice.Tensor", state, shape=(4, 8)), builder.input(4, 8))
-    assert judged(builder).reason == "aten::add_.Tensor writes what the next program may read"
+    assert judged(builder).reason == "aten::add_.Tensor writes a value that the next program may read"
 
 
 def test_writes_to_own_results_are_allowed():
@@ -67,11 +67,11 @@ def test_writes_to_own_results_are_allowed():
 def test_not_applied_to_random_ops():
     builder = ProgramBuilder()
     builder.op("aten::bernoulli", builder.input(8, 8), shape=(8, 8), random=True)
-    assert judged(builder).reason == "aten::bernoulli draws random numbers, which have one order"
+    assert judged(builder).reason == "aten::bernoulli draws random numbers, so programs must run in order"
 
 
 def test_not_applied_if_a_cache_remains():
     builder = ProgramBuilder()
     made = layer(builder)
     found = judged(builder, residency={made: DataResidency.STATEFUL_KV_CACHE})
-    assert found.reason == "it leaves a stateful kv cache to the next program"
+    assert found.reason == "the program leaves a stateful kv cache to the next program"

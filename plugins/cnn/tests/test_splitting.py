@@ -155,6 +155,6 @@ def test_split_refusal_reasons():
     following = attrs.evolve(context, stream=Stream(1, "server/cpu:1"))
     assert "already keep all devices busy" in SplitBatches().optimize(following).reason
     cheap = Costs({d: tuple(CostEstimate(0, 0, 0, 1e-6) for _ in row) for d, row in context.costs.by_device.items()})
-    assert "with what travels" in SplitBatches().optimize(attrs.evolve(context, costs=cheap)).reason
+    assert "with transfers" in SplitBatches().optimize(attrs.evolve(context, costs=cheap)).reason
     one, _, _ = captured(model, torch.randn(1, *sizes))
-    assert SplitBatches().optimize(one).reason == "no ops work on each input of a batch by itself"
+    assert SplitBatches().optimize(one).reason == "no ops treat each input of a batch separately"

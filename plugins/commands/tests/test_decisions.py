@@ -78,7 +78,7 @@ def test_local_python_version_is_preferred(versions, here, chosen):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ("os Darwin", "was tried on Linux alone"),
+        ("os Darwin", "was tried on Linux only"),
         ("free_kib 1000000", "name a folder on another disk with --folder"),
         ("unwritable /data/alice", "name another folder with --folder"),
         ("python none", "--python PATH"),
@@ -277,7 +277,7 @@ def test_oversized_project_names_largest_files(tmp_path):
 def test_home_directory_is_refused_as_project(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     make(tmp_path, "train.py")
-    assert "is no project" in too_much(find_files(tmp_path), 1000)
+    assert "is not a project" in too_much(find_files(tmp_path), 1000)
 
 
 def test_project_requirements_are_found(tmp_path):

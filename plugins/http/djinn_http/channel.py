@@ -154,7 +154,7 @@ class Channel(Connection):
         """
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
-            self.end(f"the other end has sent nothing for {patience:.0f} s")
+            self.end(f"the peer has sent nothing for {patience:.0f} s")
 
     async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
         """Handle a `send` request, whose body continues the stream of the previous one."""
@@ -198,7 +198,7 @@ class Channel(Connection):
         """Handle a `close` request, after all `send` requests."""
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send >= sequence)
-        self.end("the other end closed the connection")
+        self.end("the peer closed the connection")
         return web.Response(status=204)
 
     async def _read_body(self, request: web.BaseRequest, pace: RequestTimeLimit) -> web.StreamResponse:
@@ -214,7 +214,7 @@ class Channel(Connection):
             self.end(str(error))
             return web.Response(status=400, text=str(error))
         except BaseException:
-            self.end("the other end broke off in the middle of a frame")
+            self.end("the peer broke off in the middle of a frame")
             raise
         return web.Response(status=410 if self._closed else 204)
 
@@ -231,7 +231,7 @@ class Channel(Connection):
                 await self._write_parcel(response, parcel)
             await response.write_eof()
         except BaseException:
-            self.end("the other end broke off while it fetched frames")
+            self.end("the peer broke off while it fetched frames")
             raise
         finally:
             self._outbox.written(parcels)

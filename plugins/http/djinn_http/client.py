@@ -207,7 +207,7 @@ class HttpConnection(StreamConnection):
 
     def _ask(self) -> None:
         if self._deserted:
-            raise TransportError("the other end cannot be reached any more")
+            raise TransportError("the peer cannot be reached any more")
         self._receive.request(dialect.RECEIVE, self._headers(self._answered))
         self._asked = True
 
@@ -231,7 +231,7 @@ class HttpConnection(StreamConnection):
         if status == _OK:
             self._answered += 1
         elif status == _GONE:
-            raise TransportError("the other end closed the connection")
+            raise TransportError("the peer closed the connection")
         elif status != _NO_CONTENT:
             raise TransportError(_describe(self._receive))
         self._asked = False
@@ -271,7 +271,7 @@ def pieces(buffers: Sequence[Buffer], size: int) -> Iterator[list[Buffer]]:
 def _describe(exchange: HttpExchange) -> str:
     response = exchange.response
     if response is None:
-        return "there was no response"
+        return "the server sent no response"
     message = " ".join(response.text.split())[:_SAID_LIMIT]
     # An HTML error page says no more than its status.
     return f"the response was HTTP {response.status}" + (

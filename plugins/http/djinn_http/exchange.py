@@ -147,7 +147,7 @@ class HttpExchange:
     def _take(self, sock: socket.socket | TlsSocket, response: ResponseReader) -> None:
         count = sock.recv_into(response.buffer(), 0, DONTWAIT)
         if not count:
-            raise TransportError("the other end closed the connection before it had answered")
+            raise TransportError("the peer closed the connection before it had answered")
         self._count(0, count)
         response.received(count)
         self._used = time.monotonic()

@@ -75,7 +75,7 @@ class ResponseReader:
         if not self.status:
             self._header_bytes += count
             if self._header_bytes > _HEADER_BYTES:
-                raise ProtocolError(f"its headers take more than {_HEADER_BYTES:,} bytes")
+                raise ProtocolError(f"the headers of the response have more than {_HEADER_BYTES:,} bytes")
         try:
             self._parser.feed_data(self._scratch[:count])
         except httptools.HttpParserUpgrade as end:

@@ -382,7 +382,9 @@ def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | No
     if len(hosts) != 1 or not is_well_formed(hosts[0]):
         return web.Response(status=400, text="the Host header is missing or malformed")
     if not is_called(hosts[0], names):
-        return web.Response(status=421, text=f"this server has another name; {HOSTS_VARIABLE} gives it more")
+        return web.Response(
+            status=421, text=f"this server does not have the name in the Host header; {HOSTS_VARIABLE} adds names"
+        )
     if dialect.PATH not in request.path:
         return web.Response(status=404, text="this is a Djinn server; connect with djinn.configure(servers=[...])")
     if request.method != "POST":

@@ -102,9 +102,9 @@ def _endpoint_of(url: str, tls: TlsOptions | None) -> Endpoint:
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise TransportError(f"{url!r} is no HTTP address: {error}") from error
+        raise TransportError(f"{url!r} is not an HTTP address: {error}") from error
     if parts.scheme != scheme or not host or parts.query or parts.fragment:
-        raise TransportError(f"{url!r} is no HTTP address; write {scheme}://HOST:PORT")
+        raise TransportError(f"{url!r} is not an HTTP address; write {scheme}://HOST:PORT")
     if parts.username is not None:
         raise TransportError("a password does not belong in a URL, which ends up in logs; give the token as a setting")
     return Endpoint(host, usual if port is None else port, parts.path.rstrip("/"), tls)

@@ -109,7 +109,7 @@ class JwtAuthenticator(Authenticator):
         except jwt.ExpiredSignatureError:
             return Denial("this token has expired: ask for a new one", "expired")
         except jwt.ImmatureSignatureError:
-            return Denial("this token is not good yet: look at the clocks of its issuer and of the server", "not_yet")
+            return Denial("this token is not valid yet: compare the clocks of its issuer and of the server", "not_yet")
         except jwt.InvalidAudienceError:
             return Denial("this token is for another service: ask for one for this server", "audience")
         except jwt.InvalidIssuerError:
@@ -131,7 +131,7 @@ class JwtAuthenticator(Authenticator):
     def _identity(self, token: str, key: VerifyingKey, claims: dict[str, Any]) -> Identity | Denial:
         tenant = claims.get(self._settings.tenant_claim)
         if not isinstance(tenant, str) or not _TENANT.fullmatch(tenant) or tenant == _OPERATOR:
-            reason = "this token names no tenant that there can be: ask its issuer for the claim "
+            reason = "this token has no valid tenant name: ask its issuer for the claim "
             return Denial(f"{reason}{self._settings.tenant_claim!r}", "tenant")
         return Identity(tenant, f"{_short(token)}.{int(claims['exp'])}.{_short(key.name)}")
 

@@ -158,8 +158,8 @@ class ForkServerClient:
     def start_server(self, environment: Mapping[str, str]) -> None:
         """Start a fork server for later executors, and return at once. If one already runs, the new one ends."""
         variables = _read_by_imports(environment)
-        place, seconds = str(self._socket(environment)), str(self.seconds)
-        command = [sys.executable, "-P", "-m", _MODULE, "--socket", place, "--seconds", seconds]
+        socket_path, seconds = str(self._socket(environment)), str(self.seconds)
+        command = [sys.executable, "-P", "-m", _MODULE, "--socket", socket_path, "--seconds", seconds]
         try:
             # In a separate session and not a child of this process: an engine may end a process with its children.
             subprocess.run(

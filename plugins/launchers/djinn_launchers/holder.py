@@ -185,7 +185,7 @@ class ExecutorHolder:
                 recovery,
                 journals=journals,
                 journal_limit=min(recovery.journal_limit, JOURNAL_BYTES, room // max(1, share)),
-                outlives_parent=True,
+                keeps_journals_if_orphaned=True,
             ),
         )
 

@@ -67,7 +67,7 @@ class ElasticExecutors:
         for number in numbers:
             opened = self.executors.members[number].opened
             self.peer_reconnection.join(number, opened.connection, opened.url, opened.attached.instance)
-        self._plan_anew(self.routes.links(self.planner.devices))
+        self._discard_plans(self.routes.links(self.planner.devices))
 
     def undo_join(self, numbers: Sequence[int]) -> None:
         """Remove executors again after a failed `join`."""
@@ -75,9 +75,9 @@ class ElasticExecutors:
             for number in numbers:
                 self.executors.leave(number, self.executors.present[0])
                 self.peer_reconnection.leave(number)
-            self._plan_anew(self.routes.links(self.planner.devices))  # these links were measured before
+            self._discard_plans(self.routes.links(self.planner.devices))  # these links were measured before
 
-    def _plan_anew(self, links: Sequence[Link]) -> None:
+    def _discard_plans(self, links: Sequence[Link]) -> None:
         """Discard all plans, because the executors have changed."""
         executors = self.executors
         limits = limits_of(context.configured()[1], self.planner.devices)
@@ -86,7 +86,7 @@ class ElasticExecutors:
         self.note_room(self.links.devices, limits)
         self.links.when_room_changed = lambda devices: self.note_room(devices, limits)
         look_after_each_other(executors.current)
-        self.planner.make_anew()
+        self.planner.discard_plans()
 
     def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
         """Update plans and deferred uploads with the executors' free memory. `devices`: all devices, by number."""
@@ -125,7 +125,7 @@ class ElasticExecutors:
                 executors.leave(number, max(received_counts, key=received_counts.__getitem__, default=staying[0]))
                 self.locations.leave(number)
                 self.peer_reconnection.leave(number)
-            self._plan_anew(self.links.among(frozenset(staying)))
+            self._discard_plans(self.links.among(frozenset(staying)))
             if state is not None:
                 self.planner.random = executors.number_at(numbers[0] + 1)
                 set_state(state)

@@ -77,7 +77,7 @@ class PoolPlanner:
         self.devices = (*self.devices, device)
         self.derived.join(device)
 
-    def make_anew(self) -> None:
+    def discard_plans(self) -> None:
         """Discard all plans, because the executors have changed."""
         self.follow(self._rules)
 

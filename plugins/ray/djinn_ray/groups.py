@@ -107,7 +107,7 @@ class Group:
             return f"was lost with its actor ({reason})"
         return (
             f"was lost with its actor ({reason}); if its node is lost too, so is its journal: sessions outlive a node with the setting "
-            "plugins.ray.journals, a folder that all nodes share, or with standby=['engine'], for which the program logs what it sends"
+            "plugins.ray.journals, a folder that all nodes share, or with standby=['engine'], for which the program logs its frames"
         )
 
     @contextlib.contextmanager

@@ -21,7 +21,7 @@ class Parallel(Scheduler):
 
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the seconds from the start of each node to the end of the program, the longest first."""
-        reason = "of what is ready, that on which most still depends"
+        reason = "the ready step with the longest path to the end"
         if len(context.placement.devices) == 1:  # every order takes equally long
             return NodePriority(lambda node: node, reason)
         remaining = Dependences.of(context).remaining(context.plan.nodes)

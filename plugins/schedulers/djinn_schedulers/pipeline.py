@@ -24,7 +24,7 @@ class Pipeline(Scheduler):
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the ids of the nodes as their keys."""
         del context
-        return NodePriority(lambda node: node, "of what is ready, the oldest in the program")
+        return NodePriority(lambda node: node, "the ready step that is earliest in the program")
 
 
 @hookimpl

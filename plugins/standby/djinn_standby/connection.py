@@ -177,7 +177,9 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             reason = self._takeover_obstacle()
             if reason:
                 self._end(f"{error}; {reason}")
-            _log.warning("a server is lost; another one is asked to go on", server=self.server, reason=str(error))
+            _log.warning(
+                "a server is lost; a standby server continues the session", server=self.server, reason=str(error)
+            )
             self._ask_others(error)
 
     def _take_last(self, broken: Connection) -> None:
@@ -294,13 +296,11 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 def _incompatibility(first: Attached, now: Attached) -> str:
     """Return the reason why an executor cannot replay a session of another executor; empty if it can."""
     if first.device.kind != now.device.kind:
-        return f"it has a {now.device.kind} where there was a {first.device.kind}"
+        return f"the standby server has the device {now.device.kind} in place of {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
-        return f"it runs torch {now.torch} where there was {first.torch}"
+        return f"the standby server runs torch {now.torch} in place of {first.torch}"
     if not set(first.compressions) <= set(now.compressions):
-        return (
-            f"it cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
-        )
+        return f"the standby server cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
     return ""
 
 

@@ -344,7 +344,7 @@ def test_state_is_read_value_by_value():
     for frame in (Frame(encode(heads[0])), *frames):
         assert receiver.take(frame, decode(frame.head))
     assert receiver.over
-    assert receiver.reason == "its values cannot be read: no memory"
+    assert receiver.reason == "the session's values cannot be read: no memory"
     receiver.drop()
 
 
@@ -361,7 +361,7 @@ def test_state_round_trips():
 def test_oversized_state_is_refused_early():
     frames = [*state_frames(lambda: pytest.fail("it was"), 1001, 1000)]
     frames += state_frames(lambda: (bytes(500), [bytes(501)], ()), 501, 1000)
-    assert [decode(frame.head) for frame in frames] == [StateHeader(reason="it has 1,001 bytes")] * 2
+    assert [decode(frame.head) for frame in frames] == [StateHeader(reason="the session has 1,001 bytes")] * 2
 
 
 @pytest.mark.parametrize(

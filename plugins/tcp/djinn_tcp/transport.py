@@ -131,9 +131,9 @@ def _address_of(url: str, scheme: str) -> tuple[str, int]:
     try:
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise TransportError(f"{url!r} is no TCP address: {error}") from error
+        raise TransportError(f"{url!r} is not a TCP address: {error}") from error
     if parts.scheme != scheme or not host or port is None or parts.username is not None or parts.path not in {"", "/"}:
-        raise TransportError(f"{url!r} is no TCP address; write {scheme}://HOST:PORT")
+        raise TransportError(f"{url!r} is not a TCP address; write {scheme}://HOST:PORT")
     return host, port
 
 

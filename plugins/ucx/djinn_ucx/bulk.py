@@ -121,7 +121,7 @@ class BulkChannel:
             try:
                 self._endpoint = open_endpoint(self._api, self._worker, offer.address)
             except Exception as error:
-                raise TransportError(f"UCX cannot reach the other end: {error}") from error
+                raise TransportError(f"UCX cannot reach the peer: {error}") from error
             self._theirs = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:

@@ -138,7 +138,7 @@ class UcxConnection(Connection):
         self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]
     ) -> None:
         if self._socket.hung_up:
-            raise TransportError(self._stop_sending("the other end closed the connection"))
+            raise TransportError(self._stop_sending("the peer closed the connection"))
         opening = Opening(tuple((n, len(views[n])) for n in large))
         inline = [view for n, view in enumerate(views) if n not in {*large}]
         check = self._wait_check(interruptible=True)
@@ -150,7 +150,7 @@ class UcxConnection(Connection):
                 channel.wait(message, check)
             # The other end may have discarded them when it closed.
             if self._socket.hung_up:
-                raise TransportError("the other end closed the connection")
+                raise TransportError("the peer closed the connection")
             # The frame becomes valid only now: a buffer that was given up may have changed while it was sent.
             channel.wait(channel.send(_COMMIT), check)
         except BaseException as error:
@@ -170,7 +170,7 @@ class UcxConnection(Connection):
         """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(f"{self.peer}: another thread is receiving, for {timeout} s and longer")
+            raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")
         try:
             while self._arriving is None:
                 seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -241,7 +241,7 @@ class UcxConnection(Connection):
 
     def _take_offer(self, offer: Offer) -> None:
         if self._taken:
-            raise ProtocolError("the other end sent its UCX address twice")
+            raise ProtocolError("the peer sent its UCX address twice")
         self._taken = True
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
@@ -249,7 +249,7 @@ class UcxConnection(Connection):
         """Send large buffers over UCX if the offered address is valid. Runs in a thread, as the test takes time."""
         try:
             if reason := self._shared.trials.reason_against(offer.address, self._local):
-                raise TransportError(f"the other end's address for UCX is refused: {reason}")
+                raise TransportError(f"the peer's address for UCX is refused: {reason}")
             channel = self._made_channel()
             if channel is not None:
                 channel.connect(offer)
@@ -295,8 +295,8 @@ class UcxConnection(Connection):
             if self._ended:
                 raise TransportError(self._ended)
             if self._socket.hung_up and lasts("hung up", _GRACE_SECONDS):
-                raise TransportError("the other end closed the connection in the middle of a frame")
+                raise TransportError("the peer closed the connection in the middle of a frame")
             if interruptible and interrupt_mask.pending and lasts("interrupted", _INTERRUPTED_SECONDS):
-                raise TransportError("interrupted while the other end received nothing")
+                raise TransportError("interrupted while the peer received nothing")
 
         return look

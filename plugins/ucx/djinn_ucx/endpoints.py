@@ -63,7 +63,7 @@ class AddressTrials:
             except (OSError, ValueError) as error:  # ValueError: this process is ending and has closed the pipes
                 self._end()
                 self._process = None
-                return f"it could not be tried in another process: {error}"
+                return f"the address could not be tried in another process: {error}"
 
     def _ask(self, address: bytes, local: bool) -> str:
         process = self._running()

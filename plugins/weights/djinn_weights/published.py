@@ -127,7 +127,7 @@ class PublishedWeights(NamingSource):
         raise WeightsUnavailable(
             f"nothing is published as {name!r}"
             if name == wanted_name
-            else f"what was published as {name!r} when it was attached has been replaced or removed, or has expired"
+            else f"the weights that were published as {name!r} have been replaced or removed, or have expired"
         )
 
     def listing(self) -> list[PublishedEntry]:

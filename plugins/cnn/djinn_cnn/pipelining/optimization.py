@@ -41,7 +41,7 @@ class Pipelining(Optimization):
             return OptimizationResult(self.name, applied=False, reason=_client_bound(context))
         following = context.stream.following
         reason = (
-            f"{following} of its kind {'is' if following == 1 else 'are'} under way and it depends on none of them: "
+            f"{following} of its kind {'is' if following == 1 else 'are'} pending, and this program depends on none of them: "
             f"{busy} devices work on successive inputs"
         )
         return OptimizationResult(
@@ -73,4 +73,4 @@ def _devices_kept_busy(context: OptimizationContext) -> int:
 
 def _client_bound(context: OptimizationContext) -> str:
     took, client = _seconds(context) * 1e3, _client(context) * 1e3
-    return f"it takes {took:.3g} ms, and {client:.3g} ms to record: one device does what the client asks for"
+    return f"the program takes {took:.3g} ms, and the client takes {client:.3g} ms to record it: one device is enough"

@@ -44,12 +44,12 @@ class SplitBatches(Optimization):
             return OptimizationResult(self.name, applied=False, reason=refused)
         region = region_of(context)
         if region is None:
-            return OptimizationResult(self.name, applied=False, reason="no ops work on each input of a batch by itself")
+            return OptimizationResult(self.name, applied=False, reason="no ops treat each input of a batch separately")
         parts = min(len(context.topology.devices), region.size)
         undivided, divided = _predicted(context, region, parts)
         note = f"{len(region.nodes)} ops over a batch of {region.size} take {undivided * 1e3:.3g} ms, in {parts} parts"
         if divided > min(MAX_TIME_RATIO, 1 - context.margin) * undivided:
-            reason = f"{note} and with what travels {divided * 1e3:.3g} ms"
+            reason = f"{note} with transfers {divided * 1e3:.3g} ms"
             return OptimizationResult(self.name, applied=False, reason=reason)
         rewrite = Rewrite(substitutions=(region.substitution(context.graph, parts),))
         return OptimizationResult(self.name, applied=True, reason=f"{note} {divided * 1e3:.3g} ms", rewrite=rewrite)
@@ -61,7 +61,7 @@ def _why_not(context: OptimizationContext) -> str:
     if context.stream.following:
         return "successive inputs already keep all devices busy"
     if context.plan.substituted:
-        return "other computation takes the place of some of its nodes"
+        return "another optimization has replaced some nodes"
     return what_is_carried(context)
 
 

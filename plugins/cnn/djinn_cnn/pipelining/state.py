@@ -15,16 +15,16 @@ def what_is_carried(context: OptimizationContext) -> str:
     nodes = [graph.nodes[n] for n in context.plan.nodes]
     random = next((n for n in nodes if n.random), None)
     if random is not None:
-        return f"{random.op} draws random numbers, which have one order"
+        return f"{random.op} draws random numbers, so programs must run in order"
     inputs = {storage_of(v) for v in graph.inputs}
     for node in nodes:
         if any(storage_of(context.plan.replace.get(v, v)) in inputs for v in node.writes):
-            return f"{node.op}{_inside(node.module)} writes what the next program may read"
+            return f"{node.op}{_inside(node.module)} writes a value that the next program may read"
     if context.stream.carried:
-        return "it uses values that an earlier program has computed"
+        return "the program uses values that an earlier program has computed"
     state = next((v for v in graph.outputs if _is_state(context, v)), None)
     if state is not None:
-        return f"it leaves a {context.profile.residency[state].value.replace('_', ' ')} to the next program"
+        return f"the program leaves a {context.profile.residency[state].value.replace('_', ' ')} to the next program"
     return ""
 
 

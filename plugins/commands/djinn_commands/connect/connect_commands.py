@@ -145,7 +145,7 @@ def _check_free(name: str) -> None:
 @click.argument("name")
 @click.option("--stop", is_flag=True, help="End the server there, too, and its sessions. Jobs go on.")
 @click.option(
-    "--forget", is_flag=True, help="Remove the log-in and what is kept here about the server; nothing there is removed."
+    "--forget", is_flag=True, help="Remove the log-in and the local files about the server. The server keeps its files."
 )
 def disconnect(name: str, stop: bool, forget: bool) -> None:
     """Close the tunnel to the server NAME. `djinn connect NAME` opens it again."""

@@ -192,8 +192,8 @@ class _Connecting:
             open_or_raise(self.connection)
 
     def _survey_machine(self) -> Survey:
-        with self._step("look what is there"):
-            survey = read_survey(self._run("looking what is there", look_script(self.record, self.wish.python)))
+        with self._step("check the machine"):
+            survey = read_survey(self._run("checking the machine", look_script(self.record, self.wish.python)))
             for line in survey.lines():
                 self.say(f"    {line}")
         if survey.folder and not self.record.folder:
@@ -250,7 +250,7 @@ class _Connecting:
             survey = attrs.evolve(survey, torch=read_survey(output).torch)
             self.say(f"    PyTorch {survey.torch}")
             if not must_ask_torch(survey, self.wish.serve):
-                self.say("    a server that runs serves what it began with: --update starts it again")
+                self.say("    a running server keeps its options: --update restarts it")
         return survey
 
     def _check_torch(self, survey: Survey) -> None:
@@ -354,7 +354,7 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
     last_words = f"\n{done.last_words}" if done.last_words else ""
     if done.broken:
         return TransportError(
-            f"the connection to {host} broke while {title}. Repeat this: what is done is kept{last_words}"
+            f"the connection to {host} broke while {title}. Repeat the command: finished steps are kept{last_words}"
         )
     if done.code == _NO_INDEX:
         return StartupError(
@@ -362,7 +362,7 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
             f"--wheels DIR sends them{last_words}"
         )
     return StartupError(
-        f"{title} failed on {host} (exit status {done.code}); mend what it says and repeat this{last_words}"
+        f"{title} failed on {host} (exit status {done.code}); fix the reported error and repeat the command{last_words}"
     )
 
 
@@ -450,7 +450,7 @@ def rehearse(wish: Wish) -> Iterator[str]:
     """Return the commands of a first call, without running them. Results of earlier steps are in angle brackets."""
     record, control = wish.record, control_path(wish.record.name)
     python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), wish.torch or default_torch()
-    steps: list[tuple[str, Script]] = [("look what is there", look_script(record, wish.python))]
+    steps: list[tuple[str, Script]] = [("check the machine", look_script(record, wish.python))]
     if not record.environment:
         made = environment_script(record, python, wheels, torch)
         values = {

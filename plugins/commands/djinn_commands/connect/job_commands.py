@@ -99,7 +99,7 @@ def submit(
     if follow:
         _follow(record, job)
     else:
-        click.echo(f"`djinn logs -f {job} --server {record.name}` shows what it does", err=True)
+        click.echo(f"`djinn logs -f {job} --server {record.name}` shows its output", err=True)
 
 
 def _empty(root: Path) -> ProjectFiles:

@@ -131,7 +131,9 @@ def objection(found: ProjectFiles, limit: int) -> str:
     home = Path.home().resolve()
     root = found.root.resolve()
     if root == home or root in home.parents:
-        return f"{root} is no project but has all your files: change to the project's folder, or name it with --project"
+        return (
+            f"{root} has all your files and is not a project: change to the project's folder, or name it with --project"
+        )
     if found.size <= limit and len(found.files) <= _LARGEST_COUNT:
         return ""
     largest = "\n".join(f"    {size / (1 << 20):8.1f} MiB  {path}" for path, size in found.largest())

@@ -141,11 +141,11 @@ def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
 def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
     """Return the reason why no environment can be created, with advice; empty if it can."""
     if survey.system != "Linux":
-        return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux alone"
+        return f"the machine runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux only"
     if choose_python(survey.pythons, here) is None:
         versions = ", ".join(map(str, survey.pythons)) or "none"
         return (
-            f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer that was found (there: {versions}). Install one there, which needs no root with uv "
+            f"no Python {OLDEST[0]}.{OLDEST[1]} or newer was found on the machine (found: {versions}). Install one, which needs no root with uv "
             "(`uv python install`) or conda, and name it with --python PATH if it is not found then"
         )
     if survey.unwritable:

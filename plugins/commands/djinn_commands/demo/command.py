@@ -18,7 +18,9 @@ NEEDED = ("sentence_transformers", "sklearn", "transformers")
 @click.option("--device", default="cpu", show_default=True, help="What the demo's server computes on, such as cuda:0.")
 @click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the others out. May be given twice.")
 @click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
-@click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Write what is printed to a picture too.")
+@click.option(
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also write the printed table to a picture."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
     """Run three programs locally and on a server, and compare them: embeddings, generation and training.

@@ -23,7 +23,7 @@ PATIENCE = 10.0  # timeout in seconds for each address
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File whose first line is the token. Without it, you are asked; where there is no terminal, standard input is read.",
+    help="File whose first line is the token. Without a file, the command asks for the token, or reads it from standard input if there is no terminal.",
 )
 @click.option(
     "--fingerprint", default="", help="Fingerprint of the server's certificate, where no authority signed it."

@@ -72,8 +72,10 @@ class ClientFallback(OpHandler):
         try:
             with torch.no_grad():
                 # Written operands are tried on copies: a failure must leave them intact, and success must not apply twice.
-                copies: Any = [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
-            ask_executor(func, args, kwargs, copies, slots)
+                trial_operands: Any = (
+                    [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
+                )
+            ask_executor(func, args, kwargs, trial_operands, slots)
         except UnsupportedOperation as error:
             if isinstance(error, RemoteNotImplementedError) and error.op != func.name():
                 return False  # an earlier op failed, and reports its error when its result is used
@@ -90,7 +92,7 @@ class ClientFallback(OpHandler):
             UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
             Exception: any error of PyTorch.
         """
-        self._warn_once(func, "it is not on the allow-list of ops")
+        self._warn_once(func, "the op is not on the allow-list")
         context.stats.client_fallbacks += 1
         here = _CpuCopies(func)
         with torch.no_grad(), torch.device("cpu"):

@@ -70,7 +70,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
     if cache is None or not outlives:
         return ""
     if not can_be_cut(cache):
-        return f"what surplus steps write to a {type(cache).__name__} cannot be taken out of it"
+        return f"writes of surplus steps to a {type(cache).__name__} cannot be undone"
     if not _pads_are_tokens(model, config):
         return "the padding token is not in the vocabulary, so surplus steps would fail"
     return ""

@@ -62,7 +62,9 @@ class _Malformed(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        _log.info("a request for operations was refused that is no HTTP/1.1", reason=error.message.partition(":")[0])
+        _log.info(
+            "refused a request to the operations port that is not HTTP/1.1", reason=error.message.partition(":")[0]
+        )
         return False
 
 

@@ -39,7 +39,7 @@ class Adaptive(Judge):
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return no rewrite."""
         del context
-        return OptimizationResult(self.name, applied=False, reason="it only judges other optimizations")
+        return OptimizationResult(self.name, applied=False, reason="adaptive only measures other optimizations")
 
     def pays(self, trial: Trial) -> bool | None:
         """Return True to keep an optimization on, and False to switch it off. If more runs are needed, return None.

@@ -8,8 +8,8 @@ from djinn_optimizations.cleanup.dead import dead_nodes
 from djinn_optimizations.cleanup.equal import merge
 
 _MARK = "djinn::mark"  # an event that the program records: the ops before it are being timed
-_OFF = "it is off by default, because it saves little; the setting `plugins.cleanup.on` switches it on"
-_TIMED = "the program records events: what is timed runs as it was written"
+_OFF = "off by default, because it saves little time; the setting `plugins.cleanup.on` activates it"
+_TIMED = "the program records events, so timed ops run as recorded"
 
 
 class _Cleanup(Optimization):

@@ -38,7 +38,11 @@ class FuseProjections(Optimization):
         on_cpu = all(device.kind == "cpu" for device in context.topology.devices)
         groups = [_substitution(context, group) for group in _groups(context)] if on_cpu else []
         if not groups:
-            why = "no two small linear layers of one row share their input" if on_cpu else "it is faster on CPUs only"
+            why = (
+                "no two small linear layers of one row share their input"
+                if on_cpu
+                else "the fusion is faster on CPUs only"
+            )
             return OptimizationResult(self.name, applied=False, reason=why)
         products = sum(len(s.nodes) for s in groups)
         reason = f"{products} linear layers of one row read {len(groups)} inputs: one product for each"

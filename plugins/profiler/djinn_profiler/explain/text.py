@@ -84,12 +84,12 @@ def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
 
 
 def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: str, under: str) -> Iterator[_TreeRow]:
-    inner = part["parts"] if depth != 0 else []
+    children = part["parts"] if depth != 0 else []
     notes = tuple(note for match in part["patterns"] for note in _decision_lines(match))
-    yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if inner else '   '}")
+    yield _TreeRow(head + _label(part), _cells(part, whole), notes, f"{under}{'│  ' if children else '   '}")
     below = None if depth is None else depth - 1
-    for child in inner:
-        last = child is inner[-1]
+    for child in children:
+        last = child is children[-1]
         yield from _rows(
             child, whole, below, f"{under}{'└─ ' if last else '├─ '}", f"{under}{'   ' if last else '│  '}"
         )

@@ -251,7 +251,7 @@ def advice(found: TimeTotals) -> list[str]:
         advice_rows.append(
             (
                 kinds[UPLOAD],
-                "upload less: keep on the device what is used again, make tensors there, or have the server read weights itself (djinn.open_weights)",
+                "upload less: keep reused tensors on the device, create tensors there, or have the server read weights itself (djinn.open_weights)",
             )
         )
     if kinds.get(CONNECT, 0.0) > 0.15:

@@ -32,7 +32,7 @@ ADVICE: Final = MappingProxyType({
     Cause.SYNCHRONIZE: "leave it out: results wait for their ops by themselves. It is needed to measure time alone",
     Cause.CHECK: "use the variant that returns an error code, such as torch.linalg.inv_ex or cholesky_ex, and look at it once",
     Cause.FULL: "the device is behind: fetch fewer or smaller values at a time",
-    Cause.UPLOAD: "move a module as a whole with .to(), which asks for all of its tensors at once; keep what is used again on the device",
+    Cause.UPLOAD: "move a module as a whole with .to(), which offers all of its tensors at once; keep reused tensors on the device",
     Cause.FIGURES: "ask for memory every hundred steps, or after the loop",
     Cause.FILES: "open, save and list weights outside of the loop",
     Cause.OTHER: "fetch it once, after the loop",

@@ -33,13 +33,17 @@ class Dynamic(Scheduler):
         if not allowed:
             best = min(orders, key=lambda t: t.excess)
             raise DoesNotFit(
-                f"no order keeps to the limits of memory: {best.summary()}, {best.excess:,} bytes more than allowed; "
-                "recompute or move what is kept, or use more devices"
+                f"no order of the steps meets the memory limits: {best.summary()}, {best.excess:,} bytes above a limit; "
+                "recompute values, free tensors or use more devices"
             )
         target = context.latency_target
         in_time = [t for t in allowed if t.line.seconds <= target]
         chosen = min(in_time, key=lambda t: t.peak) if in_time else min(allowed, key=lambda t: t.line.seconds)
-        why = "the least memory of those in time" if in_time else "the quickest that keeps to the limits"
+        why = (
+            "the least memory of the orders within the latency target"
+            if in_time
+            else "the fastest within the memory limits"
+        )
         others = "; ".join(t.summary() for t in orders if t is not chosen)
         positions = {node: position for position, node in enumerate(chosen.order)}
         reason = f"{chosen.summary()}: {why} (tried as well: {others})"
@@ -51,7 +55,7 @@ def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
     remaining = dependences.remaining(nodes)
     return {
         "program order": nodes,
-        "most still depends on it": ready_order(nodes, dependences, lambda node: -remaining[node]),
+        "longest path first": ready_order(nodes, dependences, lambda node: -remaining[node]),
         "oldest first": ready_order(nodes, dependences, lambda node: node),
         "least memory": frugal_order(context, nodes, dependences),
     }

@@ -62,7 +62,7 @@ class _Archive:
         """
         record = self.records.get(name)
         if record is None:
-            raise ValueError(f"its archive has no record {name[:200]!r}")
+            raise ValueError(f"the archive has no record {name[:200]!r}")
         if record.compress_type != zipfile.ZIP_STORED or record.compress_size != record.file_size:
             raise ValueError(f"the record {name[:200]!r} is compressed: save it with torch.save")
         if record.flag_bits & _ENCRYPTED:
@@ -84,13 +84,13 @@ def _archive(file: WeightFile) -> _Archive:
     except (zipfile.BadZipFile, NotImplementedError, struct.error, OverflowError, IndexError) as error:
         if seekable.failure is not None:
             raise seekable.failure from error
-        raise ValueError(f"its archive is malformed: {error}") from error
+        raise ValueError(f"the archive is malformed: {error}") from error
     names = [entry.filename for entry in entries]
     if len(set(names)) != len(names):
-        raise ValueError("its archive has two records with one name")
+        raise ValueError("the archive has two records with one name")
     folders = [name.removesuffix("data.pkl") for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(folders) != 1:
-        raise ValueError("its archive has no data.pkl, or several")
+        raise ValueError("the archive has no data.pkl, or several")
     inside = {
         entry.filename.removeprefix(folders[0]): entry for entry in entries if entry.filename.startswith(folders[0])
     }
@@ -102,17 +102,17 @@ def _archive(file: WeightFile) -> _Archive:
 def _described(file: WeightFile, archive: _Archive) -> dict[str, PickledTensor]:
     order = archive.records.get("byteorder")
     if order is not None and _contents(file, archive.record("byteorder"), 16) != b"little":
-        raise ValueError("it was written on a machine with another byte order")
+        raise ValueError("the file was written on a machine with another byte order")
     return pickled_tensors(_contents(file, archive.record("data.pkl"), PICKLE_LIMIT))
 
 
 def _contents(file: WeightFile, record: zipfile.ZipInfo, most: int) -> bytes:
     if record.file_size > most:
-        raise ValueError(f"its record {record.filename[:200]!r} has {record.file_size:,} bytes; the limit is {most:,}")
+        raise ValueError(f"the record {record.filename[:200]!r} has {record.file_size:,} bytes; the limit is {most:,}")
     start, size = _place(file, record)
     data = read_bytes(file, start, size)
     if zlib.crc32(data) != record.CRC:
-        raise ValueError(f"its record {record.filename[:200]!r} is damaged")
+        raise ValueError(f"the record {record.filename[:200]!r} is damaged")
     return data
 
 
@@ -129,7 +129,7 @@ def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, 
         zip(records.values(), places, strict=True), key=lambda item: item[0].header_offset
     ):
         if record.header_offset < end:
-            raise ValueError(f"its record {record.filename[:200]!r} overlaps another")
+            raise ValueError(f"the record {record.filename[:200]!r} overlaps another")
         end = start + size
     return dict(zip(records, places, strict=True))
 
@@ -137,11 +137,11 @@ def _places(file: WeightFile, records: dict[str, zipfile.ZipInfo]) -> dict[str, 
 def _place(file: WeightFile, record: zipfile.ZipInfo) -> tuple[int, int]:
     begin = record.header_offset
     if not 0 <= begin <= file.size - _LOCAL_HEADER.size:
-        raise ValueError(f"its record {record.filename[:200]!r} is outside of the archive")
+        raise ValueError(f"the record {record.filename[:200]!r} is outside of the archive")
     signature, name, extra = _LOCAL_HEADER.unpack(read_bytes(file, begin, _LOCAL_HEADER.size))
     start = begin + _LOCAL_HEADER.size + name + extra
     if signature != b"PK\3\4" or record.file_size > file.size - start:
-        raise ValueError(f"its record {record.filename[:200]!r} is outside of the archive")
+        raise ValueError(f"the record {record.filename[:200]!r} is outside of the archive")
     return start, record.file_size
 
 
@@ -160,7 +160,7 @@ def _entry(name: str, tensor: PickledTensor, start: int, size: int) -> HeaderEnt
     if not nbytes:
         return HeaderEntry(dtype, shape, start, 0)
     if (tensor.offset + reach_of(shape, tensor.strides)) * width > tensor.storage.size:
-        raise ValueError(f"its tensor {name!r} reaches beyond its storage")
+        raise ValueError(f"the tensor {name!r} reaches beyond its storage")
     if _is_contiguous(shape, tensor.strides):
         return HeaderEntry(dtype, shape, first, nbytes)
     if overlaps_itself(shape, tensor.strides):
@@ -203,7 +203,7 @@ class _Seekable(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence]
         if base + offset < 0:
-            raise ValueError("its archive is malformed: it has a negative offset")
+            raise ValueError("the archive is malformed: it has a negative offset")
         self._at = base + offset
         return self._at
 

@@ -85,9 +85,9 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
     try:
         value = _Machine().run(data)
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ValueError(f"its pickle is malformed ({type(error).__name__})") from error
+        raise ValueError(f"the pickle is malformed ({type(error).__name__})") from error
     if not isinstance(value, dict):
-        raise ValueError("it has no dictionary of tensors: save the model's state_dict()")  # noqa: TRY004 - the file is wrong
+        raise ValueError("the file has no dictionary of tensors: save the model's state_dict()")  # noqa: TRY004 - the file is wrong
     return _Flattener().tensors(value)
 
 
@@ -106,22 +106,22 @@ class _Flattener:
     def _add(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PickledTensor):
             if path in self._found:
-                raise ValueError(f"it has the tensor {path[:200]!r} twice")
+                raise ValueError(f"the file has the tensor {path[:200]!r} twice")
             if len(path) > LONGEST_NAME or len(self._found) >= MOST_TENSORS:
-                raise ValueError("it has too many tensors, or names that are too long")
+                raise ValueError("the file has too many tensors, or names that are too long")
             self._found[path] = value
         elif isinstance(value, (dict, list, tuple)):
             self._seen += 1 + len(
                 value
             )  # a value may be referred to repeatedly, so the file's size does not bound their number
             if depth >= DEPTH or self._seen > OPERATIONS:
-                raise ValueError(f"it has too many values, or values nested more than {DEPTH} deep")
+                raise ValueError(f"the file has too many values, or values nested more than {DEPTH} deep")
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
                 if isinstance(item, (PickledTensor, dict, list, tuple)):
                     text = str(key)
                     if len(text) > LONGEST_NAME:
-                        raise ValueError("it has a name that is too long")
+                        raise ValueError("the file has a name that is too long")
                     self._add(f"{path}.{text}" if path else text, item, depth + 1)
 
 
@@ -130,7 +130,7 @@ def _instructions(data: bytes) -> Iterator[tuple[pickletools.OpcodeInfo, Any]]:
         for operation, argument, _ in pickletools.genops(data):
             yield operation, argument
     except ValueError as error:  # the error text may contain the whole pickle
-        raise ValueError(f"its pickle is malformed: {str(error)[:200]}") from None
+        raise ValueError(f"the pickle is malformed: {str(error)[:200]}") from None
 
 
 class _Machine:
@@ -145,7 +145,7 @@ class _Machine:
         """Return the value of a pickle."""
         for count, (operation, argument) in enumerate(_instructions(data)):
             if count > OPERATIONS:
-                raise ValueError(f"its pickle has more than {OPERATIONS:,} instructions")
+                raise ValueError(f"the pickle has more than {OPERATIONS:,} instructions")
             name = operation.name
             if name == "STOP":
                 return self.stack.pop()
@@ -154,9 +154,9 @@ class _Machine:
                 continue
             step = _STEPS.get(name)
             if step is None:
-                raise ValueError(f"its pickle has the instruction {name}, which is not supported")
+                raise ValueError(f"the pickle has the instruction {name}, which is not supported")
             step(self, argument)
-        raise ValueError("its pickle has no end")
+        raise ValueError("the pickle has no end")
 
     def begin_mark(self, _: Any) -> None:
         self._marks.append(self.stack)
@@ -188,7 +188,7 @@ class _Machine:
     def keep(self, argument: Any) -> None:
         key = len(self._memo) if argument is None else argument
         if not 0 <= key < _MEMO_KEYS:
-            raise ValueError("its pickle is malformed (memo)")
+            raise ValueError("the pickle is malformed (memo)")
         self._memo[key] = self.stack[-1]
 
     def kept(self, argument: Any) -> None:
@@ -246,7 +246,7 @@ class _Machine:
         kind, storage, key, _place, count = self.stack.pop()
         path = _typed(storage, _Global).path
         if kind != "storage" or path not in _STORAGES:
-            raise ValueError(f"it has a storage of the type {path!r}, which is not supported")
+            raise ValueError(f"the file has a storage of the type {path!r}, which is not supported")
         dtype = _STORAGES[path]
         self.stack.append(PickledStorage(_typed(key, str), dtype, _number(count) * dtype.itemsize))
 
@@ -277,7 +277,7 @@ def _tuple_of(size: int) -> Callable[[_Machine, Any], None]:
         stack = machine.stack
         items = tuple(stack[-size:])
         if len(items) < size:
-            raise ValueError("its pickle is malformed (tuple)")
+            raise ValueError("the pickle is malformed (tuple)")
         stack[-size:] = [items]
 
     return step
@@ -354,10 +354,10 @@ def _laid_out(
 ) -> PickledTensor:
     if view:
         kind = ", ".join(view)[:100] if isinstance(view, dict) else "unknown"
-        raise ValueError(f"it has a tensor view of an unsupported kind ({kind})")
+        raise ValueError(f"the file has a tensor view of an unsupported kind ({kind})")
     sizes, steps = tuple(map(_number, _typed(shape, tuple))), tuple(map(_number, _typed(strides, tuple)))
     if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
-        raise ValueError("it has a tensor whose strides do not match its shape")
+        raise ValueError("the file has a tensor whose strides do not match its shape")
     return PickledTensor(storage, dtype, _number(offset), sizes, steps)
 
 
@@ -368,7 +368,7 @@ def _parameter(data: Any, *_: Any) -> PickledTensor:
 def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _state: Any) -> Any:
     """Interpret `_rebuild_from_type_v2`."""
     if _typed(kind, _Global).path not in _TENSOR_TYPES:
-        raise ValueError(f"it has a tensor of the type {kind.path}, which is not supported")
+        raise ValueError(f"the file has a tensor of the type {kind.path}, which is not supported")
     return _result(_typed(function, _Global), _typed(arguments, tuple))
 
 
@@ -406,7 +406,7 @@ _DTYPES: Final = MappingProxyType(
 
 def _known(path: str) -> _Global:
     if path not in _FUNCTIONS and path not in _STORAGES and path not in _DTYPES and path not in _TENSOR_TYPES:
-        raise ValueError(f"its pickle names {path[:200]}, which is not allowed in a file of tensors")
+        raise ValueError(f"the pickle names {path[:200]}, which is not allowed in a file of tensors")
     return _Global(path)
 
 
@@ -414,7 +414,7 @@ def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
     """Return the value of a call of `function` in the pickle, without calling it."""
     function_result = _FUNCTIONS.get(function.path)
     if function_result is None:
-        raise ValueError(f"its pickle calls {function.path}, which is not allowed")
+        raise ValueError(f"the pickle calls {function.path}, which is not allowed")
     return function_result(*arguments)
 
 
@@ -431,16 +431,16 @@ def _key(value: Any) -> str:
     # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.
     if value is None or isinstance(value, (float, int)) or (isinstance(value, bytes) and len(value) < LONGEST_NAME):
         return str(value)
-    raise ValueError("it has a dictionary whose keys are neither strings nor numbers")
+    raise ValueError("the file has a dictionary whose keys are neither strings nor numbers")
 
 
 def _number(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
-        raise ValueError("it has a tensor with an invalid size")
+        raise ValueError("the file has a tensor with an invalid size")
     return value
 
 
 def _typed(value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
-        raise ValueError(f"its pickle is malformed: it has a {type(value).__name__} instead of a {kind.__name__}")  # noqa: TRY004 - likewise
+        raise ValueError(f"the pickle is malformed: it has a {type(value).__name__} instead of a {kind.__name__}")  # noqa: TRY004 - likewise
     return value

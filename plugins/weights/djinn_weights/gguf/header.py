@@ -115,14 +115,14 @@ def read_gguf(file: WeightFile) -> FileHeader:
         if key == "general.alignment":
             alignment = value if isinstance(value, int) else 0
     if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
-        raise ValueError("it has too many tensors, or an invalid alignment")
+        raise ValueError("the file has too many tensors, or an invalid alignment")
     infos = [_described(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
     entries = dict[str, HeaderEntry]()
     stored_entries = dict[str, HeaderEntry]()  # tensors as stored in the file, to find overlaps
     for name, shape, kind, offset in infos:
         if name in entries:
-            raise ValueError(f"it has the tensor {name!r} twice")
+            raise ValueError(f"the file has the tensor {name!r} twice")
         entries[name], size = _entry(name, shape, kind, begin + offset, file.size)
         stored_entries[name] = HeaderEntry(None, shape, begin + offset, size)
     refuse_overlaps(stored_entries)
@@ -132,7 +132,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
 def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
     name, dimensions = reader.text(), reader.number(_U32)
     if dimensions > MOST_DIMENSIONS:
-        raise ValueError(f"its tensor {name[:200]!r} has {dimensions} dimensions")
+        raise ValueError(f"the tensor {name[:200]!r} has {dimensions} dimensions")
     sizes = [reader.number(_U64) for _ in range(dimensions)]
     return name, tuple(reversed(sizes)), reader.number(_U32), reader.number(_U64)
 
@@ -142,7 +142,7 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
     elements = math.prod(shape)
     dtype = _DTYPES.get(kind)
     if max(elements, *shape, 0) >= 1 << 62 or start > end:
-        raise ValueError(f"its tensor {name[:200]!r} is outside of the file")
+        raise ValueError(f"the tensor {name[:200]!r} is outside of the file")
     if dtype is not None:
         size = elements * dtype.itemsize
         entry = HeaderEntry(dtype, shape, start, size)
@@ -153,9 +153,9 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
         size = 0
         entry = HeaderEntry(None, shape, start, 0, stored_as=_OTHERS[kind])
     else:
-        raise ValueError(f"its tensor {name[:200]!r} has an unknown type (number {kind})")
+        raise ValueError(f"the tensor {name[:200]!r} has an unknown type (number {kind})")
     if size > end - start:
-        raise ValueError(f"its tensor {name[:200]!r} is outside of the file")
+        raise ValueError(f"the tensor {name[:200]!r} is outside of the file")
     return entry, size
 
 
@@ -180,7 +180,7 @@ class _Reader:
 
     def _load(self, count: int) -> None:
         if count > self._limit - self.position:
-            raise ValueError("it ends within its header, or its header is too long")
+            raise ValueError("the file ends within its header, or its header is too long")
         size = min(max(count, self._next), self._limit - self.position)
         self._chunk, self._begin = read_bytes(self._file, self.position, size), self.position
         self._next = min(2 * self._next, _LARGEST_CHUNK)
@@ -188,7 +188,7 @@ class _Reader:
     def skip(self, count: int) -> None:
         """Skip bytes."""
         if count > self._limit - self.position:
-            raise ValueError("it ends within its header, or its header is too long")
+            raise ValueError("the file ends within its header, or its header is too long")
         self.position += count
 
     def number(self, form: struct.Struct) -> int:
@@ -200,7 +200,7 @@ class _Reader:
         """Return the next count after a check against the limits."""
         self._left -= count
         if self._left < 0:
-            raise ValueError(f"its header has more than {VALUES:,} values")
+            raise ValueError(f"the header has more than {VALUES:,} values")
         return count
 
     def text(self) -> str:
@@ -208,7 +208,7 @@ class _Reader:
         try:
             return self.take(self.number(_U64)).decode()
         except UnicodeDecodeError as error:
-            raise ValueError("it has a name or a text that is not UTF-8") from error
+            raise ValueError("the file has a name or a text that is not UTF-8") from error
 
     def value(self, kind: int, depth: int = 0) -> str | int | float | None:
         """Return the next value. A list is skipped, and gives None."""
@@ -219,7 +219,7 @@ class _Reader:
             return None
         form = _NUMBERS.get(kind)
         if form is None:
-            raise ValueError(f"its header has a value of an unknown type (number {kind})")
+            raise ValueError(f"the header has a value of an unknown type (number {kind})")
         number: int | float = form.unpack(self.take(form.size))[0]
         return number
 

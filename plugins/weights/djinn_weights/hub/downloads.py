@@ -185,7 +185,7 @@ def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tupl
             weight_files = [file for file in weight_files if file in _WHOLE]
         if weight_files:
             return folder, "", [folder + file for file in weight_files]
-    raise WeightsUnavailable("it has no weights, or several files: name one of them")
+    raise WeightsUnavailable("the model has no weight file, or several: name one of them")
 
 
 def is_whole(files: Sequence[WeightFile]) -> bool:

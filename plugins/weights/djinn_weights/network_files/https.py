@@ -119,7 +119,7 @@ class HttpsFile(WeightFile):
         try:
             self._follow(start, buffer)
         except _TRANSIENT as error:
-            raise OSError(f"its server does not answer ({str(error) or type(error).__name__})") from error
+            raise OSError(f"the web server does not answer ({str(error) or type(error).__name__})") from error
 
     def _follow(self, start: int, buffer: memoryview) -> None:
         for _ in range(_REDIRECTS):
@@ -127,12 +127,12 @@ class HttpsFile(WeightFile):
             if not location:
                 return
             self._place = self._permitted(urljoin(self._place, location))
-        raise OSError("its server redirects too often")
+        raise OSError("the web server redirects too often")
 
     def _permitted(self, address: str) -> str:
         """Return the target of a redirect after a check that clients may read it."""
         if not _is_safe(address) or not allows(self._permissions, address):
-            raise OSError("its server redirects to an address that clients may not read (--allow-weights)")
+            raise OSError("the web server redirects to an address that clients may not read (--allow-weights)")
         return address
 
     def _request(self, start: int, buffer: memoryview) -> str:
@@ -159,17 +159,17 @@ class HttpsFile(WeightFile):
         if response.status in _MOVED:
             return response.headers.get("Location") or "nowhere:"
         if response.status in _BUSY or (response.status >= 400 and self._place != self._address):
-            raise _TransientError(f"its server answers {response.status}")
+            raise _TransientError(f"the web server answers {response.status}")
         if response.status != http.client.PARTIAL_CONTENT:
             problem = (
                 "does not read ranges of it" if response.status == http.client.OK else f"answers {response.status}"
             )
-            raise OSError(f"its server {problem}")
+            raise OSError(f"the web server {problem}")
         content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
         if content_range is None or (int(content_range[1]), int(content_range[2])) != (start, start + len(buffer) - 1):
-            raise OSError("its server did not return the requested range")
+            raise OSError("the web server did not return the requested range")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise OSError("its server returned compressed data")
+            raise OSError("the web server returned compressed data")
         self._compare(
             f"{response.headers.get('ETag', '')} {response.headers.get('Last-Modified', '')}", int(content_range[3])
         )
@@ -264,10 +264,10 @@ def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
     while at < len(buffer):
         data = response.read1(min(_READ, len(buffer) - at))
         if not data:
-            raise _TransientError("it ends early")
+            raise _TransientError("the file ends early")
         buffer[at : at + len(data)] = data
         at += len(data)
         if time.monotonic() > until:
-            raise OSError("its server sends too slowly; try again, or download the file first")
+            raise OSError("the web server sends too slowly; try again, or download the file first")
     if response.length or (response.length is None and response.read1(1)):
-        raise OSError("its server sent more than was requested")
+        raise OSError("the web server sent more than was requested")

@@ -17,7 +17,7 @@ class ExampleScheduler(Scheduler):
         """Return the sort key of a node: the ready node with the least key runs first."""
         graph = context.graph
         readers = {node.id: sum(len(graph.consumers(value)) for value in node.outputs) for node in graph.nodes}
-        return NodePriority(lambda node: -readers[node], "of what is ready, the op with the most readers")
+        return NodePriority(lambda node: -readers[node], "the ready op with the most readers")
 
 
 @hookimpl
