@@ -722,9 +722,7 @@ class ExecutorSession:
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
         if bound is None or not work.halt.value & CANCEL:
             return
-        failure = Failure(
-            work.sequence, 0, "", "ProgramStopped", "the program was cancelled during the read of its weights"
-        )
+        failure = Failure(work.sequence, 0, "", "ProgramStopped", "cancelled during the read of its weights")
         consumed = set(bound.consumed(inputs))
         written = {inputs[position] for position in bound.input_aliases(self.device.own).written}
         for handle in (consumed | written) & self._uploads.reading:

@@ -104,7 +104,7 @@ def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
     dtype = SAFETENSORS_DTYPES.get(entry.dtype)
     first, end = entry.data_offsets
     if not first <= end <= size - begin:
-        raise ValueError(f"the tensor {name!r} does not lie in it")
+        raise ValueError(f"the tensor {name!r} exceeds the file")
     expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
     if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
         raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")

@@ -138,9 +138,7 @@ def parse_table(content: bytes, path: Path) -> TokenTable:
     except ConfigurationError as error:
         raise ConfigurationError(f"the token file {path} cannot be used: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"the token file {path} does not have the format of `djinn token create`: {error}"
-        ) from error
+        raise ConfigurationError(f"{path} is not a token file of `djinn token create`: {error}") from error
     return table
 
 

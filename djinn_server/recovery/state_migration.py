@@ -37,13 +37,7 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
     state, memory, transfers = parts
     nbytes = len(state) + sum(sizes_of(memory))
     if transfers or nbytes > limit:
-        yield Frame(
-            encode(
-                StateHeader(
-                    reason="the session exchanges values with other executors" if transfers else _too_long(nbytes)
-                )
-            )
-        )
+        yield Frame(encode(StateHeader(reason="the session has transfers" if transfers else _too_long(nbytes))))
         return
     yield Frame(encode(StateHeader((len(state), *sizes_of(memory)))))
     try:
