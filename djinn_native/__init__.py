@@ -1,6 +1,7 @@
 """Djinn's device in C++. Clients load it with `load`. Servers never load it.
 
-A process has one PrivateUse1 device. The library registers it, so no other library in the process can.
+A process has one PrivateUse1 device. The library registers it, so no other library in the process can register its
+own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _FIELDS: Final = 16  # of `djinn_native_read_tensor`
 
 
 class NativeLibraryError(ImportError):
-    """The library is missing, cannot be loaded, or was built for another PyTorch. The one-line message names the remedy."""
+    """The native library is missing, cannot be loaded, or was built for another PyTorch.
+
+    The one-line message names the remedy.
+    """
 
 
 @functools.cache
@@ -53,7 +57,7 @@ def _library() -> Path:
 
 
 def _difference(library: ctypes.CDLL) -> str:
-    """Return what differs between the library and the loaded PyTorch or this package; an empty string if nothing does."""
+    """Return the difference between the library and the loaded PyTorch or this package; empty if there is none."""
     try:
         library.djinn_native_abi.restype = library.djinn_native_difference.restype = ctypes.c_char_p
         compiled = dict(part.split("=", 1) for part in library.djinn_native_abi().decode().split(";"))

@@ -57,7 +57,7 @@ def minor(version: str) -> str:
 
 
 class Library(BuildExtension):
-    """A shared library without Python symbols, so one file works with every Python."""
+    """Build command for a shared library without Python symbols, so that one file works with every Python."""
 
     def finalize_options(self) -> None:
         super().finalize_options()
@@ -84,7 +84,7 @@ class Library(BuildExtension):
 
 
 class AnyPython(bdist_wheel):
-    """A wheel for every Python of one platform."""
+    """Wheel command for a wheel that fits every Python of one platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -133,7 +133,7 @@ def flags() -> dict[str, list[Any]]:
 
 
 def package_folders() -> dict[str, str]:
-    """Return the folder of the package: the one of this file."""
+    """Return the folder of the package: the folder of this file."""
     # Then an editable installation is a line in a .pth file. Otherwise it is a finder, which delays each start of
     # Python by 12 ms.
     if "editable_wheel" in sys.argv and HERE.name == "djinn_native":

@@ -1,4 +1,7 @@
-"""Print flags for clang-tidy, one per line. PyTorch's headers count as system headers, so that it reports nothing in them."""
+"""Print flags for clang-tidy, one per line.
+
+PyTorch's headers count as system headers, so that clang-tidy reports nothing in them.
+"""
 
 from __future__ import annotations
 

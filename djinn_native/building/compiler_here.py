@@ -39,7 +39,7 @@ def _found(platform: str) -> bool:
 
 
 def _output(*command: str) -> str:
-    """Return what a command prints; an empty string if it fails."""
+    """Return the output of a command; empty if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""
 

@@ -1,4 +1,4 @@
-"""Load the installed library, which runs its self-test. For a wheel that was built elsewhere, in an environment with PyTorch."""
+"""Load the installed library, which runs its self-test, to check a wheel that was built elsewhere."""
 
 from __future__ import annotations
 

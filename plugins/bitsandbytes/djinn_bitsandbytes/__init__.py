@@ -16,7 +16,10 @@ _OPS: Final = (
 
 
 class Bitsandbytes(OperatorLibrary):
-    """Quantization, and products with quantized weights. The kernels take pointers and check few of their arguments."""
+    """The ops of bitsandbytes: quantization, and products with quantized weights.
+
+    The kernels take pointers and check few of their arguments.
+    """
 
     name = "bitsandbytes"
     module = "bitsandbytes"

@@ -75,7 +75,7 @@ class DjinnMagics(Magics):
 
 
 def _of_servers(names: tuple[str, ...]) -> str:
-    """Return the status of the named servers, or of those of this program; empty without servers."""
+    """Return the status of the named servers, by default of the servers of this program; empty without servers."""
     settings = djinn_client.settings()
     hurried = attrs.evolve(
         settings, connect_timeout=min(settings.connect_timeout, PATIENCE)
@@ -87,7 +87,7 @@ def _of_servers(names: tuple[str, ...]) -> str:
 
 
 def _of_this_program() -> str:
-    """Return the executors that this program has started for itself. Servers do not know them."""
+    """Return the status of the executors that this program has started for itself. Servers do not know them."""
     if not djinn_client.is_initialized():
         return "no server is configured, and no executor runs yet: the first use of the device starts one"
     state = djinn_client.get_runtime_state()

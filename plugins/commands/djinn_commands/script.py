@@ -1,4 +1,4 @@
-"""Runs a user's script or module in this process as `python` does."""
+"""Run a user's script or module in this process as `python` does."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Script:
 
 
 class _ScriptLoader(SourceFileLoader):
-    """Compiles a script without writing a compiled file."""
+    """Module loader that compiles a script without writing a compiled file."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
         """Do not write compiled files."""

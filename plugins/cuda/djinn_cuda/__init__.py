@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_devices() -> Iterable[Device]:
-    """The device kind `cuda`."""
+    """Return the device kind `cuda`."""
     return [CudaDevice()]

@@ -1,4 +1,4 @@
-"""What CUDA adds to Djinn's device runtime: visible devices, and memory figures that take no memory on the GPU."""
+"""CUDA devices: selection of the visible GPU, and memory figures that take no memory on the GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ class CudaDevice(Device):
     name = "cuda"
 
     def select(self, index: int) -> int:
-        """Hide the other GPUs. CUDA reads the variable at its first call, which comes later."""
+        """Hide the other GPUs from this process.
+
+        CUDA reads the environment variable at its first call, which comes later.
+        """
         variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
         visible = os.environ.get(variable)
         names = visible.split(",") if visible is not None else [str(number) for number in range(_driver_count())]
@@ -37,7 +40,7 @@ class CudaDevice(Device):
         return DeviceCapabilities(f"cuda:{index}", "cuda", properties.name, memory=total, memory_free=free)
 
     def sensors(self, index: int) -> Mapping[str, float]:
-        """Return utilization and temperature from NVML; nothing if NVML does not know the GPU."""
+        """Return utilization and temperature from NVML; empty if NVML does not know the GPU."""
         return _sensors(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
 
     def open(self, index: int) -> DeviceRuntime:
@@ -91,8 +94,9 @@ def _sensors(uuid: str) -> dict[str, float]:
 def _memory(index: int, uuid: str) -> tuple[int, int]:
     """Return total and free bytes of GPU `index`, whose unique id is `uuid`.
 
-    If NVML does not know the GPU (a slice of one, an embedded board), CUDA answers. That takes a few hundred megabytes on
-    the GPU for as long as this process lives.
+    If NVML does not know the GPU (for example a slice of a GPU, or an embedded board), CUDA answers. CUDA then takes
+    a few hundred
+    megabytes on the GPU until this process ends.
     """
     import pynvml
 

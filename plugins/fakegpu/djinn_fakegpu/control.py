@@ -11,12 +11,16 @@ FaultKind = Literal["sticky", "hang", "slow", "out_of_memory"]
 
 
 def counters() -> dict[str, int]:
-    """Return the counters of this process by name.
+    """Return the counters of this process by name. A missing name counts as 0.
 
-    `launches`, `busy_ns` (simulated time in which the device ran kernels, without copies), `ops_outside_graphs`,
-    `graph_launches`, `copies_*` and `bytes_*` by direction (`host_to_device`, `pageable_to_device`, `device_to_host`,
-    `device_to_pageable`, `within_device`, `between_devices`), `synchronizations` and the same by cause, `host_allocations`,
-    `pinned_bytes_peak`, `device_allocations`, `out_of_memory`, `missing_waits`, `misuses`. A missing name counts as 0.
+    - `launches`, `graph_launches`, `ops_outside_graphs`: kernel launches.
+    - `busy_ns`: simulated time in which the device ran kernels, without copies.
+    - `copies_*` and `bytes_*` by direction: `host_to_device`, `pageable_to_device`, `device_to_host`,
+    `device_to_pageable`,
+      `within_device`, `between_devices`.
+    - `synchronizations`, in total and by cause.
+    - `host_allocations`, `pinned_bytes_peak`, `device_allocations`, `out_of_memory`: memory.
+    - `missing_waits`, `misuses`: errors of the program.
     """
     return dict(torch.ops.fakegpu.counters())
 
@@ -28,7 +32,7 @@ def reset_counters() -> None:
 
 @attrs.frozen
 class Counted:
-    """Counters of a `with` block, such as `counted["launches"]`."""
+    """Context manager with the counters of its block, such as `counted["launches"]`."""
 
     before: dict[str, int] = attrs.field(factory=dict)
 
@@ -46,14 +50,16 @@ class Counted:
 
 
 def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
-    """Inject a fault into the next op whose name contains `op`, or into a later one.
+    """Inject a fault into the next op whose name contains `op`, or into a later op.
 
     Args:
-        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op never ends.
+        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op
+            never ends.
             `slow`: the op takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
-        op: part of the op's name, such as `aten::mm`. Copies are `an upload`, `a download` and `a copy between devices`.
+        op: part of the op's name, such as `aten::mm`. Copies are `an upload`, `a download` and `a copy between
+            devices`.
         after: number of matching ops that run first.
-        seconds: for `slow`.
+        seconds: additional time, for `slow`.
     """
     torch.ops.fakegpu.inject(kind, op, after, seconds)
 
@@ -66,9 +72,12 @@ def failed_op() -> str:
 def configure(**figures: float) -> None:
     """Change the simulated hardware.
 
-    `flops`, `bandwidth`, `link` and `peer` are rates per second. `launch` and `issue` are in seconds. `pace`: real seconds per
-    simulated second; 0: waits take no time. `memory` is in bytes. `queue`: maximum number of pending launches per stream before
-    the host waits.
+    Args:
+        **figures: rates per second: `flops`, `bandwidth`, `link` and `peer`. Seconds: `launch` and `issue`. `pace`:
+            real seconds per
+            simulated second; 0: waits take no time. `memory`: bytes. `queue`: maximum number of pending launches per
+                stream before
+            the host waits.
     """
     torch.ops.fakegpu.configure({name: float(value) for name, value in figures.items()})
 

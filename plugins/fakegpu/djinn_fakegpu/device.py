@@ -38,7 +38,7 @@ class Settings:
 
 
 class FakeGpuDevice(Device):
-    """Devices in host memory that behave like GPUs, `fakegpu:0` and so on."""
+    """The device kind `fakegpu`: devices in host memory that behave like GPUs, `fakegpu:0` and so on."""
 
     name = "fakegpu"
     chosen_by_name = True
@@ -47,7 +47,7 @@ class FakeGpuDevice(Device):
         self._settings = settings or Settings()
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """Return the configured devices; none on systems other than Linux."""
+        """Return the configured devices; empty on systems other than Linux."""
         memory = self._settings.memory_mib << 20
         return tuple(
             DeviceCapabilities(f"fakegpu:{index}", "fakegpu", "Fake GPU", memory=memory, memory_free=memory)

@@ -28,7 +28,10 @@ _system: Any = socket  # typeshed lacks Linux-only functions on other systems
 
 
 class Exports:
-    """The exported memory of this process, and the thread that hands it out. The export ends with the tensor."""
+    """The exported memory of this process, and the thread that hands it out.
+
+    The export of a tensor ends with the tensor.
+    """
 
     def __init__(self) -> None:
         self._tensors: weakref.WeakValueDictionary[bytes, torch.Tensor] = weakref.WeakValueDictionary()

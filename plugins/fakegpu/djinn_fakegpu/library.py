@@ -26,7 +26,7 @@ def load(figures: Mapping[str, float] | None = None) -> None:
     `figures` describe the hardware; later calls may only change rates.
 
     Raises:
-        StartupError: PrivateUse1 belongs to another device, or the library cannot be compiled here.
+        StartupError: PrivateUse1 belongs to another device, or the library cannot be compiled on this machine.
     """
     global _loaded
     with _lock:
@@ -45,16 +45,16 @@ def load(figures: Mapping[str, float] | None = None) -> None:
 
 
 def build() -> Path:
-    """Stand-in for the result of `torch.cuda.get_device_properties`."""
+    """Return the path of the library. Compile it if necessary."""
     return _LIBRARY.build()
 
 
 class _Properties(types.SimpleNamespace):
-    """Return the device module `torch.fakegpu`."""
+    """Replacement of the result of `torch.cuda.get_device_properties`."""
 
 
 def _module() -> types.ModuleType:
-    """The functions of `torch.fakegpu`, as PyTorch expects of a device."""
+    """Return the device module `torch.fakegpu`, with the functions that PyTorch expects of a device."""
     module: Any = types.ModuleType("torch.fakegpu")
     ops, accelerator = torch.ops.fakegpu, torch.accelerator
 

@@ -33,21 +33,26 @@ _serve()
 
 @attrs.frozen
 class Outcome:
-    """Result of a program: `returncode` (negative: signal) and the joined `output` of both streams."""
+    """Result of a program.
+
+    Attributes:
+        returncode: exit status; negative: number of the signal that ended it.
+        output: output of both streams, joined.
+    """
 
     returncode: int
     output: str
 
 
 class FakeGpuProcess:
-    """A server that forks a process for each program. Each starts with PyTorch and the device loaded.
+    """A server that forks a process for each program. Each process starts with PyTorch and the device loaded.
 
     with FakeGpuProcess() as gpu:
         gpu.check("torch.ones(3, device='fakegpu').sum().item()")
     """
 
     def __init__(self, **figures: float) -> None:
-        """`figures`: as for `djinn_fakegpu.control.configure`."""
+        """Start the server. `figures`: as for `djinn_fakegpu.control.configure`."""
         assert sys.platform == "linux", "the device needs Linux"
         command = [sys.executable, "-c", _START, json.dumps(figures)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

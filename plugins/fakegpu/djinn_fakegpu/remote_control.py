@@ -65,13 +65,17 @@ def _serve(listening: socket.socket) -> None:
 
 @attrs.frozen
 class RemoteControl:
-    """The process that currently has the device `index` open. `folder`: its setting `plugins.fakegpu.control`."""
+    """Control of the process that currently has the device `index` open.
+
+    Attributes:
+        folder: its setting `plugins.fakegpu.control`.
+    """
 
     folder: Path
     index: int = 0
 
     def inject(self, kind: control.FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.0) -> None:
-        """Inject a fault into the next op whose name contains `op`, or into a later one."""
+        """Inject a fault into the next op whose name contains `op`, or into a later op."""
         self._call("inject", kind, op, after=after, seconds=seconds)
 
     def configure(self, **figures: float) -> None:

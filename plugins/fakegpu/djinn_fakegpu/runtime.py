@@ -1,4 +1,4 @@
-"""The runtime of an opened device."""
+"""The runtime of an opened fakegpu device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_fakegpu.library import load
 
 
 class FakeGpuRuntime(DeviceRuntime):
-    """The default runtime with memory that other executors of the host can open."""
+    """The default device runtime with memory that other executors of the host can open."""
 
     opens_memory = True
 
@@ -28,7 +28,7 @@ class FakeGpuRuntime(DeviceRuntime):
         return Exports()
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
-        """Describe device memory that another executor of this host may copy with `open`."""
+        """Return a description of device memory, with which another executor of this host may copy it (`open`)."""
         self.mark().synchronize()
         return self._exports.add(tensor)
 

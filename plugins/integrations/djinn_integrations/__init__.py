@@ -1,4 +1,4 @@
-"""Adapters with which libraries find the remote device, one subpackage each, and `weights`, which the server reads."""
+"""Adapters that make libraries use the remote device, a subpackage for each, and `weights`, which the server reads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`torch.compile` and flex attention run eagerly on remote tensors. The log says so once.
+"""Eager execution of `torch.compile` and flex attention on remote tensors. The log reports it once.
 
-Kernels are chosen on the executor: a compiler on this machine has no device to compile for.
+The executor chooses kernels: a compiler on this machine has no device to compile for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = get_logger("djinn.interception")
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register eager execution of compiled functions and of flex attention."""
+    """Return integrations that run compiled functions and flex attention eagerly."""
     return [
         Integration("eager tracing", "torch._dynamo.eval_frame", adapt_tracing),
         Integration("eager compiling", "torch._inductor.compile_fx", adapt_compiling),
@@ -36,7 +36,7 @@ _traced_by: Final[list[Callable[..., Any]]] = []
 
 
 def let_dynamo_trace(backend: Callable[..., Any]) -> None:
-    """Have `torch.compile(backend=backend)` treat remote tensors like tensors of any device.
+    """Make `torch.compile(backend=backend)` treat remote tensors like tensors of any device.
 
     With other backends, which would compile kernels for an absent device, remote programs run eagerly.
     """

@@ -1,6 +1,6 @@
 """Random state of the remote device in training checkpoints, as for GPUs.
 
-Without it, dropout in a resumed run would differ from the original run.
+Without this state, dropout in a resumed run would differ from the original run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[..., Any]
 
 
 def saving_random_state(function: Step, position: int) -> Step:
-    """Wrap `function`, whose argument at `position` is a folder, to also save the random state to that folder."""
+    """Return a wrapper of `function` that also saves the random state to a folder: the argument at `position`."""
 
     @functools.wraps(function)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def saving_random_state(function: Step, position: int) -> Step:
 
 
 def loading_random_state(function: Step, position: int) -> Step:
-    """Wrap `function` to also load the random state from that folder."""
+    """Return a wrapper of `function` that also loads the random state from a folder: the argument at `position`."""
 
     @functools.wraps(function)
     def load(*args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ class Settings:
 
 
 class JwtAuthenticator(Authenticator):
-    """Accept unexpired tokens for this audience that were signed with a key of the set."""
+    """Authenticator that accepts unexpired tokens for this audience that were signed with a key of the set."""
 
     name = "jwt"
 
@@ -121,7 +121,7 @@ class JwtAuthenticator(Authenticator):
         return self._identity(token, key, claims)
 
     def _signer(self, header: dict[str, Any]) -> VerifyingKey | None:
-        """Return the key that a token names. If it names none, return the only key."""
+        """Return the key that a token names. If it names no key, return the only key."""
         assert self._keys is not None, "the authenticator was not prepared"
         keys = self._keys.current()
         if "kid" in header:

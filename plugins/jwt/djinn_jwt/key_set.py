@@ -19,17 +19,26 @@ _log = logging.getLogger("djinn_jwt")
 
 @attrs.frozen
 class VerifyingKey:
-    """A public key. `name` is its `kid`, empty if it has none; `key` is PyJWT's."""
+    """A public key.
+
+    Attributes:
+        name: its `kid`; empty if it has none.
+        key: PyJWT's key object.
+    """
 
     name: str
     key: Any
 
 
 class KeySet:
-    """The keys of a file. Thread-safe."""
+    """The public keys of a JWKS file. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raise `ConfigurationError` if the file is invalid."""
+        """Read the keys.
+
+        Raises:
+            ConfigurationError: the file is invalid.
+        """
         self._path = path
         self._lock = threading.Lock()
         self._trouble = ""

@@ -13,12 +13,18 @@ djinn_api_version = "2.0"
 
 
 class Balanced(PlacementPolicy):
-    """Splits inputs in proportion to device memory, contiguous in order of use. Ignores speed."""
+    """Placement policy that splits inputs in proportion to device memory, contiguous in order of use.
+
+    It ignores speed.
+    """
 
     name = "balanced"
 
     def place(self, context: PlacementContext) -> Placement:
-        """Split the program into contiguous segments, one per device. Values that live on a device do not move."""
+        """Return a placement in contiguous segments, one per device.
+
+        Values that already are on a device do not move.
+        """
         graph, replace = context.graph, context.plan.replace
         shares = _Shares.of(context.topology.devices, storage_sizes(graph, graph.inputs))
         inputs = frozenset(graph.inputs)
@@ -33,7 +39,7 @@ class Balanced(PlacementPolicy):
 
 @attrs.define
 class _Shares:
-    """Chooses the next device: the first whose share of the bytes is not used up."""
+    """Choose the next device: the first device whose share of the bytes is not used up."""
 
     ends: list[tuple[str, float]]
     sizes: dict[int, int]
@@ -53,7 +59,10 @@ class _Shares:
         return cls(ends, sizes, devices[0].id, total=total)
 
     def take(self, storages: list[int], settled: str | None) -> tuple[str, str]:
-        """Return the device of a node that reads these inputs, and the reason. If an input lives on a device, use that device."""
+        """Return the device of a node that reads these inputs, and the reason.
+
+        If an input already is on a device, use that device.
+        """
         for storage in storages:
             if storage not in self.seen:
                 self.seen.add(storage)
@@ -68,5 +77,5 @@ class _Shares:
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """Register the placement policy `balanced`."""
+    """Return the placement policy `balanced`."""
     return [Balanced()]

@@ -1,4 +1,4 @@
-"""Places modules on the devices that the user names."""
+"""Placement of modules on the devices that the user names."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ djinn_api_version = "2.0"
 
 
 class Pinned(PlacementPolicy):
-    """Ops of modules whose path matches a pattern run on the pattern's device. Other ops run on the device of their data.
+    """Placement policy that runs modules on the devices of the setting `pins`.
 
-    Patterns are those of `fnmatch`. A pattern also holds for the submodules of a module that it matches. The first match counts.
+    Other ops run on the device of their data.
+
+    A module belongs to the first pattern that matches its path. Patterns are those of `fnmatch`. A pattern also holds
+    for the
+    submodules of a module that it matches.
     """
 
     name = "pinned"
@@ -47,7 +51,7 @@ class Pinned(PlacementPolicy):
 
 
 def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:
-    """Give the results and inputs of a pinned module the device of its pin. Values that live on a device stay there."""
+    """Set the device of the results and inputs of a pinned module. Values that already are on a device stay on it."""
     if (pin := pins.of(node.module)) is None:
         return
     homes.settle_node(node, *pin)
@@ -78,7 +82,7 @@ class _Pins:
 
 
 def _named(device: str, devices: Sequence[str], pattern: str) -> str:
-    """Return a device by its id or its number."""
+    """Return the id of the device that a pin names by its id or its number."""
     if device in devices:
         return device
     if device.isdecimal() and int(device) < len(devices):
@@ -90,5 +94,5 @@ def _named(device: str, devices: Sequence[str], pattern: str) -> str:
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """Register the placement policy `pinned`."""
+    """Return the placement policy `pinned`."""
     return [Pinned()]

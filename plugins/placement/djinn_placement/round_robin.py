@@ -12,7 +12,10 @@ djinn_api_version = "2.0"
 
 
 class RoundRobin(PlacementPolicy):
-    """Gives each value without a home the next device; ops run on the device of their results."""
+    """Placement policy that assigns each value without a device to the next device.
+
+    Ops run on the device of their results.
+    """
 
     name = "round_robin"
     tolerates_growth = True
@@ -35,5 +38,5 @@ class RoundRobin(PlacementPolicy):
 
 @hookimpl
 def djinn_register_placement_policies() -> Iterable[PlacementPolicy]:
-    """Register the placement policy `round_robin`."""
+    """Return the placement policy `round_robin`."""
     return [RoundRobin()]

@@ -1,10 +1,12 @@
-"""`capture()`: records the ops of a block as a program without running it.
+"""`capture()`: record the ops of a block as a program without running it.
 
-Remote tensors replace tensors on the meta device. A model that was built under `torch.device("meta")` has no data.
-Inside a capture, every PyTorch function gets a remote tensor with the same metadata instead. PyTorch then chooses
-kernels, attention and autograd as for the remote device. The model itself is not changed. The results are
-`MetaOnlyStorages`: recorded, and never sent. Optimizers of such a model update the remote tensors, with separate
-optimizer state.
+A model that was built under `torch.device("meta")` has no data. Inside a capture, every PyTorch function gets a
+remote tensor
+with the same metadata in place of a meta tensor. PyTorch then chooses kernels, attention and autograd as for the
+remote
+device. The model itself is not changed. The results have no data (`MetaOnlyStorages`): they are recorded, and never
+sent.
+Optimizers of such a model update the remote tensors, with separate optimizer state.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class _OptimizerState:
 
 
 class OptimizerSteps:
-    """Replaces an optimizer's parameters by remote tensors during a step, and restores them afterwards.
+    """Replace an optimizer's parameters by remote tensors during a step, and restore them afterwards.
 
     Some functions that optimizers call bypass function modes, so the mode alone is not enough.
 
@@ -114,7 +116,7 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
 def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if this call of `torch.normal` creates a tensor from a size.
 
-    Other calls do not, so `torch.device` as a context ignores `torch.normal`.
+    Other calls take tensors, so `torch.device` as a context ignores `torch.normal`.
     """
     return (len(args) > 2 or "size" in kwargs) and not kwargs.keys() & {"device", "out"}
 
@@ -159,7 +161,7 @@ class MetaSubstitution(TorchFunctionMode):
         self._steps.leave()
 
     def let_go(self) -> None:
-        """End all replacements, because the capture has ended."""
+        """Forget all replacements, because the capture has ended."""
         self._tensors.clear()
         self._originals.clear()
         self._storages.clear()
@@ -219,9 +221,10 @@ class Capture:
 
 @contextmanager
 def capturing() -> Iterator[Capture]:
-    """Record the ops of this thread inside the block.
+    """Context manager that records the ops of this thread inside the block.
 
-    Factories without a device argument make remote tensors. Nothing is sent unless the code inside needs a result. Recorded ops run
+    Factories without a device argument create remote tensors. Nothing is sent unless the code inside needs a result.
+    Recorded ops run
     later, when code outside needs their results. Ops on meta tensors are recorded and never run.
     """
     recorder = current()

@@ -42,13 +42,13 @@ _analysed = AnalysisCache()  # programs given to `plan` and `explain`
 
 
 class Captured:
-    """Program recorded inside `capture()`. Analysed lazily, when one of its attributes is read."""
+    """The program that was recorded inside `capture()`. It is analysed when one of its attributes is read."""
 
     def __init__(self, capturing: Capture) -> None:
         self._capturing = capturing
 
     def __repr__(self) -> str:
-        """Return the number of ops, without analysis."""
+        """Return a text with the number of ops, without analysis."""
         return f"<Captured: {len(self.program):,} ops>"
 
     @property
@@ -104,10 +104,12 @@ class Captured:
 def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
     """Record the ops of this thread inside the block. Needs no server and runs nothing.
 
-    Factories without a device argument make remote tensors there. Recorded ops run when their results are needed.
+    Factories without a device argument create remote tensors inside the block. Recorded ops run when their results
+    are needed.
 
     Args:
-        model: a module whose CPU parameters and buffers are copied to the device inside the block. Writes to the copies, gradients
+        model: a module whose CPU parameters and buffers are copied to the device inside the block. Writes to the
+            copies, gradients
             included, are lost after the block.
     """
     with capturing() as under_way, _moved(model):
@@ -143,9 +145,10 @@ def get_graph() -> Graph:
 
 @for_users
 def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> PipelineResult:
-    """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown one.
+    """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown device without a session.
 
-    Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on plan for all
+    Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on
+    plan for all
     of them, from the present locations of the inputs. Node ids refer to the result's `graph`.
 
     Raises:
@@ -174,7 +177,7 @@ def explain(
     unfold: bool = False,
     depth: int | None = None,
 ) -> Explanation:
-    """Explain each stage's decisions about a program, with reasons, and its modules as a tree.
+    """Return a text with each stage's decisions about a program, with reasons, and its modules as a tree.
 
     Args:
         program: the program.
@@ -196,12 +199,14 @@ def execute(
     """Run a schedule and return the remote tensors that outlive its graph, in order.
 
     Args:
-        schedule: made by `djinn.plan` or `Scheduler` from a captured program.
-        inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. Missing inputs are those of
-            the capture, which must still be alive.
+        schedule: result of `djinn.plan` or `Scheduler` for a captured program.
+        inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. If an input is
+            missing, the
+            input of the capture is used, which must still be alive.
 
     Raises:
-        DjinnError: an input differs in metadata from the captured one, the number of inputs is wrong, or a value id is not an
+        DjinnError: an input differs in metadata from the captured input, the number of inputs is wrong, or a value id
+            is not an
             input.
     """
     graph = Graph(schedule.program)

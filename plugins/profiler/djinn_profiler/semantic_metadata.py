@@ -29,17 +29,27 @@ class SemanticMetadata:
     """All facts about one node, joined from the graph and the side tables.
 
     Attributes:
-        node, op, inputs, random: as in `Node`.
-        shapes, dtypes, device: those of its results. module: path of the `nn.Module` that issued it.
-        phase, modality: its phase, and its kind of data.
+        node: as in `Node.id`.
+        op: as in `Node`.
+        inputs: as in `Node`.
+        random: as in `Node`.
+        shapes: shapes of its results.
+        dtypes: dtypes of its results.
+        device: logical device of its results.
+        module: path of the `nn.Module` that issued it.
+        phase: its phase.
+        modality: its kind of data.
         residency: kinds of its results.
-        patterns: names of the patterns that cover it; confidence: the highest of these patterns.
+        patterns: names of the patterns that cover it.
+        confidence: the highest confidence of these patterns.
         depth: length of the longest path from an input to it.
         mutates: True if it writes into an operand.
-        role: the role from a match, or from the op's family; each node has one.
-        synchronises: whether the client waits for the op, because its result's shape or a returned number depends on data, or its
+        role: the role from a match, or from the op's family; each node has a role.
+        synchronises: True if the client waits for the op, because its result's shape or a returned number depends on
+            data, or its
             result was fetched during recording.
-        lineage: kinds of inputs that its results derive from. is_gradient: whether its results derive from a gradient.
+        lineage: kinds of inputs that its results derive from.
+        is_gradient: True if its results derive from a gradient.
         memory_pattern: how it reads memory.
         cost: estimate for the first device; None if costs were not requested.
         hints: the hints of its matches, by name, for placement and scheduling.
@@ -70,7 +80,7 @@ class SemanticMetadata:
 
 
 def general_role(graph: Graph, node: Node) -> str:
-    """Return a role for an op whose family has none, by its effect on memory and shapes."""
+    """Return a role for an op whose family has no role, by its effect on memory and shapes."""
     for role, operations in (("indexing", INDEXING), ("copy", _COPIES), ("creation", _CREATION)):
         if node.operation.removesuffix("_") in operations or node.operation in operations:
             return role

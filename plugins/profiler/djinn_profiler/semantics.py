@@ -122,7 +122,7 @@ def _depths(graph: Graph) -> list[int]:
 
 
 class PatternRegistry:
-    """Patterns by name. By default those of the plugins in use."""
+    """Patterns by name. By default it has the patterns of the plugins in use."""
 
     def __init__(self, patterns: Iterable[Pattern] | None = None) -> None:
         self._patterns: dict[str, Pattern] = {}
@@ -133,7 +133,7 @@ class PatternRegistry:
         """Add a pattern.
 
         Raises:
-            ConfigurationError: a pattern of that name exists.
+            ConfigurationError: a pattern with this name exists.
         """
         if pattern.name in self._patterns:
             raise ConfigurationError(f"a pattern {pattern.name!r} is registered already: choose another name")
@@ -150,7 +150,7 @@ class PatternRegistry:
 
 
 class SemanticAnalyzer:
-    """Runs the stage `annotate` on a graph directly."""
+    """Run the stage `annotate` on a graph directly."""
 
     def __init__(self, pattern_registry: PatternRegistry | None = None) -> None:
         self.pattern_registry = PatternRegistry() if pattern_registry is None else pattern_registry

@@ -15,5 +15,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_run_strategies(settings: Settings) -> Iterable[RunStrategy]:
-    """Return the strategy if it has a budget."""
+    """Return the run strategy `result_cache` if its memory budget is above 0."""
     return [ResultCache(settings)] if settings.gib else []

@@ -35,7 +35,13 @@ class Settings:
 
 @attrs.define(eq=False)
 class Entry:
-    """Cached results. `program`: digest of the ops. `seconds`: that they took. `priority`: the entry of the lowest one is evicted first."""
+    """Cached results of a run.
+
+    Attributes:
+        program: digest of the ops.
+        seconds: time that they took.
+        priority: the entry with the lowest priority is evicted first.
+    """
 
     program: bytes
     results: RunResults
@@ -48,8 +54,10 @@ class CacheCounters:
     """Counters of a cache.
 
     Attributes:
-        hits: runs that were given the results of an equal run. prefix_hits: runs that computed only the tokens behind a common prefix.
-        misses: runs with a digest for which there were no results. evictions: results that the budget had no room for any more.
+        hits: runs that were given the results of an equal run.
+        prefix_hits: runs that computed only the tokens after a common prefix.
+        misses: runs with a digest without cached results.
+        evictions: results that were evicted to keep to the budget.
     """
 
     hits: int = 0
@@ -59,11 +67,13 @@ class CacheCounters:
 
 
 class Cache:
-    """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used of late, stay.
+    """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used recently, stay.
 
     Attributes:
         counts: counters since the executor began.
-        programs: digests of entries by program, the latest one last. seconds: of the longest run of each of them. nbytes: of all entries.
+        programs: digests of entries by program, the latest last.
+        seconds: time of the longest run of each program.
+        nbytes: bytes of all entries.
         seen: digests of the latest runs that were not cached.
     """
 
@@ -77,7 +87,7 @@ class Cache:
         self._entries: dict[bytes, Entry] = {}
 
     def find(self, digest: bytes) -> RunResults | None:
-        """Return the results of that digest."""
+        """Return the results of the run with this digest, or None."""
         entry = self._entries.get(digest)
         if entry is None:
             return None
@@ -92,7 +102,10 @@ class Cache:
         return [self._entries[digest].results for digest in islice(reversed(self.programs.get(program, {})), LATEST)]
 
     def store(self, digest: bytes, program: bytes, results: RunResults, seconds: float) -> None:
-        """Store results, and evict others where the budget needs it. Results above half of the budget are dropped."""
+        """Store results, and evict others if the budget requires it.
+
+        Results above half of the budget are not stored.
+        """
         if digest in self._entries:
             self._remove(digest)
         if 2 * results.nbytes > self._limit:
@@ -113,7 +126,7 @@ class Cache:
         return [entry.results.nbytes for entry in [*self._entries.values()] if entry.results.held]
 
     def has_seen(self, digest: bytes) -> bool:
-        """Return True if a run of that digest was seen before. Note it."""
+        """Return True if a run with this digest was seen before. Record it as seen."""
         known = digest in self.seen
         self.seen[digest] = None
         if len(self.seen) > SEEN:
@@ -130,10 +143,11 @@ class Cache:
 
 
 class CachingOffer(RunOffer):
-    """Looks up each run of a template whose results are cached, and caches runs that take long.
+    """Offer that looks up each run of a template whose results are cached, and caches runs that take long.
 
     Attributes:
-        unused: runs that were cached since the last hit. unknown: runs without a digest in a row.
+        unused: number of runs that were cached since the last hit.
+        unknown: number of consecutive runs without a digest.
     """
 
     def __init__(self, cache: Cache, program: bytes, seconds: float) -> None:
@@ -145,7 +159,10 @@ class CachingOffer(RunOffer):
         return "ready" if self.unknown < UNKNOWN else "idle"
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Give the results of an equal run. If there was none, run the ops and cache their results."""
+        """Context manager of a run: use the results of an equal run.
+
+        If there are none, run the ops and cache their results.
+        """
         seconds = self._cache.seconds.get(self._program)
         digest = self._digest(run, seconds) if seconds is not None else None
         if seconds is not None and digest is not None:
@@ -184,7 +201,7 @@ class CachingOffer(RunOffer):
 
 
 class ResultCache(RunStrategy):
-    """Caches results of runs that take long, and gives them to equal runs of all sessions of an executor."""
+    """Run strategy that caches results of runs that take long, for equal runs of all sessions of an executor."""
 
     name = "result_cache"
     caches_results = True

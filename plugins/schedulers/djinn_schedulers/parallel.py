@@ -12,7 +12,10 @@ djinn_api_version = "2.0"
 
 
 class Parallel(Scheduler):
-    """No device idles while a step is ready for it; the step with the longest path to the end goes first."""
+    """Scheduler in which no device idles while a step is ready for it.
+
+    The step with the longest path to the end goes first.
+    """
 
     name = "parallel"
     strategy = SchedulingStrategy.PARALLEL
@@ -20,7 +23,7 @@ class Parallel(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the seconds from the start of each node to the end of the program, the longest first."""
+        """Return as priorities the seconds from the start of each node to the end of the program, the longest first."""
         reason = "the ready step with the longest path to the end"
         if len(context.placement.devices) == 1:  # every order takes equally long
             return NodePriority(lambda node: node, reason)
@@ -30,5 +33,5 @@ class Parallel(Scheduler):
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """Register the scheduler `parallel`."""
+    """Return the scheduler `parallel`."""
     return [Parallel()]

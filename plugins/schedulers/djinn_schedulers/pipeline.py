@@ -11,10 +11,11 @@ djinn_api_version = "2.0"
 
 
 class Pipeline(Scheduler):
-    """Devices that hold successive stages of a model work on successive inputs concurrently.
+    """Scheduler for devices that hold successive stages of a model: they work on successive inputs concurrently.
 
-    A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps go first, and the backward pass of
-    a micro-batch runs between the forward passes of the next ones.
+    A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps go first, and the
+    backward pass of
+    a micro-batch runs between the forward passes of later micro-batches.
     """
 
     name = "pipeline"
@@ -22,12 +23,12 @@ class Pipeline(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the ids of the nodes as their keys."""
+        """Return the ids of the nodes as their priorities."""
         del context
         return NodePriority(lambda node: node, "the ready step that is earliest in the program")
 
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """Register the scheduler `pipeline`."""
+    """Return the scheduler `pipeline`."""
     return [Pipeline()]

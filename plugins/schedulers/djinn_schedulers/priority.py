@@ -12,13 +12,16 @@ djinn_api_version = "2.0"
 
 
 class Priority(Scheduler):
-    """Puts ops for fetched values first, then ops with the most dependents."""
+    """Scheduler that runs ops for fetched values first, then ops with the most dependents."""
 
     name = "priority"
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the rank of each node, and what depends on it; groups have the priority of their first nodes."""
+        """Return the rank of each node by the values that depend on it.
+
+        Groups have the priority of their first nodes.
+        """
         nodes, dependences = context.plan.nodes, Dependences.of(context)
         required = _wanted(context, nodes, dependences)
         remaining = dependences.remaining(nodes)
@@ -44,5 +47,5 @@ def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """Register the scheduler `priority`."""
+    """Return the scheduler `priority`."""
     return [Priority()]

@@ -20,7 +20,11 @@ djinn_api_version = "2.0"
 
 @attrs.frozen
 class Settings:
-    """`cluster`: the file that describes the devices, as in docs/planning.md; None: no devices."""
+    """Settings of the plugin.
+
+    Attributes:
+        cluster: the file that describes the devices, as in docs/planning.md; None: no devices.
+    """
 
     cluster: Path | None = None
 
@@ -30,7 +34,7 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_devices(settings: Settings) -> Iterable[Device]:
-    """Return the devices `simulated:0` and so on; none without a cluster file."""
+    """Return the devices `simulated:0` and so on; empty without a cluster file."""
     return [SimulatedDevice(settings.cluster)]
 
 

@@ -1,4 +1,4 @@
-"""The devices of a cluster file."""
+"""Simulated devices, as a cluster file describes them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SimulatedDevice(Device):
     name = "simulated"
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """`cluster`: the file; None: no devices."""
+        """Create the devices of a cluster file. `cluster`: the file; None: no devices."""
         self._cluster = cluster
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """Return all devices of the file, in its order; none without a file.
+        """Return all devices of the file, in its order; empty without a file.
 
         Raises:
             ConfigurationError: the file describes no cluster.

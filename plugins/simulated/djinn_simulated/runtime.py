@@ -24,7 +24,7 @@ REAL_BYTES: Final = 1 << 20
 
 
 class SimulatedRuntime(DeviceRuntime):
-    """A described device, opened for this process."""
+    """A simulated device that is opened for this process."""
 
     keeps_time = True
 
@@ -36,7 +36,7 @@ class SimulatedRuntime(DeviceRuntime):
         self._seconds = 0.0
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Return zeros in place of `data`; small data is kept."""
+        """Return zeros in place of `data`. Small data is kept."""
         if data.numel() <= REAL_BYTES:
             return data
         return self.zeros(data.numel())
@@ -63,7 +63,7 @@ class SimulatedRuntime(DeviceRuntime):
             self._seconds += seconds
 
     def zeros(self, size: int) -> torch.Tensor:
-        """Allocate `size` bytes of the device's memory.
+        """Return `size` bytes of the device's memory.
 
         Raises:
             RuntimeError: the simulated device is out of memory.

@@ -11,7 +11,10 @@ _SESSIONS = frozenset({"connected", "disconnected"})
 
 
 class Teller(Observer):
-    """Add up the seconds that simulated devices report. The client's own work and the network are not included."""
+    """Observer that adds up the seconds that simulated devices report.
+
+    The client's own work and the network are not included.
+    """
 
     name = "simulated"
     events = _SESSIONS

@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_transports() -> Iterable[Transport]:
-    """The transport `tcp`."""
+    """Return the transport `tcp`."""
     return [TcpTransport()]

@@ -30,7 +30,7 @@ _HANDSHAKE_SECONDS: Final = 5.0
 
 
 class TcpTransport(SocketTransport):
-    """Scheme `tcp`: `tcp://host:port`, IPv6 addresses in brackets."""
+    """The transport over TCP. Its URLs are `tcp://host:port`, with IPv6 addresses in brackets."""
 
     name = "tcp"
     schemes = ("tcp",)
@@ -50,7 +50,7 @@ class TcpTransport(SocketTransport):
 
 
 class TcpsTransport(Transport):
-    """Scheme `tcps`: the same under TLS."""
+    """The transport over TCP with TLS. Its URLs are `tcps://host:port`."""
 
     name = "tcps"
     schemes = ("tcps",)
@@ -68,7 +68,11 @@ class TcpsTransport(Transport):
         return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """Listen at `url`, and call `accept` for each connection. Raises `ConfigurationError` without a usable certificate."""
+        """Listen at `url`, and call `accept` for each connection.
+
+        Raises:
+            ConfigurationError: no usable certificate is configured.
+        """
         from djinn.hooks import server_context
         from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection
 
@@ -95,7 +99,7 @@ def _dial(url: str, host: str, port: int, timeout: float) -> socket.socket:
 
 
 def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
-    """A socket bound to the address in `url`, and its URL with the actual port."""
+    """Return a socket bound to the address in `url`, and its URL with the actual port."""
     host, port = _address_of(url, scheme)
     sock: socket.socket | None = None
     try:

@@ -1,7 +1,9 @@
 """Checks of arguments that torchvision's kernels trust: indices of images, channels and elements, and the sizes of gradients.
 
-A kernel reads and writes beyond its tensors if these do not fit. Contents are checked on CPUs only, where a kernel could read secrets of the
-executor's process; on a GPU the check would wait for the device, and its memory holds values of one tenant.
+If these do not fit, a kernel reads and writes beyond its tensors. Contents are checked on CPUs only, because a kernel
+could read
+secrets of the executor's process. On a GPU the check would wait for the device, and its memory holds values of one
+tenant.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def _same_dtype(given: Given, *names: str) -> None:
 
 
 def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
-    """Require elements in `least` to `stop` - 1. Contents on other devices than CPUs are not looked at."""
+    """Require elements in `least` to `stop` - 1. Contents on other devices than CPUs are not checked."""
     if tensor.device.type != "cpu" or not tensor.numel():
         return
     low, high = (float(bound) for bound in torch.aminmax(tensor))
@@ -46,7 +48,7 @@ def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
 
 
 def _finite(name: str, tensor: torch.Tensor) -> None:
-    """Require finite elements. Contents on other devices than CPUs are not looked at."""
+    """Require finite elements. Contents on other devices than CPUs are not checked."""
     if tensor.device.type == "cpu":
         _require(bool(torch.isfinite(tensor).all()), f"{name} must be finite")
 
@@ -92,7 +94,7 @@ def _nms(given: Given) -> None:
 
 
 def _forward(by_position: bool) -> Check:
-    """Check a pooling of regions. `by_position`: each part of a region has channels of its own."""
+    """Return a check for a pooling of regions. `by_position`: True if each part of a region has channels of its own."""
 
     def check(given: Given) -> None:
         images = given["input"]
@@ -109,7 +111,10 @@ def _forward(by_position: bool) -> Check:
 
 
 def _backward(indices: str = "") -> Check:
-    """Check the gradient of a pooling of regions. `indices`: the tensor that says which element each result comes from."""
+    """Return a check for the gradient of a pooling of regions.
+
+    `indices`: name of the tensor with the element that each result comes from.
+    """
 
     def check(given: Given) -> None:
         _same_dtype(given, "grad", "rois")

@@ -65,9 +65,13 @@ class Wish:
     """The request of the user.
 
     Attributes:
-        record: the server, as named or as stored. python: its remote path; empty: searched. torch: the requirement.
-        wheels: a folder of wheels. serve: further arguments of `djinn serve`; None: the present ones.
-        update: True to install the current wheels and restart the server. background: True to run without systemd.
+        record: the server, as named or as stored.
+        python: its remote path; empty: searched.
+        torch: the requirement.
+        wheels: a folder of wheels.
+        serve: further arguments of `djinn serve`; None: the present arguments.
+        update: True to install the current wheels and restart the server.
+        background: True to run without systemd.
         check: True to train a step at the end.
     """
 
@@ -87,7 +91,7 @@ def default_torch() -> str:
 
 
 def connect(wish: Wish, say: Say) -> Record:
-    """Do all missing steps until the server can be used under its name.
+    """Do all missing steps until the server can be used under its name. Return its record.
 
     Raises:
         ConfigurationError: the user must change the request or the remote machine.
@@ -108,7 +112,7 @@ def is_up(wish: Wish) -> bool:
     """Return True if the server runs, its tunnel is open and its log-in exists.
 
     Raises:
-        ConfigurationError: the server runs with other options than the requested ones.
+        ConfigurationError: the server runs with other options than the requested options.
     """
     record = wish.record
     state = tunnel_state(record.name)
@@ -135,14 +139,14 @@ def _check_options(wish: Wish, running: str) -> None:
 
 
 class _Served(msgspec.Struct):
-    """The fields of the remote connection file that are read here."""
+    """The fields of the remote connection file that this client reads."""
 
     urls: tuple[str, ...]
     token: str
 
 
 class _Connecting:
-    """One call of `djinn connect` with steps to do."""
+    """A call of `djinn connect` with steps to do."""
 
     def __init__(self, wish: Wish, say: Say) -> None:
         self.wish = wish
@@ -367,7 +371,7 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
 
 
 def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> tuple[Path, ...]:
-    """Download wheels that neither the remote machine nor `wheels` has, from the index that pip uses here.
+    """Download wheels that neither the remote machine nor `wheels` has, from the index that the local pip uses.
 
     Raises:
         StartupError: pip does not find a wheel.
@@ -406,7 +410,7 @@ def platform_options(survey: Survey, python: Python) -> list[str]:
 
 
 def port_of(urls: tuple[str, ...]) -> int | None:
-    """Return the port of a server's first TCP address; None without one."""
+    """Return the port of a server's first TCP address; None if it has no TCP address."""
     for url in urls:
         with contextlib.suppress(ValueError):  # it is no URL
             parts = urlsplit(url)
@@ -421,7 +425,10 @@ def look_script(record: Record, python: str) -> Script:
 
 
 def environment_script(record: Record, python: Python, wheels: Wheels, torch: str, *, gpus: bool = True) -> Script:
-    """Return the script that creates the environment. `gpus`: the machine has GPUs, and PyTorch is asked if it can use them."""
+    """Return the script that creates the environment.
+
+    `gpus`: True if the machine has GPUs, and the script must check that PyTorch can use them.
+    """
     values = {
         "python": python.path,
         "version": ".".join(map(str, python.version)),
@@ -447,7 +454,7 @@ def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool,
 
 
 def rehearse(wish: Wish) -> Iterator[str]:
-    """Return the commands of a first call, without running them. Results of earlier steps are in angle brackets."""
+    """Yield the commands of a first call, without running them. Results of earlier steps are in angle brackets."""
     record, control = wish.record, control_path(wish.record.name)
     python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), wish.torch or default_torch()
     steps: list[tuple[str, Script]] = [("check the machine", look_script(record, wish.python))]
@@ -509,7 +516,7 @@ def train_a_step(name: str) -> str:
 
 @contextlib.contextmanager
 def connected(record: Record) -> Iterator[SshConnection]:
-    """Yield a connection to a known machine: the tunnel's, or else a new one for this block.
+    """Yield a connection to a known machine: the tunnel's connection, or else a new connection for this block.
 
     Raises:
         TransportError: the connection cannot be opened.
@@ -539,5 +546,5 @@ def end_server(record: Record) -> None:
 
 
 def room(size: float) -> str:
-    """Format a number of bytes for the user."""
+    """Return a number of bytes as text for the user."""
     return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.1f} MiB"

@@ -50,7 +50,11 @@ def named_files(wanted: list[str]) -> list[Path]:
 
 
 def environment(job: dict[str, Any], folder: Path) -> Path:
-    """Return the job's Python: the server's, or an environment on top of it with the project's requirements, made once."""
+    """Return the job's Python.
+
+    It is the server's Python, or an environment on top of it with the project's requirements. The environment is
+    created once.
+    """
     base = Path(sys.executable)
     requirements = job["requirements"]
     if not requirements:

@@ -42,7 +42,10 @@ _ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
 class Job:
     """A job, as read from its folder.
 
-    `code`: exit status; None before the end. `begun`, `ended`: Unix times; for a running job, `ended` is now.
+    Attributes:
+        code: exit status; None before the end.
+        begun: Unix time of the start.
+        ended: Unix time of the end; for a running job the present time.
     """
 
     id: str
@@ -59,7 +62,7 @@ class Job:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit status for a command that followed the job: the job's own, or 1 if it has none."""
+        """Return the exit status for a command that followed the job: the job's own status, or 1 if it has none."""
         return 1 if self.code is None else self.code
 
 
@@ -82,7 +85,7 @@ def read_jobs(text: str) -> list[Job]:
 
 
 def choose_record(server: str | None, configured: Sequence[str]) -> Record:
-    """Return the server record: by name, by the setting `servers`, or the only connected one.
+    """Return the server record: by name, by the setting `servers`, or the only connected server.
 
     Raises:
         ConfigurationError: no server matches, several match, or the server was not connected over ssh.
@@ -107,7 +110,7 @@ def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError
 
 
 def new_id(script: str) -> str:
-    """Return a name for a job of a script, which sorts by time."""
+    """Return a name for a job of a script. Names sort by time."""
     stem = "".join(mark if mark.isalnum() and mark.isascii() else "-" for mark in Path(script).stem).strip("-")[:24]
     return f"{stem or 'job'}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -120,9 +123,9 @@ def submit(
     Args:
         record: the server.
         project: files to send.
-        script: relative to the project's folder.
-        arguments: of the script.
-        requirements: what is installed for it, a line each.
+        script: path relative to the project's folder.
+        arguments: arguments of the script.
+        requirements: requirements to install for the job, a line each.
 
     Raises:
         StartupError: the job could not be started.
@@ -150,7 +153,7 @@ def submit(
 
 
 def list_jobs(record: Record, job: str = "") -> list[Job]:
-    """Return all jobs on the machine, or those whose names begin with `job`.
+    """Return the jobs on the machine whose names begin with `job`; by default all.
 
     Raises:
         TransportError: the connection failed or broke.
@@ -173,7 +176,8 @@ def find_job(record: Record, job: str) -> Job:
 def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
     """Write the log of a job, with `follow` until the job has ended.
 
-    Return the job's final state. Control sequences are escaped for terminals. A broken connection is reopened by the tunnel's
+    Return the job's final state. Control sequences are escaped for terminals. A broken connection is reopened by the
+    tunnel's
     keeper or by this function, and the log continues at its position.
 
     Raises:
@@ -238,7 +242,11 @@ def remove_job(record: Record, job: str) -> None:
 
 @attrs.define
 class FetchedFiles:
-    """Copied files: their number and bytes. `left_out`: special files, and links that lead out of the requested path."""
+    """Files that were copied from a job: their number and bytes.
+
+    Attributes:
+        left_out: special files, and links that lead out of the requested path. They were not copied.
+    """
 
     count: int = 0
     size: int = 0
@@ -246,13 +254,15 @@ class FetchedFiles:
 
 
 def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
-    """Copy a file or folder of a job into a folder here. Nothing else in that folder is written, whatever the remote machine sends.
+    """Copy a file or folder of a job into a local folder.
+
+    Nothing else in that folder is written, whatever the remote machine sends.
 
     Args:
         record: the server.
-        job: its name.
-        path: below the job's working directory.
-        into: a folder, created if it is missing.
+        job: name of the job.
+        path: path below the job's working directory.
+        into: a local folder, created if it is missing.
 
     Raises:
         ConfigurationError: the job does not exist, or `path` leads out of its folder.
@@ -298,7 +308,7 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
 
 
 def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
-    """Return a member renamed below `above`, to be unpacked into `folder`; None if it leads out of it."""
+    """Return an archive member renamed below `above`, to be unpacked into `folder`; None if it leads out of the folder."""
     below = copy.copy(member)
     below.name = PurePosixPath(member.name).relative_to(above).as_posix()
     if member.islnk():

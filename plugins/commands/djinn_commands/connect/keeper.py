@@ -1,7 +1,9 @@
 """The process that keeps a tunnel open.
 
-Each server has one, until `djinn disconnect` or the end of the user's login session. It takes over the connection that
-`djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports neither Djinn nor
+Each server has one such process, until `djinn disconnect` or the end of the user's login session. It takes over the
+connection
+that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports neither
+Djinn nor
 PyTorch.
 """
 
@@ -71,7 +73,7 @@ def keep(record: Record) -> None:
 
 @contextlib.contextmanager
 def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process that ends with the connection."""
+    """Context manager with a process that ends with the connection."""
     process = subprocess.Popen(
         hold_command(connection), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -1,4 +1,4 @@
-"""Selects the files of a project to send with a job: no files in `.gitignore`, no generated files, and no secrets."""
+"""Selection of a project's files to send with a job: no files in `.gitignore`, no generated files, and no secrets."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ class ProjectFiles:
     """Sent and excluded files of a project.
 
     Attributes:
-        root: the folder. files: relative paths, in order, with sizes. secrets: paths that look like secrets. links: links that lead
-            out of the folder. ignored: number of entries that `.gitignore` excludes.
+        root: the folder.
+        files: relative paths, in order, with sizes.
+        secrets: paths that look like secrets.
+        links: links that lead out of the folder.
+        ignored: number of entries that `.gitignore` excludes.
     """
 
     root: Path
@@ -53,7 +56,7 @@ class ProjectFiles:
 
 
 def is_secret(name: str) -> bool:
-    """Return True if files of that name usually hold keys, passwords or tokens."""
+    """Return True if files with this name usually hold keys, passwords or tokens."""
     lower = name.lower()
     if any(fnmatch(lower, pattern) for pattern in _HARMLESS):
         return False
@@ -61,7 +64,10 @@ def is_secret(name: str) -> bool:
 
 
 def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
-    """Return the files of the folder `root` to send. `included`: patterns as in `.gitignore` of files to send even if they are excluded."""
+    """Return the files of the folder `root` to send.
+
+    `included`: patterns as in `.gitignore` of files to send even if they are excluded.
+    """
     included_spec = pathspec.GitIgnoreSpec.from_lines(included)
     files: dict[str, int] = {}
     secrets: list[str] = []
@@ -112,7 +118,10 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
 
 
 def _ignored(path: str, rules: dict[str, pathspec.GitIgnoreSpec]) -> bool:
-    """Return True if the last matching `.gitignore` rule excludes a path. Rules of inner folders come after those of outer ones."""
+    """Return True if the last matching `.gitignore` rule excludes a path.
+
+    Rules of inner folders come after rules of outer folders.
+    """
     ignored = False
     for prefix in sorted(rules, key=len):
         if path.startswith(prefix):

@@ -23,13 +23,17 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A connected server.
+    """A server that is connected over ssh.
 
     Attributes:
-        name: of the server and its log-in. host, options: as in `Destination`.
-        folder: Djinn's remote folder; empty: the user's data directory. environment: a remote environment of the user that has
-            Djinn; empty: the environment that Djinn made. local, remote: the ports at the tunnel's ends. login: the file of the
-            log-in.
+        name: name of the server and its log-in.
+        host: as in `Destination`.
+        options: as in `Destination`.
+        folder: Djinn's remote folder; empty: the user's data directory.
+        environment: a remote environment of the user that has Djinn; empty: the environment that Djinn created.
+        local: the local port of the tunnel.
+        remote: the remote port of the tunnel.
+        login: the file of the log-in.
     """
 
     name: str
@@ -53,7 +57,11 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class TunnelState(msgspec.Struct, frozen=True):
-    """The state of a tunnel, as reported by its keeper. `reason`: why the tunnel is not open."""
+    """The state of a tunnel, as reported by its keeper.
+
+    Attributes:
+        reason: why the tunnel is not open.
+    """
 
     process: int
     local: int = 0
@@ -71,7 +79,7 @@ def records_directory() -> Path:
 
 
 def record_path(name: str, suffix: str = _SUFFIX) -> Path:
-    """Return the path of a server's record, or with another suffix of another file about it."""
+    """Return the path of a server's record. With another suffix, return the path of another file about the server."""
     return records_directory() / f"{name}{suffix}"
 
 
@@ -103,7 +111,7 @@ def save_record(record: Record) -> None:
 
 
 def tunnel_state(name: str) -> TunnelState | None:
-    """Return the keeper's last state; None if it wrote none."""
+    """Return the keeper's last state; None if the keeper wrote no state."""
     return _read(record_path(name, ".tunnel"), TunnelState)
 
 
@@ -116,7 +124,7 @@ def control_path(name: str) -> Path:
     """Return the path of the connection's socket, in a private directory with a short path.
 
     Raises:
-        PermissionError: the directory is another user's.
+        PermissionError: the directory belongs to another user.
     """
     short = hashlib.sha256(os.fsencode(record_path(name))).hexdigest()[:12]
     runtime = os.environ.get("XDG_RUNTIME_DIR")

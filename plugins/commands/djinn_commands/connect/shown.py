@@ -18,7 +18,7 @@ def one_line(text: str) -> str:
 
 
 class LogText:
-    """Escapes a log that arrives in chunks: cursor movements and queries are escaped, colours are kept."""
+    """Escape a log that arrives in chunks: cursor movements and queries are escaped, colours are kept."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")

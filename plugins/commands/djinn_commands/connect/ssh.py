@@ -47,7 +47,12 @@ BROKEN: Final = 255  # exit status of ssh's own errors
 
 @attrs.frozen
 class Destination:
-    """`host`: as in ssh's command line, such as `alice@gpu-box`. `options`: further options for ssh, such as `-p 2222`."""
+    """A remote machine, as ssh addresses it.
+
+    Attributes:
+        host: as in ssh's command line, such as `alice@gpu-box`.
+        options: further options for ssh, such as `-p 2222`.
+    """
 
     host: str
     options: tuple[str, ...] = ()
@@ -55,13 +60,13 @@ class Destination:
 
 @attrs.frozen
 class Script:
-    """Files of `scripts/` in order, for POSIX sh, and their variables."""
+    """A script for POSIX sh: files of `scripts/` in order, and their variables."""
 
     names: tuple[str, ...]
     values: Mapping[str, str] = attrs.field(factory=dict)
 
     def text(self, mark: str = "") -> str:
-        """Return the whole script; its output for Djinn begins after the line `mark`."""
+        """Return the whole script. Its output for Djinn begins after the line `mark`."""
         assignments = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
         folder = files("djinn_commands.connect").joinpath("scripts")
         common, *parts = [folder.joinpath(f"{name}.sh").read_text() for name in ("common", *self.names)]
@@ -70,7 +75,12 @@ class Script:
 
 @attrs.frozen
 class Done:
-    """The result of a script. `output`: standard output; `errors`: standard error."""
+    """The result of a script.
+
+    Attributes:
+        output: standard output.
+        errors: standard error.
+    """
 
     code: int
     output: str
@@ -89,7 +99,10 @@ class Done:
 
 
 def open_command(destination: Destination, control: Path, *, asks: bool) -> list[str]:
-    """Return the command that authenticates and leaves a connection in the background. `asks`: it may ask for a password."""
+    """Return the command that authenticates and leaves a connection in the background.
+
+    `asks`: True if it may ask for a password.
+    """
     quiet = () if asks else ("-o", "BatchMode=yes")
     return [
         "ssh",
@@ -113,7 +126,7 @@ def control_command(destination: Destination, control: Path, order: str, *argume
 
 
 def forward_arguments(local: int, remote: int) -> tuple[str, str]:
-    """Return ssh's arguments to forward a local loopback port to a remote one."""
+    """Return ssh's arguments to forward a local loopback port to a remote port."""
     return "-L", f"127.0.0.1:{local}:127.0.0.1:{remote}"
 
 
@@ -143,9 +156,9 @@ class SshConnection:
         return self.control.exists() and self._order("check").returncode == 0
 
     def open(self, *, asks: bool) -> str:
-        """Open the connection if it is closed.
+        """Open the connection if it is closed. Return an empty text or the error.
 
-        Return an empty text or the error. If the user `asks`, passwords and unknown host keys are requested on the terminal.
+        `asks`: True to ask for passwords and unknown host keys on the terminal.
         """
         if shutil.which("ssh") is None:
             return "there is no ssh on this machine: install OpenSSH's client"
@@ -171,12 +184,12 @@ class SshConnection:
         self._order("exit")
 
     def forward(self, local: int, remote: int) -> str:
-        """Forward a local port to a remote one. Return an empty text or the error."""
+        """Forward a local port to a remote port. Return an empty text or the error."""
         result = self._order("forward", *forward_arguments(local, remote))
         return "" if result.returncode == 0 else result.stderr.strip() or f"ssh ended with code {result.returncode}"
 
     def run(self, script: Script, data: Source | None = None) -> Done:
-        """Run a script to its end; `data`: its standard input."""
+        """Run a script to its end, and return its result. `data`: its standard input."""
         mark = _mark()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(script, mark, output, errors)
@@ -199,7 +212,10 @@ class SshConnection:
 
     @contextlib.contextmanager
     def running(self, script: Script) -> Iterator[subprocess.Popen[bytes]]:
-        """Run a script and stream its output. The process is killed at the end of the block. Its standard error is inherited."""
+        """Context manager that runs a script and streams its output. The process is killed at the end of the block.
+
+        Its standard error is inherited.
+        """
         mark = _mark()
         process = self._start(script, mark, subprocess.PIPE, None)
         assert process.stdin is not None

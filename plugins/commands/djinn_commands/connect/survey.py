@@ -28,7 +28,7 @@ class Python:
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Return its minor version, which wheels are built for."""
+        """Return its minor version, such as (3, 12). Wheels are built for a minor version."""
         return self.version[:2]
 
     def __str__(self) -> str:
@@ -37,13 +37,16 @@ class Python:
 
 @attrs.frozen
 class Survey:
-    """Findings of `look.sh`.
+    """Findings of the script `look.sh` about the remote machine.
 
-    `free`, `memory`: bytes, None if unknown. `gpus`: name, memory and driver of each, as nvidia-smi writes them.
-
-    `installed`: stamp of an existing environment; empty without one. `unwritable`: a folder without write permission. `torch`:
-    PyTorch's version and CUDA version in that environment, ending with `True` if CUDA works. `options`: options of the server's
-    last start, as words of sh.
+    Attributes:
+        free: free bytes on the disk; None if unknown.
+        memory: bytes of memory; None if unknown.
+        gpus: name, memory and driver of each GPU, as nvidia-smi writes them.
+        installed: stamp of an existing environment; empty without an environment.
+        unwritable: a folder without write permission.
+        torch: PyTorch's version and CUDA version in that environment, ending with `True` if CUDA works.
+        options: options of the server's last start, as words of sh.
     """
 
     system: str = ""
@@ -128,10 +131,10 @@ def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
     """Return the bytes that the environment takes while it is created.
 
     Args:
-        gpus: the machine has GPUs, so pip installs PyTorch for CUDA.
+        gpus: True if the machine has GPUs, so that pip installs PyTorch for CUDA.
         packed: bytes of the sent wheels.
         unpacked: bytes of the files in them.
-        has_torch: PyTorch is among them, so nearly all packages are.
+        has_torch: True if PyTorch is among them, so that nearly all packages are.
     """
     if has_torch:
         return int((packed + unpacked) * _FURTHER)

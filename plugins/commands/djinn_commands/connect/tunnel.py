@@ -19,7 +19,7 @@ _PATIENCE: Final = 60.0  # timeout in seconds, for steps that usually take less 
 
 
 def is_kept(name: str) -> bool:
-    """Return True if a process keeps the tunnel of that name."""
+    """Return True if a process keeps the tunnel with this name open."""
     lock = filelock.FileLock(record_path(name, ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def start_keeper(record: Record) -> TunnelState:
-    """Start the keeper, and replace one with other ports. Return the result of its first attempt."""
+    """Start the keeper. Replace a keeper with other ports. Return the result of its first attempt."""
     stop_keeper(record.name)
     with contextlib.suppress(FileNotFoundError):
         record_path(record.name, ".tunnel").unlink()
@@ -68,7 +68,7 @@ def _is_running(process: int) -> bool:
 
 
 def stop_keeper(name: str) -> bool:
-    """End the keeper and its connection. Return False if none was running."""
+    """End the keeper and its connection. Return False if no keeper was running."""
     deadline = time.monotonic() + _PATIENCE
     was_there = False
     while is_kept(name) and time.monotonic() < deadline:

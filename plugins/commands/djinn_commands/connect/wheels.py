@@ -1,4 +1,4 @@
-"""Wheels to send: Djinn's and its plugins', built from the checkout or taken from a folder, and other wheels of that folder."""
+"""Wheels to send: wheels of Djinn and its plugins, built from the checkout or taken from a folder, and other wheels of that folder."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ _BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor pr
 
 @attrs.frozen
 class Wheels:
-    """Files to send. `left_out`: locally installed plugins that cannot be sent, with the reason."""
+    """Wheel files to send.
+
+    Attributes:
+        left_out: locally installed plugins that cannot be sent, with the reason.
+    """
 
     files: tuple[Path, ...]
     left_out: tuple[str, ...] = ()
@@ -53,10 +57,13 @@ class Wheels:
 
 
 def find_wheels(folder: Path | None, into: Path) -> Wheels:
-    """Return the wheels of a folder. Djinn's own are built into `into` if the folder lacks them or none is given.
+    """Return the wheels of a folder.
+
+    If the folder lacks Djinn's own wheels, or no folder is given, build them into `into`.
 
     Raises:
-        ConfigurationError: Djinn is not installed from a checkout, and the folder lacks a wheel of Djinn or of its server.
+        ConfigurationError: Djinn is not installed from a checkout, and the folder lacks a wheel of Djinn or of its
+            server.
     """
     wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(wheels).named("djinn") is not None:
@@ -150,7 +157,7 @@ def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
 
 
 def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -> Source:
-    """Yield a tar archive: first files with these texts, then the files under their names.
+    """Return a source that writes a tar archive: first files with these texts, then the files under their names.
 
     The last member is an empty file `whole`, because tar accepts an archive that is cut between two members.
     """

@@ -1,4 +1,4 @@
-"""The demo: three programs, each run locally and on a server of its own, side by side.
+"""The demo: three programs that run locally and on a server of the demo, side by side.
 
 It uses only the public API of `djinn` and PyTorch, as a user would. This module is imported for `djinn --help`, so it
 imports neither.
@@ -24,7 +24,7 @@ hookimpl = pluggy.HookimplMarker("djinn")
 
 @hookimpl
 def djinn_register_commands() -> Iterable[click.Command]:
-    """Register the command `demo`."""
+    """Return the command `demo`."""
     from djinn_commands.demo.command import demo
 
     return [demo]

@@ -74,7 +74,7 @@ class EmbeddingSearch:
         return vectors
 
     def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
-        """Return True if the embeddings are equal within `TOLERANCE`."""
+        """Return whether the embeddings are equal within `TOLERANCE`."""
         difference = (local - remote).abs().max().item()
         return Verdict(difference <= TOLERANCE, difference_text(difference))
 

@@ -38,7 +38,7 @@ class Generation:
         self._model = copy.deepcopy(self._origin).to(device)
 
     def run(self, device: str, advance: Advance) -> list[int]:
-        """Return the tokens, prompt included."""
+        """Return the generated tokens, after the tokens of the prompt."""
         prompt = self._prompt.to(device)
         tokens = self._model.generate(
             prompt,
@@ -53,7 +53,7 @@ class Generation:
         return token_ids
 
     def compare(self, local: list[int], remote: list[int]) -> Verdict:
-        """Return True if the tokens are equal."""
+        """Return whether the tokens are equal."""
         same = sum(a == b for a, b in zip(local, remote, strict=False))
         return Verdict(local == remote, f"{same} tokens" if same == len(local) else f"{same} of {len(local)} tokens")
 

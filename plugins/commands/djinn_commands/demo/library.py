@@ -18,7 +18,7 @@ LONGEST = 300
 
 @attrs.frozen
 class Passage:
-    """Description of a function or class, by its full name."""
+    """A text that describes a function or class, by its full name."""
 
     name: str
     text: str
@@ -37,7 +37,7 @@ def passages() -> list[Passage]:
 
 
 def _summary(name: str, member: object) -> str:
-    """Return the first paragraph that is not a signature, or an empty string."""
+    """Return the first paragraph of a docstring that is not a signature, or an empty string."""
     is_error = isinstance(member, type) and issubclass(member, BaseException)
     if name.startswith("_") or is_error or not callable(member):
         return ""

@@ -1,4 +1,4 @@
-"""Runs a task locally and on the server, twice each, and collects the measurements."""
+"""Measurement of a task: run it locally and on the server, twice each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Findings:
 
 @attrs.frozen
 class MeasuredRun:
-    """One run: its seconds, and the counters of `djinn.stats()`."""
+    """A run of a task: its seconds, and the counters of `djinn.stats()`."""
 
     seconds: float
     counters: Mapping[str, int]
@@ -42,9 +42,11 @@ class Measured:
     """Measurements of one task, local and remote. Times in seconds, sizes in bytes.
 
     Attributes:
-        local_first, local: both local runs; the second is compared.
+        local_first: the first local run.
+        local: the second local run, which is compared.
         upload: the move of the model and its data to the server.
-        remote_first, remote: both remote runs; the first one plans and sends the templates.
+        remote_first: the first remote run, which plans and sends the templates.
+        remote: the second remote run, which is compared.
     """
 
     name: str
@@ -115,7 +117,7 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def summarise(profiles: Sequence[Any]) -> Findings:
-    """Summarise several profiles, without unknown and generic entries."""
+    """Return the findings of several profiles together, without unknown and generic entries."""
     patterns: dict[str, int] = {}
     for profile in profiles:
         for name, count in profile.pattern_counts().items():

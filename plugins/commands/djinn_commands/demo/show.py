@@ -1,4 +1,4 @@
-"""The whole demo: starts a server and runs one task after the other, with a progress bar."""
+"""The whole demo: start a server and run one task after the other, with a progress bar."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Advance = Callable[[int, int], None]
 
 @attrs.frozen
 class Verdict:
-    """Comparison of two results in words: agreement, and the difference."""
+    """Comparison of two results: whether they agree, and the difference in words."""
 
     equal: bool
     detail: str
@@ -25,7 +25,7 @@ def difference_text(difference: float) -> str:
 
 
 class Task(Protocol):
-    """A demonstration.
+    """Interface of a demonstration.
 
     Attributes:
         name: its name in `djinn demo --only`.
@@ -42,7 +42,7 @@ class Task(Protocol):
         """Do the work on `device`. Return the result on the CPU. Each call gives the same result."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
-        """Compare both results."""
+        """Return the comparison of both results."""
 
     def highlights(self, remote: Any) -> list[str]:
         """Return lines of at most 64 characters that show the remote result."""

@@ -86,7 +86,7 @@ class DigitTraining:
         return right.float().mean().item()
 
     def compare(self, local: TrainingResult, remote: TrainingResult) -> Verdict:
-        """Return True if loss curve and accuracy are equal within the tolerances."""
+        """Return whether loss curve and accuracy are equal within the tolerances."""
         worst = max(abs(a - b) for a, b in zip(local.losses, remote.losses, strict=True))
         close = worst <= LOSS_TOLERANCE and abs(local.accuracy - remote.accuracy) <= ACCURACY_TOLERANCE
         return Verdict(close, difference_text(worst))

@@ -198,7 +198,7 @@ def _seconds(result: PipelineResult) -> float:
 
 @attrs.frozen
 class _Drawer:
-    """Draws with renderers of plugins, to a file or to standard output."""
+    """Draw programs with renderers of plugins, to a file or to standard output."""
 
     registry: Registry
     printer: Renderer | None

@@ -1,4 +1,4 @@
-"""`djinn plan` for servers: does a model fit now, and which changes would make it fit."""
+"""`djinn plan` for servers: whether a model fits now, and which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TRIES: Final = 4
 
 @attrs.frozen
 class Program:
-    """One program of the step, on one device like an executor's: its peak, and its predicted seconds."""
+    """A program of the step, planned for one device like an executor's: its peak, and its predicted seconds."""
 
     name: str
     peak: Peak
@@ -52,13 +52,17 @@ class Program:
 
     @property
     def needed(self) -> int:
-        """Return the needed bytes, with the allowance."""
+        """Return the bytes that the program needs, with the allowance."""
         return with_allowance(self.peak.bytes)
 
 
 @attrs.frozen
 class Executor:
-    """A device of a server; `free` bytes are None if unknown."""
+    """A device of a server.
+
+    Attributes:
+        free: free bytes; None if unknown.
+    """
 
     server: str
     device: DeviceCapabilities
@@ -73,7 +77,9 @@ class Suggestion:
     """A change that reduces memory.
 
     Attributes:
-        change: the command or options for it. needed: bytes with the change. fits: whether they are free.
+        change: the command or options for the change.
+        needed: bytes with the change.
+        fits: True if these bytes are free.
         reason: consequence of the change, or why it does not help.
     """
 
@@ -116,7 +122,7 @@ def print_fit(
 
 
 def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[Executor, ...]:
-    """Return the servers' devices, each once. If only some servers answer, the others are named on stderr.
+    """Return the servers' devices, each once. If some servers do not answer, name them on stderr.
 
     Raises:
         ConfigurationError: no server is named or configured.
@@ -243,7 +249,7 @@ class Fit:
     # --- changes that make it fit ---------------------------------------------------------------------------------
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
-        """Return changes that may make the model fit, each planned."""
+        """Yield changes that may make the model fit. Each change was planned."""
         step, free = self.step, self._executor_with_most_free_memory.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
@@ -276,7 +282,7 @@ class Fit:
         return Suggestion(change, bytes_needed, self._executor_with_most_free_memory.fits(bytes_needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
-        """Return the largest batch, or number of tokens, that fits; or else the smallest one, which does not."""
+        """Yield the suggestion of the largest batch, or number of tokens, that fits. If none fits, suggest size 1."""
         now = int(getattr(step, name))
         if now == 1:
             return
@@ -289,7 +295,7 @@ class Fit:
         yield Suggestion(f"--{name} {size}", bytes_needed, bytes_needed <= free, reason)
 
     def _spilling(self, fullest: Program, free: int) -> Suggestion:
-        """Return a memory limit with spilling: it must hold the operands of the largest op."""
+        """Return the suggestion of a memory limit with spilling. The limit must hold the operands of the largest op."""
         device, least = self._executor_with_most_free_memory.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
@@ -305,7 +311,10 @@ class Fit:
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
-        """Yield the smallest count of 2, 4 and 8 that holds the divided step. Executors are like the one with most free memory."""
+        """Yield the smallest count of 2, 4 and 8 executors that holds the divided step.
+
+        All executors are like the executor with most free memory.
+        """
         like = self._executor_with_most_free_memory.device
         for count in _SEVERAL:
             if count <= len(self.executors) or count * (like.memory_free or 0) < fullest.needed:
@@ -360,7 +369,10 @@ class Fit:
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
-    """Return the needed bytes and the size of the largest size below `now` that fits in `free`; else of size 1."""
+    """Return the needed bytes, and the size, of the largest size below `now` that fits in `free`.
+
+    If none fits, return those of size 1.
+    """
     low, high = (1, needed(1)), (now, needed(now))
     if low[1] > free:
         return low[1], 1

@@ -17,12 +17,16 @@ _LAYER = re.compile(r"^(.*?)(?:\.(\d+))(?:\.|$)")
 
 @attrs.frozen
 class DeviceForecast:
-    """A device that runs a part of the program.
+    """Predicted use of a device that runs a part of the program.
 
     Attributes:
-        modules: modules whose ops run there, in order, with numbered ones as ranges, such as `model.layers.0-39`.
-        inputs: bytes of weights, caches and other inputs that live there.
-        peak: peak bytes, of `memory`, its capacity. busy: seconds of work in one run. reason: reason for most of its ops.
+        modules: modules whose ops run on the device, in order, with numbered modules as ranges, such as
+            `model.layers.0-39`.
+        inputs: bytes of weights, caches and other inputs on the device.
+        peak: peak bytes.
+        memory: bytes of memory of the device.
+        busy: seconds of work in one run.
+        reason: reason for most of its ops.
     """
 
     device: str
@@ -42,7 +46,8 @@ class Forecast:
     Attributes:
         latency: seconds of a run with all weights and caches in place.
         interval: seconds between pipelined runs.
-        upload_bytes, upload_seconds: additional cost of the first run.
+        upload_bytes: bytes that only the first run uploads.
+        upload_seconds: additional seconds of the first run.
         replicas: number of copies that fit into the cluster, each on its own devices.
         shares: fractions of device time by cause: `arithmetic`, `memory bandwidth`, `starting ops`.
         transfers: seconds in which links between devices are busy.
@@ -133,7 +138,10 @@ def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return fractions of device time by cause. Each op counts the larger of arithmetic and memory; the rest is its start."""
+    """Return fractions of device time by cause.
+
+    Each op counts the larger of arithmetic and memory time. The rest of its time is the launch.
+    """
     shares = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
     for device_id, its_nodes in nodes.items():
         device = result.topology.device(device_id)
@@ -154,7 +162,7 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
-    """Return how often the used devices fit into the cluster, by device model."""
+    """Return the number of copies of the program that fit into the cluster, by the models of the used devices."""
     makes = Counter(_make(d) for d in result.topology.devices)
     used = Counter(_make(result.topology.device(d)) for d in line.devices)
     return min((makes[make] // count for make, count in used.items()), default=0)

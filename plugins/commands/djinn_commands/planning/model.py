@@ -35,10 +35,11 @@ class Step:
     """The work of a model, with its input sizes.
 
     Attributes:
-        batch: number of inputs. tokens: tokens per input; for `decode` those of the prompt.
+        batch: number of inputs.
+        tokens: tokens per input; for `decode`, tokens of the prompt.
         new_tokens: number of tokens decoded after the prompt.
         optimizer: name of a class of `torch.optim`, in any case, for `train`.
-        dtype: of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
+        dtype: dtype of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
     """
 
     kind: Literal["forward", "decode", "train"] = "forward"
@@ -59,8 +60,8 @@ class BuiltModel:
     """A model without weights.
 
     Attributes:
-        own_inputs: the inputs that its function returned; None: inputs are made for each step.
-        mend: advice for an error when it is called.
+        own_inputs: the inputs that its function returned; None: inputs are created for each step.
+        mend: advice for an error when the model is called.
     """
 
     target: str
@@ -129,7 +130,7 @@ def built_model(target: str, step: Step) -> BuiltModel:
 
 
 def captured_model(target: str, step: Step, until: str) -> PipelineResult:
-    """Run the stages on the last program of a step of the model that `target` names.
+    """Return the stages' results for the last program of a step of the model that `target` names.
 
     Raises:
         ConfigurationError: as `built_model` and `BuiltModel.captured`.
@@ -177,7 +178,7 @@ def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
 
 
 def _place(error: Exception) -> str:
-    """Return the model's line at which the error was raised."""
+    """Return the line of the model's code that raised the error."""
     ours = tuple(
         str(Path(place).parent) for place in (torch.__file__, djinn.__file__, __file__)
     )  # skips `djinn_core` as well as `djinn`
@@ -249,7 +250,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
 
 
 def _built(target: str, step: Step) -> BuiltModel:
-    """Return the model, with its own inputs if it has some."""
+    """Return the model, with the inputs that its function returned, if any."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json":
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
@@ -351,7 +352,7 @@ def _from_configuration(file: Path) -> torch.nn.Module:
 
 
 def _model_class(transformers: Any, config: Any) -> Any:
-    """Return the class in the configuration; without one, the model without a head."""
+    """Return the class that the configuration names; if it names none, the class of the model without a head."""
     for name in config.architectures or ():
         model_class = getattr(transformers, name, None)
         if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):

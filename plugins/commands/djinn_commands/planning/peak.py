@@ -39,13 +39,14 @@ class Peak:
 
 
 def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
-    """Return the peak of a program that was scheduled on one device, with all of its inputs there from the beginning.
+    """Return the peak of a program that was scheduled on one device, with all of its inputs on the device from the beginning.
 
-    A storage counts once, with the largest extent of its values, from the op that makes it until its last value is freed. Without
+    A storage counts once, with the largest extent of its values, from the op that creates it until its last value is
+    freed. Without
     `caches`, keys and values that no later step reads count as activations.
 
     Raises:
-        ValueError: it was not scheduled, or on several devices.
+        ValueError: the program was not scheduled, or was scheduled on several devices.
     """
     if result.schedule is None or result.costs is None or len(result.schedule.steps) > 1:
         raise ValueError("the peak needs a schedule for one device: plan until='schedule'")

@@ -77,7 +77,7 @@ def plan(
     config.json      the configuration of a Hugging Face model, or its folder
     module:function  a function that returns a model, or a model and its inputs
 
-    Nothing is computed, and no weights are needed. Times are those of the cost models; `djinn calibrate` measures devices for them.
+    Nothing is computed, and no weights are needed. Cost models predict the times; `djinn calibrate` measures devices for them.
     The exit status is 1 if MODEL does not fit on the servers.
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_commands.planning.model import captured_model, step_of

@@ -1,7 +1,7 @@
-"""The functions of `torch.cuda`: replaced by those of the remote device, kept, or refused.
+"""The functions of `torch.cuda`: replaced by functions of the remote device, kept, or refused.
 
 A function with the name of a function of `torch.remote_accelerator` is replaced by it. PyTorch's own functions that
-only use public functions are kept. The rest would need a CUDA driver, and raises an error that says so.
+only use public functions are kept. Other functions would need a CUDA driver, and raise an error that says so.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def mark(msg: str) -> None:
 
 @contextmanager
 def nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """Context manager and decorator: a range."""
+    """Context manager and decorator that marks a range, as `torch.cuda.nvtx.range` does."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield
@@ -104,10 +104,11 @@ _NVTX: dict[str, Any] = {
 
 @attrs.frozen
 class CudaProperties:
-    """GPU properties that programs query; sizes in bytes. Unknown numbers are those of an A100.
+    """GPU properties that programs query; sizes in bytes. Unknown numbers have the values of an A100.
 
-    A CPU has no compute capability. Programs get 8.0, the first with bfloat16 and TF32, because they query it to decide on these
-    two.
+    A CPU has no compute capability. Programs get 8.0, the first version with bfloat16 and TF32, because they query
+    the capability to
+    decide whether to use these.
     """
 
     name: str
@@ -165,7 +166,10 @@ def yes(*_: Any, **__: Any) -> bool:
 
 
 def one() -> int:
-    """Return 1, as `torch.cuda.device_count`. All executors count as one device, so that no script distributes its own work."""
+    """Return 1, as `torch.cuda.device_count`.
+
+    All executors count as one device, so that no script distributes its own work.
+    """
     return 1
 
 
@@ -175,7 +179,10 @@ def call_now(callable: Callable[[], Any], **_: Any) -> None:  # noqa: A002 - PyT
 
 
 def exchange_device(index: int) -> int:
-    """Set the current device unless `index` is negative, as `torch.cuda._exchange_device`. Return the previous one."""
+    """Set the current device unless `index` is negative, as `torch.cuda._exchange_device`.
+
+    Return the previous device.
+    """
     return set_current_device(index) if index >= 0 else -1
 
 
@@ -188,22 +195,25 @@ def set_sync_debug_mode(mode: int | str) -> None:
     """Accept only the default mode, which ignores sync points.
 
     Raises:
-        UnsupportedOperation: another mode.
+        UnsupportedOperation: the mode is not the default mode.
     """
     if mode not in {0, "default"}:
         raise UnsupportedOperation("torch.cuda.set_sync_debug_mode: djinn.stats()['round_trips'] counts sync points")
 
 
 def memory_fraction(*_: Any) -> float:
-    """Return 1, as `torch.cuda.get_per_process_memory_fraction`: no memory is reserved."""
+    """Return 1, as `torch.cuda.get_per_process_memory_fraction`. No memory is reserved."""
     return 1.0
 
 
 class CudartModule:
-    """Stand-in for `torch.cuda.cudart()`: profiling can be started and stopped; all else raises an error."""
+    """Replacement of `torch.cuda.cudart()`.
+
+    Profiling can be started and stopped; all other functions raise an error.
+    """
 
     class cudaError:  # noqa: N801 - NVIDIA's name
-        """Error codes."""
+        """Error codes of `torch.cuda.cudart()`."""
 
         success = 0
 
@@ -243,7 +253,7 @@ _OF_DEVICE = ("_is_in_bad_fork", "default_generators")
 
 
 def replace() -> None:
-    """Replace the functions of `torch.cuda` by the remote device's, in every module that holds them."""
+    """Replace the functions of `torch.cuda` by functions of the remote device, in every module that holds them."""
     remote = getattr(torch, DEVICE_NAME)
     for name in functions():
         if name not in KEPT:

@@ -1,7 +1,8 @@
 """Make `cuda` the name of the remote device, in the process of `djinn run` and in processes that the script spawns.
 
-multiprocessing sends preparation data to a new interpreter before the script's modules and objects. An added entry
-there installs the names when it is unpickled. A forked child has the names anyway.
+multiprocessing sends preparation data to a new interpreter before the script's modules and objects. This module adds
+an entry to
+the data, which installs the names when it is unpickled. A forked child has the names anyway.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def install_in_processes() -> None:
 
 @attrs.frozen
 class _CalledOnArrival:
-    """Calls a function in the process that unpickles it."""
+    """An object that calls a function in the process that unpickles it."""
 
     function: Callable[[], None]
 
@@ -70,7 +71,7 @@ class _CalledOnArrival:
 
 
 def _call_in_new_processes(function: Callable[[], None]) -> None:
-    """Have new processes call `function`, a module-level function, before anything else."""
+    """Make new processes call `function`, a module-level function, before anything else."""
     prepare = spawn.get_preparation_data
 
     @functools.wraps(prepare)

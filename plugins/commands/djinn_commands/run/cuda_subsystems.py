@@ -1,7 +1,8 @@
 """Subsystems of PyTorch that use the name `cuda`, such as autocasting, `torch.compile` and profilers.
 
 PyTorch keeps the autocast state per device type, behind functions that take the type's name. PyTorch's C++ knows one
-accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors of
+accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors
+of
 a traced backward pass. So these tensors keep the own name; otherwise no stream would be found.
 """
 
@@ -28,7 +29,7 @@ _AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", 
 
 
 def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have `cuda` mean the remote device, also for `is_autocast_enabled` and `set_autocast_enabled` without a device."""
+    """Return a function for which `cuda` means the remote device, also without a device argument."""
 
     @functools.wraps(function)
     def by_device(device_type: Any = "cuda", *args: Any) -> Any:
@@ -56,7 +57,7 @@ def _make_with_own_name() -> None:
 
 
 def _accept_both_names() -> None:
-    """Make functions of `torch.accelerator` accept both names: compiled functions pass a tensor's device to some."""
+    """Make functions of `torch.accelerator` accept both names, because compiled functions pass a tensor's device to some of them."""
     index: Callable[..., int] = torch.accelerator._utils._get_device_index
 
     @functools.wraps(index)
@@ -113,7 +114,7 @@ def _refuse_history(*_: Any, **__: Any) -> NoReturn:
 
 
 def replace() -> None:
-    """Have each subsystem use the remote device, refuse it, or act on this process only."""
+    """Make each subsystem use the remote device, refuse it, or act on this process only."""
     for name in _AUTOCAST:
         setattr(torch, name, _by_device(getattr(torch, name)))
     for verb in ("get", "set"):

@@ -1,7 +1,8 @@
 """The device `cuda` for remote tensors, generators, streams and events; types and factories of tensors.
 
-`torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor is
-made in ordinary memory and then pinned, as `tensor.pin_memory()` does.
+`torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor
+is
+created in ordinary memory and then pinned, as `tensor.pin_memory()` does.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def shown(index: int) -> torch.device:
 def meant(device: Any) -> Any:
     """Return the device under PyTorch's C++ name if `device` is remote; otherwise `device` itself.
 
-    A tensor that is moved to its own device must stay the same object, and C++ compares devices for that.
+    A tensor that is moved to its own device must stay the same object, and C++ compares devices to decide this.
     """
     if isinstance(device, int):
         return logical_device(device)
@@ -74,7 +75,7 @@ def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kw
 
 
 def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return `Tensor.cuda`. PyTorch takes a bare index for its accelerator, which has another name."""
+    """Return a replacement of `Tensor.cuda`. PyTorch takes a bare index for its accelerator, which has another name."""
 
     @functools.wraps(to_cuda)
     def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -119,7 +120,7 @@ _MEMBERS: dict[str, Any] = {
 
 
 def _of_remote_tensors(name: str, member: Any) -> Any:
-    """Return a function that calls `member` for remote tensors, and PyTorch's own function for others."""
+    """Return a function that calls `member` for remote tensors, and PyTorch's own function for other tensors."""
     plain = getattr(torch.Tensor, name, None)
     if not isinstance(member, property):
 

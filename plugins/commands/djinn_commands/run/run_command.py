@@ -76,7 +76,7 @@ def _connect(verbose: bool) -> None:
 
 @contextmanager
 def _counting(wanted: bool) -> Iterator[None]:
-    """Print the counters at the end of the block, also after an error."""
+    """Context manager that prints the counters at the end of the block, also after an error."""
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ def _counting(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _traced(file: Path | None) -> Iterator[None]:
-    """Write a timeline of the block to a file at its end, also after an error."""
+    """Context manager that writes a timeline of the block to a file at its end, also after an error."""
     if file is None:
         yield
         return

@@ -16,11 +16,14 @@ class ExecutorView:
     """Executor of a server. Sizes are in bytes.
 
     Attributes:
-        device: id of its device. process: its number on the server's machine.
+        device: id of its device.
+        process: number of its process on the server's machine.
         state: `ready`, `starting`, `restarting` or `silent`.
-        sessions: number of its sessions. held: bytes of these sessions.
-        load: share of recent seconds in which it ran programs, plus one for each session about to begin. memory: the device's
-            memory; 0 if unknown. memory_free: free memory; None if unknown.
+        sessions: number of its sessions.
+        held: bytes of these sessions.
+        load: share of recent seconds in which it ran programs, plus one for each session about to begin.
+        memory: the device's memory; 0 if unknown.
+        memory_free: free memory; None if unknown.
     """
 
     device: str
@@ -38,10 +41,11 @@ class ServerView:
     """A configured server.
 
     Attributes:
-        url: the queried address. error: why it did not answer; empty if it answered, and the other fields are valid.
+        url: the queried address.
+        error: why it did not answer; empty if it answered, and the other fields are valid.
         policy: name of its assignment policy.
-        load: load of its least loaded device over all tenants, by which clients choose a server. executors: executors of this
-            client's tenant.
+        load: load of its least loaded device over all tenants, by which clients choose a server.
+        executors: executors of this client's tenant.
     """
 
     url: str
@@ -75,7 +79,9 @@ class Coordinator:
 
 @for_users
 def coordinator() -> Coordinator:
-    """Ask the configured servers for their executors, sessions, load, memory and assignment policy. Begins no session.
+    """Return a report of the configured servers: executors, sessions, load, memory and assignment policy.
+
+    Begins no session.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or the token is missing.

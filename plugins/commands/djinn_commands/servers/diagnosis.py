@@ -50,7 +50,11 @@ PATIENCE = 5.0  # timeout in seconds per server, because a person is waiting
 
 @attrs.frozen
 class Finding:
-    """A problem. `fatal`: Djinn cannot work until it is fixed."""
+    """A problem of the installation.
+
+    Attributes:
+        fatal: True if Djinn cannot work until it is fixed.
+    """
 
     what: str
     mend: str
@@ -69,7 +73,12 @@ class ServerRow:
 
 @attrs.frozen
 class Diagnosis:
-    """All results of the checks. `findings` is empty if all is well. `transports`: facts by name of a transport."""
+    """All results of the checks.
+
+    Attributes:
+        findings: problems; empty if all is well.
+        transports: facts by name of a transport.
+    """
 
     versions: Mapping[str, str]
     plugins: tuple[PluginRow, ...]
@@ -86,7 +95,7 @@ class Diagnosis:
 
 
 def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
-    """Check this installation without changes. Errors of Djinn become findings."""
+    """Return the results of all checks of this installation, which changes nothing. Errors of Djinn become findings."""
     environ = os.environ if environ is None else environ
     findings = [*check_versions(versions()), *check_torch()]
     resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
@@ -155,7 +164,7 @@ def _requirement(text: str) -> tuple[str, str]:
 
 
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Check for a package that is too old, missing, of another release, or another project's under Djinn's name."""
+    """Yield a problem for each package that is too old, missing, of another release, or another project's under Djinn's name."""
     required = required_versions()
     for name, version in found.items():
         if not version:
@@ -176,12 +185,15 @@ def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_ours(version: str) -> bool:
-    """Return True if a version of `djinn` is one of ours: the other project of that name has lower ones."""
+    """Return True if a version of `djinn` belongs to this project.
+
+    The other project with this name has lower versions.
+    """
     return _numbers(version) >= (26,)
 
 
 def check_torch() -> Iterator[Finding]:
-    """Find private torch functions that interception needs and this torch lacks."""
+    """Yield a problem for each private torch function that interception needs and this torch lacks."""
     for name in missing():
         yield Finding(
             f"torch has no {name}, which interception needs.",
@@ -190,7 +202,10 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) -> Iterator[Finding]:
-    """Find environment variables that resemble Djinn's but are unknown. Variables that begin with a plugin's name are ignored."""
+    """Yield a problem for each environment variable that resembles Djinn's variables but is unknown.
+
+    Variables that begin with a plugin's name are ignored.
+    """
     owned = tuple(f"{PREFIX}{row.name.upper()}_" for row in plugins if row.name.isidentifier())
     for variable, suggestion in unknown_variables(environ).items():
         if not suggestion and variable.startswith(owned):
@@ -200,7 +215,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
 
 
 def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
-    """Check for a configuration or connection file with a token that other users can read."""
+    """Yield a problem for each configuration or connection file with a token that other users can read."""
     settings = resolved.settings
     in_file = resolved.origins["token"].startswith("file ")
     if resolved.file is not None and in_file and _is_readable_by_others(resolved.file):
@@ -220,7 +235,10 @@ def load(resolved: ResolvedSettings) -> Registry:
 
 
 def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[Finding]:
-    """Find unusable plugins (fatal if requested by name, or if all must load) and plugins of another release."""
+    """Yield a problem for each plugin that is unusable or of another release.
+
+    An unusable plugin is fatal if it is requested by name, or if all must load.
+    """
     plugin_names = settings.plugins or ()
     for row in rows:
         if row.status == "active" and (advice := of_another_release(row.distribution, row.version)):
@@ -235,7 +253,7 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Find plugins in use that limit plans to fewer sizes."""
+    """Yield a problem for each plugin in use that limits plans to fewer sizes."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
     growing = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
     names = list(dict.fromkeys(name for names_of_policy in growing for name in names_of_policy))
@@ -248,7 +266,10 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
 
 
 def check_server_side(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Check for settings that executors or `djinn serve` of this machine would refuse. Skipped without the server's package."""
+    """Yield a problem for each setting that executors or `djinn serve` of this machine would refuse.
+
+    Skipped without the server's package.
+    """
     if find_spec("djinn_server") is not None:
         yield from check_executor_choices(registry, settings)
         yield from check_authenticators(registry, settings)
@@ -262,7 +283,7 @@ def check_server_side(registry: Registry, settings: Settings) -> Iterator[Findin
 
 
 def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Find configured compilers without a plugin: an executor would not start with them."""
+    """Yield a problem for each configured compiler without a plugin. An executor would not start with it."""
     there = [one.name for one in registry.compilers]
     for name in settings.compilers:
         if name not in there:
@@ -274,7 +295,7 @@ def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[F
 
 
 def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Find configured authenticators without a plugin: `djinn serve` would not start with them."""
+    """Yield a problem for each configured authenticator without a plugin. `djinn serve` would not start with it."""
     there = [one.name for one in registry.authenticators]
     for name in settings.authenticators:
         if name not in there:
@@ -286,7 +307,7 @@ def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Fin
 
 
 def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Find a configured assignment policy without a plugin: `djinn serve` would not start with it."""
+    """Yield a problem if no plugin has the configured assignment policy. `djinn serve` would not start with it."""
     there = [attrs.fields(Settings).assignment.default, *(one.name for one in registry.assignment_policies)]
     if settings.assignment not in there:
         yield Finding(
@@ -297,7 +318,7 @@ def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
-    """Ask each configured server once; empty with the embedded executor."""
+    """Return the reply of each configured server; empty with the embedded executor."""
     servers = find_servers(settings, transports)
     if servers is None:
         return ()
@@ -321,7 +342,7 @@ def _server_advice(error: DjinnError) -> str:
 
 
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
-    """Find servers that refuse the client: fatal if all do."""
+    """Yield a problem for each server that refuses the client. The problems are fatal if all servers refuse it."""
     useless = not any(row.reachable for row in rows)
     for row in rows:
         if not row.reachable:
@@ -359,7 +380,10 @@ _NOTHING = {"None": "", "()": ""}  # values of settings without information
 
 
 def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
-    """Print problems and servers. `everything`: also versions, plugins, settings and facts of transports."""
+    """Print problems and servers.
+
+    `everything`: True to also print versions, plugins, settings and facts of transports.
+    """
     if everything:
         _show_installation(diagnosis, console)
     for server in diagnosis.servers:

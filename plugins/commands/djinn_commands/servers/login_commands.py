@@ -79,7 +79,7 @@ def _token(file: Path | None) -> str:
 
 
 def _fingerprint(given: str) -> str:
-    """Return a fingerprint in the form of connection files; by default the configured one."""
+    """Return a fingerprint in the form of connection files; by default the configured fingerprint."""
     from djinn_core.settings import resolve
 
     fingerprints = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
@@ -115,7 +115,7 @@ def _check(content: ConnectionFile) -> str:
 
 
 def _is_unknown_certificate(error: BaseException | None) -> bool:
-    """Return True if an error is due to a certificate that no authority of this machine signed."""
+    """Return True if the cause of an error is a certificate that no authority of this machine signed."""
     import ssl
 
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -148,7 +148,7 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
 
 
 def _shown_fingerprint(content: ConnectionFile) -> str:
-    """Return the fingerprint that the server presents to a client that expects another one; empty without a certificate."""
+    """Return the fingerprint of the certificate that the server presents; empty without a certificate."""
     import msgspec
 
     from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate

@@ -11,7 +11,7 @@ from djinn_core.system.private_directories import private_directory
 
 
 def save_login(login: Login) -> Path:
-    """Store a log-in, replacing one of the same name. Return the written file.
+    """Store a log-in. Replace a log-in with the same name. Return the written file.
 
     Raises:
         ConfigurationError: the name is not valid, or other users could write to the file.

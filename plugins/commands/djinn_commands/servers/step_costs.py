@@ -36,12 +36,18 @@ class StepCosts:
 
     @property
     def min_step_seconds(self) -> float:
-        """Return the seconds of device time per step below which a read costs more than `TOLERATED` of the step."""
+        """Return the device seconds per step at which a read costs `TOLERATED` of the step.
+
+        In shorter steps, a read costs a larger share.
+        """
         return self.read / TOLERATED
 
     @property
     def break_even_seconds(self) -> float | None:
-        """Return the local seconds of a step above which the device is faster, including one read. None if it is not faster."""
+        """Return the local seconds of a step above which the device is faster, including one read.
+
+        None if it is never faster.
+        """
         gain = 1.0 - self.there / self.here
         return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise
 
@@ -92,7 +98,7 @@ def _small_ops(value: torch.Tensor) -> torch.Tensor:
 
 
 def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[float, float]:
-    """Return a step's median seconds, without those spent `elsewhere`, and its median processor seconds."""
+    """Return a step's median seconds, without the seconds spent `elsewhere`, and its median processor seconds."""
     walls, processor = [], []
     for number in range(WARM_STEPS + STEPS):
         busy, began, processor_start = elsewhere(), time.perf_counter(), time.process_time()

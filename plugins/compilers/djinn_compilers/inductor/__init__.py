@@ -1,4 +1,4 @@
-"""Compiles hot templates with PyTorch's inductor."""
+"""Compile hot templates with PyTorch's inductor."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """Register the compiler `inductor`."""
+    """Return the compiler `inductor`."""
     return [Inductor()]

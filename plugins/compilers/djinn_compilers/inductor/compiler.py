@@ -1,6 +1,7 @@
-"""The compiler: has a process of its own compile a graph, loads the library that comes out, and keeps it on disk.
+"""The compiler `inductor`: a separate process compiles a graph; the executor loads the library and keeps it on disk.
 
-Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions need. The
+Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions
+need. The
 library runs without Python.
 """
 
@@ -23,7 +24,7 @@ LONGEST_SECONDS: Final = 900.0  # seconds for one template at most, at low prior
 
 
 class Inductor(Compiler):
-    """PyTorch's inductor, ahead of time (AOTInductor)."""
+    """Compiler plugin that uses PyTorch's inductor, ahead of time (AOTInductor)."""
 
     name = "inductor"
 
@@ -32,15 +33,18 @@ class Inductor(Compiler):
         self._kept = DiskLibraryCache("inductor 2")
 
     def prepare(self) -> None:
-        """Start the process, and have it import inductor; not where earlier processes have compiled, whose libraries may be all that it takes."""
+        """Start the compiler process, and make it import inductor.
+
+        Do nothing if the disk cache has libraries of earlier processes, because these may suffice.
+        """
         if self._kept.is_empty() and not missing_toolchain():
             self._process.call(PREPARE, b"", LONGEST_SECONDS)
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """The graph as a native library.
+        """Return the graph as a native library.
 
         Raises:
-            UnsupportedOperation: there is no C++ compiler here, or inductor cannot compile the graph.
+            UnsupportedOperation: this machine has no C++ compiler, or inductor cannot compile the graph.
         """
         packed = pack(context)
         library = self._kept.get(packed) or self._made(packed)
@@ -66,7 +70,7 @@ def prepare(_: bytes) -> bytes:
 
 
 def package(packed: bytes) -> bytes:
-    """Compile a packed graph to a library. Runs in a process of its own."""
+    """Compile a packed graph to a library. Runs in a separate process."""
     context = unpack(packed)
     torch.set_num_threads(context.threads)  # loops are compiled for this number of threads
     # Inductor would first ask a Python that imports PyTorch whether the processor's vectors work: what is made here is tried here.

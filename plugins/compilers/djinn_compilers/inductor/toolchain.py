@@ -29,7 +29,10 @@ def missing_toolchain() -> str:
 
 @contextmanager
 def quick_linker() -> Iterator[None]:
-    """Have C++ compilers use a linker that takes a third of the default linker's time, if one is installed next to PyTorch."""
+    """Context manager in which C++ compilers use a faster linker, if one is installed next to PyTorch.
+
+    It takes a third of the default linker's time.
+    """
     linker = next(filter(None, map(shutil.which, _QUICK_LINKERS)), None)
     if linker is None or _PROGRAMS in os.environ:
         yield

@@ -23,9 +23,10 @@ from djinn.hooks import CompilerContext
 def compile_library(context: CompilerContext, options: Mapping[str, Any]) -> bytes:
     """Compile a template, and return the native library for `load_library`. Takes seconds.
 
-    On CPUs it is the extension module that inductor makes for `torch.compile` with a wrapper in C++, a third of the C++
+    On CPUs the library is the extension module that inductor creates for `torch.compile` with a wrapper in C++, a
+    third of the C++
     of an ahead-of-time package. Other devices, and ops that need a call through Python, get an ahead-of-time package.
-    Example inputs on another device have no memory there: sessions need it.
+    Example inputs on an accelerator have no memory on it, because sessions need the memory.
 
     `options`: inductor options that differ from the defaults.
     """
@@ -125,7 +126,8 @@ def _compile_extension(
 ) -> bytes | None:
     """Return an extension module; None if it is not self-contained.
 
-    It runs once here, on `inputs`: a crash happens here.
+    The module runs once in this process, on `inputs`, so that a crash happens in this process and not in the
+    executor.
     """
     compiling = importlib.import_module("torch._inductor.compile_fx")
     if grows:  # the placeholders define which sizes are symbolic

@@ -1,4 +1,4 @@
-"""Compiles hot templates with TensorRT, where torch-tensorrt is installed."""
+"""Compile hot templates with TensorRT, if torch-tensorrt is installed."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_compilers() -> Iterable[Compiler]:
-    """Register the compiler `tensorrt`."""
+    """Return the compiler `tensorrt`."""
     return [TensorRT()]

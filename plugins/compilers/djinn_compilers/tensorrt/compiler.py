@@ -1,4 +1,4 @@
-"""The compiler `tensorrt`: torch-tensorrt builds an engine from supported ops, and leaves the others to PyTorch."""
+"""The compiler `tensorrt`: torch-tensorrt builds an engine from supported ops, and PyTorch runs the other ops."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ PACKAGE = "torch_tensorrt"
 
 
 class TensorRT(Compiler):
-    """NVIDIA's inference compiler. It has no in-place ops, so templates that write to their inputs are not compiled."""
+    """Compiler plugin that uses TensorRT, NVIDIA's inference compiler.
+
+    TensorRT has no in-place ops, so templates that write to their inputs are not compiled.
+    """
 
     name = "tensorrt"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """Return None if the device is not a CUDA device, sizes vary between runs, or inputs are written.
+        """Return a compiled template, or None if it cannot be compiled.
+
+        None: the device is not a CUDA device, sizes vary between runs, or inputs are written.
 
         Raises:
             UnsupportedOperation: torch-tensorrt is not installed.

@@ -25,7 +25,7 @@ def adapt_checkpointing(module: Any) -> None:
 
 
 def _loading(load: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Wrap `load_accelerator_state`, which loads optimizers through the CPU."""
+    """Return a wrapper of `load_accelerator_state`, which loads optimizers through the CPU."""
     plain = loading_random_state(load, position=position)
 
     @functools.wraps(load)

@@ -9,7 +9,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
-    """Register the op handler `fallback`."""
+    """Return the op handler `fallback`."""
     from djinn_integrations.client_fallback.compute import ClientFallback
 
     return [ClientFallback()]

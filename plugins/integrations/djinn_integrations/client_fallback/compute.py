@@ -33,7 +33,7 @@ aten = torch.ops.aten
 
 
 class ClientFallback(OpHandler):
-    """Run an op on the client's CPU."""
+    """Op handler that runs ops on the client's CPU."""
 
     name = "fallback"
 
@@ -49,7 +49,7 @@ class ClientFallback(OpHandler):
         operands: list[LazyTensor],
         slots: tuple[Slot, ...],
     ) -> bool:
-        """Return True if the executor does not support calls like this one, as `OpHandler.needed`.
+        """Return True if the executor does not support calls like this, as `OpHandler.needed`.
 
         The executor is asked once for each kind of call, in one round trip.
         """
@@ -139,7 +139,7 @@ class _CpuCopies:
         return local
 
     def send(self, out: Any) -> Any:
-        """Upload the CPU tensors in `out`; operands that the op returns stay the same objects."""
+        """Return `out` with CPU tensors uploaded. Operands that the op returns stay the same objects."""
         if isinstance(out, (list, tuple)):
             return type(out)(self.send(o) for o in out)
         if not isinstance(out, torch.Tensor):

@@ -10,7 +10,10 @@ djinn_api_version = "2.0"
 
 
 class Collectives(OpHandler):
-    """Exchanges values through the clients. The implementation is imported with the first collective."""
+    """Op handler that exchanges values through the clients.
+
+    The implementation is imported with the first collective.
+    """
 
     name = "collectives"
 
@@ -23,5 +26,5 @@ class Collectives(OpHandler):
 
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
-    """Register the op handler `collectives`."""
+    """Return the op handler `collectives`."""
     return [Collectives()]

@@ -1,7 +1,9 @@
 """Collectives of `torch.distributed` on remote tensors: their values pass through the clients.
 
-Each process of the group is a client. Clients may have different servers. A collective sends what was recorded, fetches its inputs,
-runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is synchronous, even with
+Each process of the group is a client. Clients may have different servers. A collective sends the recorded ops,
+fetches its inputs,
+runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is synchronous,
+even with
 `async_op=True`. Only `send` does not wait for its peer.
 """
 
@@ -25,7 +27,7 @@ _WRITE_NOTHING: Final = frozenset(("barrier", "monitored_barrier_", "send"))
 
 
 class _Copies:
-    """CPU copies of remote tensors, one per tensor."""
+    """CPU copies of remote tensors, a copy for each tensor."""
 
     def __init__(self) -> None:
         self._made: dict[int, torch.Tensor] = {}
@@ -40,7 +42,7 @@ class _Copies:
         return self._made[id(tensor)]
 
     def write_back(self, tree: Any) -> None:
-        """Write the copies' present elements to the remote tensors of `tree`."""
+        """Write the present elements of the copies to the remote tensors of `tree`."""
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, LazyTensor):
                 copy(torch.ops.aten.copy_.default, (leaf, self._made[id(leaf)]), {})

@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the modules that find and read checkpoints."""
+    """Return adapters for the modules that find and read checkpoints."""
     return [
         Integration("diffusers weights", "diffusers.models.model_loading_utils", adapt_reading),
         Integration("diffusers models", "diffusers.models.modeling_utils", adapt_models),

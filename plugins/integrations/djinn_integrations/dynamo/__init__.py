@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register recording of whole graphs. PyTorch finds the backend by its own entry point group."""
+    """Return the integration that records whole graphs. PyTorch finds the backend by its own entry point group."""
     return [Integration("dynamo", "torch._dynamo", _switch_on)]
 
 

@@ -19,7 +19,7 @@ KEPT: Final = 64  # recordings per graph, which differ in sizes or in shared mem
 
 
 class RecordedGraph:
-    """Calls a graph: op by op for inputs of a new kind, otherwise by a recording."""
+    """Call a graph: op by op for inputs of a new kind, otherwise by appending a recording."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward

@@ -1,7 +1,8 @@
 """Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
 
-If a function always records the same ops for inputs of the same metadata, as a guarded compiled function does, it need not run
-again. Its instructions are appended with other values, without dispatch and without tensors for intermediate results.
+A guarded compiled function always records the same ops for inputs of the same metadata. Such a function need not run
+again. Its
+instructions are appended with other values, without dispatch and without tensors for intermediate results.
 `djinn_native/csrc/graph.cpp` holds and appends them.
 """
 
@@ -25,16 +26,19 @@ CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
 
 
 class RecordedCall:
-    """A call that can be recorded again."""
+    """A recorded call whose instructions can be appended again."""
 
     def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
-        """`graph`: its number in C++. `others`: positions and values of results that are not tensors."""
+        """Create a recorded call. `graph`: its number in C++.
+
+        `others`: positions and values of results that are not tensors.
+        """
         self._graph = graph
         self._others = others
         weakref.finalize(self, ops.drop_graph, graph).atexit = False
 
     def record(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """Record the call once more with `inputs`, whose `graph_key` must be as it was. Return its results."""
+        """Append the call's instructions with `inputs`, whose `graph_key` must not have changed. Return the results."""
         begun = perf_counter()
         outputs: list[Any] = ops.replay_graph(self._graph, inputs)
         for place, other in self._others:
@@ -47,7 +51,8 @@ class RecordedCall:
 def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
     """Call `function` with `inputs`.
 
-    Return its result (a sequence) and a recorded call to append it again. The recorded call is None if the function waited for a
+    Return its result (a sequence) and a recorded call to append it again. The recorded call is None if the function
+    waited for a
     result, or wrote to a tensor that is neither an input nor its own.
     """
     recorder = current()

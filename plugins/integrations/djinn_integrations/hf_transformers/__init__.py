@@ -17,7 +17,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the modules of transformers that choose devices, save their state or wait for them."""
+    """Return adapters for the modules of transformers that choose devices, save their state or wait for them."""
     return [
         *(
             Integration(f"folders of the server in {module}", module, taking_addresses(*methods))

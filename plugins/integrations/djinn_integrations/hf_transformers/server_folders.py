@@ -73,7 +73,7 @@ def _taking_addresses(method: Any) -> classmethod[Any, Any, Any]:
 
 
 def taking_addresses(*methods: tuple[str, str]) -> Callable[[Any], None]:
-    """Adapt class methods of a module, each given as class and name: the first argument may be a server address."""
+    """Return an adapter for class methods of a module, each given as class and name: the first argument may be a server address."""
 
     def adapt(module: Any) -> None:
         for owner, name in methods:

@@ -24,7 +24,7 @@ def adapt_trainer(module: Any) -> None:
 
 
 def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `rotate_checkpoints`: remove old checkpoints from the server as well."""
+    """Return a wrapper of `rotate_checkpoints` that also removes old checkpoints from the server."""
 
     @functools.wraps(rotate)
     def rotated(output_dir: Any, *args: Any, **options: Any) -> Any:
@@ -40,7 +40,10 @@ def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _staying(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method that loads a part of a checkpoint through the CPU."""
+    """Return a wrapper of a method that loads a part of a checkpoint through the CPU.
+
+    Its tensors stay on the remote device.
+    """
 
     @functools.wraps(load)
     def loaded(self: Any, checkpoint: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Lets transformers' `generate()` run on a remote device without waiting for the stop check of each token."""
+"""Late stop checks: transformers' `generate()` runs on a remote device without waiting for the stop check of each token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the module of transformers that checks if a sequence is finished."""
+    """Return the adapter for the module of transformers that checks if a sequence is finished."""
     return [Integration("late_stop", "transformers.generation.utils", _adapt)]
 
 

@@ -1,4 +1,4 @@
-"""Caches that outlive `generate()`: removal of surplus steps' entries."""
+"""Caches that outlive `generate()`: removal of the entries of surplus steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _SLACK: Final = 16  # additional states of a window, so that it is not cut at ev
 
 
 class CacheLayer(Protocol):
-    """One layer of a cache, with the operations to undo surplus steps."""
+    """A layer of a cache, with the operations to undo surplus steps."""
 
     def step(self) -> None:
         """Count a step; more than `MOST` steps will never be undone."""
 
     def cut(self, steps: int) -> None:
-        """Restore the state after the first `steps` steps. Also undo one further step that failed half way."""
+        """Restore the state after the first `steps` steps. Also undo a further step that failed half way."""
 
     def release(self) -> None:
         """End the counting: no later step will be undone."""
@@ -28,7 +28,7 @@ class CacheLayer(Protocol):
 
 @attrs.define
 class _GrowingLayer:
-    """A layer that grows by concatenation. An uninitialised layer shares the states of another."""
+    """A cache layer that grows by concatenation. An uninitialised layer shares the states of another layer."""
 
     layer: Any
     before: int  # states before the first counted step
@@ -50,7 +50,10 @@ class _GrowingLayer:
 
 @attrs.define
 class _WindowLayer:
-    """A layer that keeps only the last states. Until `release` it keeps the additional states that a cut may need."""
+    """A cache layer that keeps only the last states.
+
+    Until `release` it keeps the additional states that a cut may need.
+    """
 
     layer: Any
     before: int  # states before the first counted step
@@ -89,7 +92,10 @@ def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
 
 @attrs.define
 class _FixedLayer:
-    """A layer of fixed size that is written in place. Elements beyond its length are zero, and are zeroed again by a cut."""
+    """A cache layer of fixed size that is written in place.
+
+    Elements beyond its length are zero, and a cut zeroes them again.
+    """
 
     layer: Any
     before: torch.Tensor
@@ -182,11 +188,11 @@ class TruncatableCache:
 
 
 def _decoder(cache: Any) -> Any:
-    """Return the cache that grows with each token: the first of an encoder-decoder's caches."""
+    """Return the cache that grows with each token: the first cache of an encoder-decoder."""
     return cache.self_attention_cache if _name(cache) == "EncoderDecoderCache" else cache
 
 
 def _name(thing: Any) -> str:
-    """Return the class name if the class is transformers' own; empty for all others, including derived classes."""
+    """Return the class name of an object if the class is transformers' own; empty for other classes, including derived classes."""
     cls = type(thing)
     return cls.__name__ if cls.__module__ == "transformers.cache_utils" else ""

@@ -27,7 +27,7 @@ class _Step:
 
 
 class LateStopCheck:
-    """Replaces transformers' `StopCheck` for one call of `generate()`.
+    """Replacement of transformers' `StopCheck` for one call of `generate()`.
 
     Attributes:
         steps: number of checked steps.
@@ -42,7 +42,10 @@ class LateStopCheck:
         pace: StepTimes,
         may_go_on: Callable[[int], bool],
     ) -> None:
-        """`may_go_on`: returns True if a sequence of this length may continue before the reply to its check."""
+        """Create the check of a call.
+
+        `may_go_on`: returns True if a sequence of this length may continue before the reply to its check.
+        """
         self.steps = 0
         self._prompt = prompt
         self._tokens: list[torch.Tensor] = []
@@ -86,7 +89,10 @@ class LateStopCheck:
         return self._broken_off
 
     def finish(self) -> int:
-        """Wait for the remaining replies and undo surplus steps. Return how many steps to remove from the collected outputs."""
+        """Wait for the remaining replies and undo surplus steps.
+
+        Return the number of steps to remove from the collected outputs.
+        """
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._roll_back_to(self._last)
@@ -104,7 +110,7 @@ class LateStopCheck:
         return (sequences, *(record[:length] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
-        """Read the replies that have arrived, and wait for those later than `lateness` steps."""
+        """Read the replies that have arrived, and wait for replies that are later than `lateness` steps."""
         while self._asked and self._last is None:
             step = self._asked[0]
             if len(self._asked) <= lateness and not step.answer.done():

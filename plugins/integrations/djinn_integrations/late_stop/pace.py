@@ -14,9 +14,10 @@ _JITTER_SECONDS: Final = 0.001
 
 
 class StepTimes:
-    """Measures the duration of a step on both sides.
+    """Measure the duration of a step on both sides.
 
-    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues steps, and
+    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which
+    issues steps, and
     the executor, which runs them.
     """
 

@@ -1,6 +1,6 @@
-"""Hook into transformers' `generate()` for late stop checks, and the values passed there.
+"""Hook into transformers' `generate()` for late stop checks, and the values that the hook needs.
 
-`GenerationMixin._sample` makes a `DeferredStopCheck` if `is_supported` is true, and calls it after each step.
+`GenerationMixin._sample` creates a `DeferredStopCheck` if `is_supported` is true, and calls it after each step.
 `_undo_generation_steps` then removes the surplus steps that the check reports. `_sample` runs its steps inside
 `_optimize_model_for_decode`, and continues after that block if the block suppresses an error.
 """
@@ -65,7 +65,10 @@ _running = _ThreadState()
 
 
 class _SamplingCalls:
-    """Number of running calls that draw from the device's random state. Two at a time would undo each other's draws."""
+    """Number of running calls that draw from the device's random state.
+
+    Two concurrent calls would undo each other's draws.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -108,7 +111,7 @@ def _fits(module: Any) -> bool:
 
 
 def _known(sample: Any) -> Any:
-    """Wrap `_sample` to keep its arguments for the other wrappers."""
+    """Return a wrapper of `_sample` that keeps its arguments for the other wrappers."""
     signature = inspect.signature(sample)
 
     @functools.wraps(sample)
@@ -152,7 +155,7 @@ def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
 
 def _deferred(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
-        """Returns transformers' own check, or a late one if the sequences are remote."""
+        """A class whose call returns transformers' own check, or a late check if the sequences are remote."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             generation = _running.innermost
@@ -193,7 +196,7 @@ def _make_check(
 
 
 def _covered(optimize: Any) -> Any:
-    """Wrap `_optimize_model_for_decode` to suppress errors of surplus steps."""
+    """Return a wrapper of `_optimize_model_for_decode` that suppresses errors of surplus steps."""
 
     @functools.wraps(optimize)
     def _optimize_model_for_decode(self: Any) -> Any:
@@ -204,7 +207,7 @@ def _covered(optimize: Any) -> Any:
 
 @attrs.define
 class _Steps:
-    """The block in which steps run."""
+    """The block of `_sample` in which steps run."""
 
     around: Any
     generation: _Generation | None

@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the modules that define and choose accelerators."""
+    """Return adapters for the modules that define and choose accelerators."""
     trainers, fabrics = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
     return [
         *(

@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the modules that read and write files."""
+    """Return adapters for the modules that read and write files."""
     return [
         Integration("safetensors reading", "safetensors", adapt_reading),
         Integration("safetensors saving", "safetensors.torch", adapt_saving),

@@ -1,6 +1,7 @@
-"""Opens safetensors files on the remote device.
+"""Open safetensors files on the remote device.
 
-safetensors knows a few device types by name. For other types it passes the device number, which PyTorch takes for the remote
+safetensors knows a few device types by name. For other types it passes the device number, which PyTorch takes for the
+remote
 device.
 """
 
@@ -36,14 +37,14 @@ class OnCpu:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing, as the weights themselves."""
+        """Do nothing. The server owns the opened files."""
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Fetch the tensor called `name`."""
+        """Return the tensor called `name`, fetched to the client."""
         return self._weights[name].cpu()
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """Fetch all tensors, by name, in one round trip."""
+        """Return all tensors by name, fetched in one round trip."""
         tensors = self._weights.get_tensors()
         with fetched_together(tensors.values()):
             return {name: tensor.cpu() for name, tensor in tensors.items()}

@@ -20,7 +20,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Register the module that chooses the device, and the one that loads models."""
+    """Return adapters for the module that chooses the device, and the module that loads models."""
     return [
         Integration("sentence_transformers device", "sentence_transformers.util", adapt_util),
         Integration("sentence_transformers models", "sentence_transformers.base.model", adapt_models),

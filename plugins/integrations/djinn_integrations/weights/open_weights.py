@@ -53,7 +53,10 @@ _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()
 
 
 class WeightSlice:
-    """A tensor that is read on indexing, and only the requested rows. It has the methods of the slices of safetensors' `safe_open`."""
+    """A tensor whose rows are read only when they are indexed.
+
+    It has the methods of the slices of safetensors' `safe_open`.
+    """
 
     def __init__(self, stored: StoredTensor, device: int) -> None:
         self._stored = stored
@@ -79,7 +82,7 @@ class WeightSlice:
         return self._stored.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Index the tensor; returns a new tensor each time."""
+        """Return the indexed part as a new tensor."""
         first = index[0] if isinstance(index, tuple) and index else index
         rows = self._stored.shape[0] if self._stored.shape else 0
         if isinstance(first, slice) and self._stored.shape:
@@ -94,8 +97,10 @@ class WeightSlice:
 class RemoteWeights(Mapping[str, torch.Tensor]):
     """The tensors at an address, by name.
 
-    A look-up has the server read the tensor into a new one, and does not wait. If the files have changed since they were opened,
-    or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of safetensors' `safe_open`, and works
+    A look-up makes the server read the tensor into a new tensor, and does not wait. If the files have changed since
+    they were opened,
+    or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of safetensors'
+    `safe_open`, and works
     as a state dict.
     """
 
@@ -108,7 +113,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         self._device = device
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Return a new tensor with these contents.
+        """Return a new tensor with the contents of the tensor called `name`.
 
         Raises:
             KeyError: the tensor does not exist.
@@ -150,7 +155,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         return dict(self)
 
     def get_slice(self, name: str) -> WeightSlice:
-        """Return the tensor `name`, to be read in part. Raises the same errors as `weights[name]`."""
+        """Return the tensor `name`, to be read in part. It raises the errors of `weights[name]`."""
         return WeightSlice(self._stored(name), self._device)
 
     def offset_keys(self) -> list[str]:
@@ -158,7 +163,7 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
         return list(self)
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the metadata of the files, or None."""
+        """Return the metadata of the files, or None if they have none."""
         return dict(self._listing.metadata) or None
 
     def __enter__(self) -> Self:
@@ -267,20 +272,18 @@ def index_of(device: torch.device | str | int) -> int:
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
-    """Have the server save tensors in a safetensors file.
+    """Make the server save tensors in a safetensors file. Return the bytes of the file.
 
-    No tensor data leaves the server. The file is replaced atomically. Tensors that share memory are written once each.
+    No tensor data leaves the server. The file is replaced atomically. Tensors that share memory are written once
+    each.
 
     Args:
-        tensors: strided tensors by name, such as a state dict. Those on the CPU are uploaded.
+        tensors: strided tensors by name, such as a state dict. CPU tensors are uploaded.
         address: `file:PATH.safetensors`, or an address of a plugin; a relative path starts in the tenant's folder.
         metadata: metadata of the file.
 
-    Returns:
-        Bytes of the file.
-
     Raises:
-        WeightsUnavailable: the server may not or cannot write there.
+        WeightsUnavailable: the server may not or cannot write to the address.
         ConfigurationError: none of the tensors is on a remote device, or they are on several.
         UnsupportedOperation: a tensor's subclass contains several tensors.
         OutOfMemoryError: the tensors are on several executors of a pool, and no executor has memory for all.
@@ -293,7 +296,7 @@ def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Ma
 def write_weights(
     tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str], seconds: float = 0.0
 ) -> int:
-    """Write weights, as `save_weights`. Published weights expire after this many seconds."""
+    """Write weights, as `save_weights` does. Published weights expire after `seconds`."""
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices))) or "none"
@@ -388,7 +391,10 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
 
 @torch_dispatch.without_modes
 def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
-    """Return a new contiguous tensor of a logical device that the executor reads itself. Does not wait for the read."""
+    """Return a new contiguous tensor of a logical device that the executor reads itself.
+
+    This does not wait for the read.
+    """
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
     value = Value.begin(Storage.begin(meta.nbytes), meta)
     current().upload(value.handle, stored, device)

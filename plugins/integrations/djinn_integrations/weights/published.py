@@ -42,14 +42,16 @@ class Publication:
 def publish(
     name: str, tensors: Mapping[str, Any], ttl: float | None = None, metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Have the server keep tensors under a name, with their current contents, after this program has ended.
+    """Make the server keep tensors under a name, with their current contents, after this program has ended.
 
-    Nothing is fetched. All clients of the tenant can attach the name. An earlier publication is replaced once all new tensors are
+    Nothing is fetched. All clients of the tenant can attach the name. An earlier publication is replaced once all new
+    tensors are
     stored.
 
     Args:
         name: letters, digits, `.`, `_` and `-`.
-        tensors: strided tensors by name, such as a state dict. Names in nested dictionaries are joined by dots. CPU tensors are
+        tensors: strided tensors by name, such as a state dict. Names in nested dictionaries are joined by dots. CPU
+            tensors are
             uploaded.
         ttl: seconds after which the name expires; None: the server's maximum.
         metadata: texts to store with the tensors.
@@ -59,7 +61,8 @@ def publish(
 
     Raises:
         WeightsUnavailable: the name or the ttl is invalid, or the tenant has reached its quota.
-        ConfigurationError: a value is not a tensor, no tensor is on a remote device, or tensors are on several devices.
+        ConfigurationError: a value is not a tensor, no tensor is on a remote device, or tensors are on several
+            devices.
         UnsupportedOperation: a tensor cannot be stored in a safetensors file.
         RemoteError: a tensor could not be computed.
         SessionLost: the remote state is lost.
@@ -100,7 +103,7 @@ def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
 
 
 def unpublish(name: str, device: torch.device | str | int = 0) -> None:
-    """Remove a name. Programs keep the tensors that they have used.
+    """Remove a published name. Programs keep the tensors that they have used.
 
     Raises:
         WeightsUnavailable: the name does not exist.

@@ -36,13 +36,16 @@ _staying: Final[ContextVar[torch.device | None]] = ContextVar("staying", default
 
 
 def address_in(path: object) -> str | None:
-    """Return the server address that a path is, such as `file:run-7/model.safetensors`; None for other paths."""
+    """Return `path` as text if it is a server address, such as `file:run-7/model.safetensors`; None for other paths."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and _ADDRESS.match(text) else None
 
 
 def saved_at(path: object) -> str | None:
-    """Return the address of a file saved at a path that is a server address; None for other paths and existing local files."""
+    """Return the address of a file that was saved at a path.
+
+    None: the path is no server address, or is an existing local file.
+    """
     address = address_in(path)
     if address is None:
         return None
@@ -62,7 +65,10 @@ def write_pointer_file(path: str, address: str) -> None:
 
 @contextmanager
 def loading_stays_on(device: torch.device) -> Iterator[None]:
-    """Inside the block, objects loaded from addresses to the CPU stay on a remote device, because libraries would send them back."""
+    """Context manager in which objects that are loaded from addresses to the CPU stay on a remote device.
+
+    Libraries would send them back to the device.
+    """
     before = _staying.set(device)
     try:
         yield
@@ -77,7 +83,7 @@ def place_of(device: torch.device | str | int | None) -> torch.device | None:
 
 
 def save_at_addresses() -> None:
-    """Have `torch.save` and `torch.load` accept addresses."""
+    """Make `torch.save` and `torch.load` accept server addresses."""
     torch.save = torch.serialization.save = _saving(torch.serialization.save)
     torch.load = torch.serialization.load = _loading(torch.serialization.load)
 
@@ -161,7 +167,7 @@ def _on_server(value: object) -> bool:
 
 
 class _Encoder(msgspec.Struct):
-    """Converts an object to JSON values, and names its tensors."""
+    """Convert an object to JSON values, and name its tensors."""
 
     tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
     _known: dict[int, str] = msgspec.field(default_factory=dict)

@@ -19,7 +19,10 @@ _DEAREST = 5
 
 
 def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
-    """Return the decisions of every stage that ran, and the tree of modules; `unfold` lists equal layers one by one."""
+    """Return the decisions of every stage that ran, and the tree of modules, as JSON values.
+
+    `unfold`: True to list equal layers one by one.
+    """
     parts = {
         "graph": _graph(result),
         "annotate": _profile(result),
@@ -74,7 +77,7 @@ def _found(found: MatchSummary) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a plugin's fact to a JSON value."""
+    """Return a plugin's fact as a JSON value."""
     if isinstance(value, Mapping):
         return {str(name): plain(fact) for name, fact in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -161,7 +164,7 @@ def _calibrated(result: PipelineResult, device: str) -> bool:
 
 
 def _dearest(result: PipelineResult) -> list[dict[str, Any]]:
-    """Return the slowest ops on the first device, summed by op."""
+    """Return the slowest ops on the first device, with costs summed by op."""
     estimates = next(iter(result.costs.by_device.values()), ()) if result.costs else ()
     seconds: dict[str, float] = {}
     for node, estimate in zip(result.graph.nodes, estimates, strict=False):
@@ -228,5 +231,5 @@ def _step_name(step: Step) -> str:
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """Count each name, the most frequent first."""
+    """Return the count of each name, the most frequent first."""
     return dict(Counter(names).most_common())

@@ -29,13 +29,15 @@ _SECTIONS = {
 class Part:
     """A module, a section of a training step, or ops that a module issued itself between calls of submodules.
 
+    If several equal parts are folded, the part stands for all of them.
+
     Attributes:
         name: the last name of the path, such as `layers.0-31` or `q_proj`; empty for ops of the enclosing module.
         path: names from the outermost module on; of the first part if several are folded.
         kind: class of the module, if known.
-        nodes: ids of all ops, including those of its parts and of folded parts.
+        nodes: ids of all ops, including ops of its parts and of folded parts.
         parts: its parts, in program order; of the first part if several are folded.
-        count: number of equal parts that are folded into this one.
+        count: number of equal parts that are folded into this part.
         calls: number of calls.
         sample: ids of the ops of the first folded part.
     """
@@ -51,7 +53,7 @@ class Part:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """Return its ops as a set."""
+        """Return the ids of its ops as a set."""
         return frozenset(self.nodes)
 
     @property
@@ -166,7 +168,10 @@ class _OutlineBuilder:
 
 @attrs.frozen
 class _PathStep:
-    """One name on the path to a node. Steps with equal `key` are the same module in the same call of the outermost module."""
+    """A name on the path to a node.
+
+    Steps with equal `key` are the same module in the same call of the outermost module.
+    """
 
     name: str
     path: str
@@ -176,7 +181,7 @@ class _PathStep:
 
 @attrs.define(eq=False)
 class _Router:
-    """Finds the path from the outermost module to the module that issued a node."""
+    """Find the path from the outermost module to the module that issued a node."""
 
     names: ModuleNames
     _known: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
@@ -269,7 +274,7 @@ def _common(one: str, other: str) -> tuple[str, str]:
 
 @attrs.frozen
 class FoldedRounds(Generic[T]):
-    """Consecutive equal rounds; a single round of one part if nothing repeats."""
+    """Consecutive equal rounds of parts. If nothing repeats, this is a single round with one part."""
 
     rounds: tuple[tuple[T, ...], ...]
 
@@ -289,7 +294,7 @@ def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], 
 
 
 def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
-    """Return length and count of the longest repetition that begins here, with the shortest period."""
+    """Return length and count of the longest repetition that begins at a position, with the shortest period."""
     best = (1, 1)
     for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
         if not any(numbered[at : at + period]):

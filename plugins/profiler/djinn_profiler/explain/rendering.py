@@ -1,4 +1,4 @@
-"""Renderer plugins: found by format or file suffix. Their errors name the plugin."""
+"""Search for renderer plugins by format or file suffix. Their errors name the plugin."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
 
 
 def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> bytes:
-    """Render a program; text is encoded as UTF-8.
+    """Return a program in the format of a renderer; text is encoded as UTF-8.
 
     Raises:
         PluginError: the renderer raised an exception that is not a `DjinnError`.

@@ -25,9 +25,11 @@ class Decision:
     """A decision based on matches.
 
     Attributes:
-        about: name of the hints, or `memory`. by: the policy that read the hints, or `executor`.
-        decision: the decision, or the reason for none.
-        seconds_before, seconds_after: predicted time of the program without and with the decision; None if not predicted.
+        about: name of the hints, or `memory`.
+        by: the policy that read the hints, or `executor`.
+        decision: the decision, or the reason why there is none.
+        seconds_before: predicted time of the program without the decision; None if not predicted.
+        seconds_after: predicted time with the decision; None if not predicted.
         measured: times of the session's trials of the policy; None without trials or a predicted time.
     """
 
@@ -44,7 +46,9 @@ class MatchSummary:
     """Matches of one pattern in one part, with equal reasons.
 
     Attributes:
-        reason: the first match's reason. confidence: the lowest. details: facts that all matches share.
+        reason: the first match's reason.
+        confidence: the lowest confidence of the matches.
+        details: facts that all matches share.
         decisions: decisions based on the matches; empty before the program is placed.
     """
 
@@ -61,9 +65,14 @@ class Facts:
     """Facts about one part, folded parts included.
 
     Attributes:
-        ops: number of ops. running: number of ops after the optimizations.
-        flops, moved, seconds: work, memory traffic in bytes, and predicted time where the part was placed.
-        phases: ops by phase. devices: ops by device. operations: ops by name.
+        ops: number of ops.
+        running: number of ops after the optimizations.
+        flops: work.
+        moved: memory traffic in bytes.
+        seconds: predicted time on the device of the part.
+        phases: ops by phase.
+        devices: ops by device.
+        operations: ops by name.
         dearest: names of the computing ops, the slowest first.
         held: bytes that its ops read or allocate, by residency, without activations.
         patterns: matches in it that no single subpart contains.
@@ -89,7 +98,7 @@ class Facts:
 
 @attrs.define(slots=False)
 class Survey:
-    """Collects the facts of every part of one outline."""
+    """Collect the facts of every part of one outline."""
 
     result: PipelineResult
     whole: Part
@@ -181,7 +190,7 @@ class Survey:
 
     @cached_property
     def _matches(self) -> dict[int, list[PatternMatch]]:
-        """Return for each part the matches that lie in it and in no single subpart."""
+        """Return for each part the matches that it contains and that no single subpart contains."""
         matches: dict[int, list[PatternMatch]] = defaultdict(list)
         for match in self.result.profile.patterns if self.result.profile is not None else ():
             matches[id(_smallest(self.whole, match.nodes))].append(match)
@@ -204,7 +213,7 @@ class Survey:
 
 
 def _smallest(part: Part, nodes: Sequence[int]) -> Part:
-    """Return the smallest part that contains all of the nodes, ignoring ops between modules."""
+    """Return the smallest part that contains all of the nodes. Parts with ops between submodules do not count."""
     while True:
         inner = next((p for p in part.parts if not p.is_own and nodes and nodes[0] in p.members), None)
         if inner is None or not inner.members.issuperset(nodes):
@@ -231,5 +240,5 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first few of some names."""
+    """Return a text with the first few of some names."""
     return ", ".join(names[:most]) + (" …" if len(names) > most else "")

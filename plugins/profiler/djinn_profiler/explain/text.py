@@ -26,7 +26,11 @@ _WORDS = {
 
 
 class Explanation(str):
-    """Text that prints unquoted, also at the prompt. `described` has the same facts as JSON values."""
+    """Text that prints unquoted, also at the prompt.
+
+    Attributes:
+        described: the same facts as JSON values.
+    """
 
     __slots__ = ("described",)
     described: dict[str, Any]
@@ -41,7 +45,7 @@ class Explanation(str):
 
 
 def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None = None) -> Explanation:
-    """Return the decisions of every stage that ran.
+    """Return a text with the decisions of every stage that ran.
 
     Args:
         result: the pipeline's result.
@@ -68,7 +72,7 @@ class _TreeRow:
 
 
 def tree(whole: dict[str, Any], depth: int | None = None) -> Iterator[str]:
-    """Return the tree of modules, one row per module, with its matches below the row."""
+    """Yield the tree of modules, one row per module, with its matches below the row."""
     titles = ("phase", "ops", "work", "moved", "time", "share") if "seconds" in whole else ("phase", "ops")
     rows = [_TreeRow("", (*titles, "holds")), *_rows(whole, whole, depth, "", "")]
     label = max(len(row.label) for row in rows)

@@ -1,7 +1,7 @@
 """Import of `torch.fx` and `torch.export` graphs as programs. They are annotated and scheduled like recorded programs.
 
-ATen graphs with metadata of every value are read directly: those of `torch.export.export(...)` and
-`make_fx(..., tracing_mode="fake")`. Other graphs, such as those of `torch.fx.symbolic_trace`, are first traced again.
+ATen graphs with metadata of every value are read directly, for example from `torch.export.export(...)` and
+`make_fx(..., tracing_mode="fake")`. Other graphs, for example from `torch.fx.symbolic_trace`, are first traced again.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
     """Return the graph of `module`; `graph.program` is the equivalent program.
 
     Args:
-        module: a traced or exported module; any other module is exported here, with `inputs`.
-        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed on. In the graph's
-        inputs, the parameters and buffers of `module` precede them.
+        module: a traced or exported module. Any other module is exported with `inputs`.
+        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed
+            on. In the graph's
+            inputs, the parameters and buffers of `module` precede them.
 
     Raises:
         UnsupportedOperation: an input or a value has no metadata.
@@ -60,7 +61,11 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
 
 @attrs.define
 class _FxReader:
-    """Reads an FX graph node by node. `values` holds a handle, a tuple of handles, or a number, by FX node."""
+    """Read an FX graph node by node.
+
+    Attributes:
+        values: by FX node, a handle, a tuple of handles, or a number.
+    """
 
     owner: fx.GraphModule
     values: dict[fx.Node, Any] = attrs.field(factory=dict)
@@ -172,7 +177,7 @@ class _FxReader:
 
 @attrs.frozen
 class _Outcome:
-    """One result of a call: its handle, metadata, the operand that it aliases, and the bytes of its storage."""
+    """A result of a call: its handle, metadata, the operand that it aliases, and the bytes of its storage."""
 
     kind: Literal["new", "none"]
     handle: int | None = None
@@ -242,7 +247,7 @@ def _value(node: fx.Node) -> Any:
 
 
 def _number(value: Any) -> int | float | bool:
-    """Return the number that a symbolic size had when the graph was made."""
+    """Return the number that a symbolic size had when the graph was traced."""
     node = getattr(value, "node", None)
     number: int | float | bool | None = value if node is None else node.hint
     if number is None:
@@ -314,7 +319,7 @@ def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, 
 
 
 def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
-    """Return the position of the written operand that result `index` is; -1 if the result is a new tensor."""
+    """Return the position of the written operand that result `index` is identical with; -1 if the result is a new tensor."""
     returns = _schema(func).returns
     info = returns[index].alias_info if index < len(returns) else None
     if info is None or not info.is_write or not operands:
@@ -379,7 +384,7 @@ def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModul
 
 
 class _AttributedRun(torch.nn.Module):
-    """Runs a graph node by node, so that ops traced meanwhile are attributed to the modules of the nodes."""
+    """A module that runs a graph node by node, so that ops traced meanwhile are attributed to the modules of the nodes."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__()

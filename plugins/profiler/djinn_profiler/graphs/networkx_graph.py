@@ -1,6 +1,6 @@
 """Graphs in networkx form, with the profile and the plan of each node: for tools that analyse, export or draw graphs.
 
-Attributes are text, numbers and truth values only, since formats such as GraphML hold no others.
+Attributes are text, numbers and truth values only, because formats such as GraphML support no other types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def to_networkx(
     graph: Graph, profile: WorkloadProfile | None = None, plan: OptimizationPlan | None = None
 ) -> nx.DiGraph[int]:
-    """Return a node for each op by its id, and an edge for each dependence.
+    """Return a networkx graph with a node for each op by its id, and an edge for each dependence.
 
     Nodes have `op`, `operation`, `module`, `random` and `results` (dtype and shape of each); edges have `kind`.
 

@@ -27,7 +27,7 @@ class _HitCounts(msgspec.Struct):
 
 
 class _Level(LruCache[Hashable, "CachedAnalysis"]):
-    """The most recently used entries, with statistics; not locked."""
+    """The most recently used entries, with statistics. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)
@@ -54,10 +54,10 @@ class CachedAnalysis(msgspec.Struct, frozen=True):
 
 
 class AnalysisCache:
-    """Results of the pipeline, limited in number. Thread-safe."""
+    """A cache of planning results, limited in number. Thread-safe."""
 
     def __init__(self, capacity: int = 16) -> None:
-        """Keep at most `capacity` plans and as many profiles."""
+        """Create a cache of at most `capacity` plans and as many profiles."""
         self._lock = threading.Lock()
         self._profiles = _Level(capacity)
         self._plans = _Level(capacity)

@@ -26,7 +26,10 @@ def planned(
     cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
-    """Plan, as `plan`. Reuse the cached plan of a program with the same content and module names."""
+    """Return the plan of a program, as `plan` does.
+
+    Reuse the cached plan of a program with the same content and module names.
+    """
     graph = program if isinstance(program, Graph) else Graph(program)
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
@@ -55,7 +58,7 @@ def planned(
 
 
 def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Hashable:
-    """Return the key of a plan, with values by number."""
+    """Return the content of a known plan as a cache key, with values by number."""
     if known_plan is None:
         return None
     numbers = {value: number for number, value in enumerate(values)}
@@ -63,7 +66,7 @@ def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Ha
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
-    """Return True if a cached plan fits that was made for more free memory or for smaller values."""
+    """Return True if a cached plan still fits, although it was computed for more free memory or for smaller values."""
     if result.placement is None or result.plan is None or result.profile is None:
         return True
     context = placement_context(result, request)
@@ -75,7 +78,7 @@ _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 
 def _identity(plugins: Plugins) -> Hashable:
-    """Return the plugins that take part, with their versions. Registries never change."""
+    """Return a cache key of the plugins that take part, with their versions. Registries never change."""
     identity = _identities.get(id(plugins))
     if identity is None or identity[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
@@ -103,7 +106,7 @@ class _Key:
 
 @attrs.frozen(eq=False)
 class _Same:
-    """A key of an object's identity. It keeps the object alive so that its id is not reused."""
+    """A cache key for an object by identity. It keeps the object alive so that its id is not reused."""
 
     kept: Any
 
@@ -115,7 +118,7 @@ class _Same:
 
 
 def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
-    """Return the key of `request`, with values by number. Free memory of devices is not part of it."""
+    """Return the cache key of `request`, with values by number. Free memory of devices is not part of the key."""
     devices = tuple(attrs.evolve(d, memory_free=None) for d in request.topology.devices)
     homes = tuple(map(request.resident.get, values)) if request.resident else ()
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}

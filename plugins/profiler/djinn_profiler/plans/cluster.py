@@ -15,7 +15,7 @@ _GIB = 1 << 30
 
 
 class Wire(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A kind of link.
+    """A kind of network link in a cluster file.
 
     Attributes:
         gbs: gigabytes a second in each direction.
@@ -27,12 +27,14 @@ class Wire(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Machines of one model.
+    """Machines of one model, in a cluster file.
 
     Attributes:
         name: the first machine is called `name0`.
         devices: devices per machine, connected by `link`; a machine with one device needs no `link`.
-        memory_gib, tflops, gbs: memory, peak arithmetic throughput and memory bandwidth per device.
+        memory_gib: memory per device in GiB.
+        tflops: peak arithmetic throughput per device.
+        gbs: memory bandwidth per device, in gigabytes a second.
         count: number of machines.
         rack: machines per rack; 0: one rack.
         kind: kind of device.

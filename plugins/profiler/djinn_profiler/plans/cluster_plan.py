@@ -30,7 +30,8 @@ class ClusterPlan:
     Attributes:
         first: the plan of the first run.
         result: the plan of each later run.
-        resident, copies: locations of the inputs, as in `Request`.
+        resident: device of each input, as in `Request`.
+        copies: further devices of each input, as in `Request`.
     """
 
     first: PipelineResult
@@ -53,7 +54,7 @@ def planning_plugins(**settings: Any) -> Registry:
     """Return the planning plugins that these settings and the environment select.
 
     Args:
-        **settings: as `djinn.configure` takes them, such as `plugin_settings={"cleanup": {"on": True}}`.
+        **settings: settings of `djinn.configure`, such as `plugin_settings={"cleanup": {"on": True}}`.
     """
     resolved = resolve(settings).settings
     return open_registry(Selection.from_settings(resolved), builtins=builtin_plugins(), kinds=_KINDS)
@@ -69,14 +70,14 @@ def plan_for_cluster(
     profile: WorkloadProfile | None = None,
     **request: Any,
 ) -> ClusterPlan:
-    """Plan a graph for described devices. Nothing is computed.
+    """Return a plan of a graph for described devices. Nothing is computed.
 
     Args:
         graph: a captured program, or the result of `fx_graph` for an exported or traced module.
         topology: devices and links, for example from `read_cluster`.
         plugins: by default the installed plugins.
-        policy: name of the placement policy; by default the one preferred for several devices.
-        scheduler: name of the scheduler; by default the one preferred for several devices.
+        policy: name of the placement policy; by default the preferred policy for several devices.
+        scheduler: name of the scheduler; by default the preferred scheduler for several devices.
         profile: the graph's profile, if known.
         **request: other fields of `Request`, such as `exact`.
 

@@ -45,7 +45,7 @@ def fingerprint(program: Program) -> Fingerprint:
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the storage number of each value, by first appearance; empty if no values share memory."""
+    """Return the number of each value's storage, by first appearance; empty if no values share memory."""
     storages = storages_of(values)
     if len({*storages}) == len(storages):
         return ()
@@ -54,7 +54,7 @@ def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
 
 
 class _CallNumbers(msgspec.Struct):
-    """Numbers for the form, classes and sizes of calls, which are parts of fingerprints."""
+    """Numbers for the form, classes and sizes of calls. The numbers are parts of fingerprints."""
 
     marks: dict[Call, int] = msgspec.field(default_factory=dict)
     sizes: dict[Call, int] = msgspec.field(default_factory=dict)
@@ -77,7 +77,10 @@ _latest = _CallNumbers()
 
 
 def _numbers_of(calls: tuple[Call, ...]) -> _CallNumbers:
-    """Return a table with all of these calls. A full table is replaced, not cleared: other threads may be reading it."""
+    """Return a table of numbers that contains all of these calls.
+
+    A full table is replaced, not cleared, because other threads may be reading it.
+    """
     global _latest
     table = _latest
     if len(table.marks) > _REMEMBERED:

@@ -21,7 +21,7 @@ Names = Mapping[int, int]
 
 
 class ReboundResult(PipelineResult):
-    """A result whose value ids are renamed to those of another graph; nodes keep their ids. `seconds` is empty.
+    """A planning result with the value ids of another graph. Nodes keep their ids, and `seconds` is empty.
 
     Each part is renamed when it is first accessed, so that a cache hit costs next to nothing.
     """
@@ -59,7 +59,10 @@ class ReboundResult(PipelineResult):
 
 
 def rebind(result: PipelineResult, graph: Graph, old: tuple[int, ...], new: tuple[int, ...]) -> PipelineResult:
-    """Rename each value of `old` in `result` to the value at the same position of `new`. Each part is renamed at first access."""
+    """Return `result` with each value of `old` renamed to the value at the same position of `new`.
+
+    Each part is renamed at first access.
+    """
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
     same = {name: getattr(result, name) for name in ("topology", "costs", "recorded")}
@@ -69,7 +72,7 @@ def rebind(result: PipelineResult, graph: Graph, old: tuple[int, ...], new: tupl
 
 
 def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
-    """Rename the values of `profile`."""
+    """Return `profile` with renamed values."""
     return attrs.evolve(
         profile,
         residency=_keys(profile.residency, names),
@@ -87,7 +90,7 @@ def _match(match: PatternMatch, names: Names) -> PatternMatch:
 
 
 def rebind_plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
-    """Rename the values of `plan`."""
+    """Return `plan` with renamed values."""
     return attrs.evolve(
         plan,
         replace=_both(plan.replace, names),
@@ -107,7 +110,7 @@ def _placement(placement: Placement, names: Names) -> Placement:
 
 
 def rebind_schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
-    """Rename the values of `schedule`, for `graph`."""
+    """Return `schedule` for `graph`, with renamed values."""
     return attrs.evolve(
         schedule,
         program=graph.program,
@@ -141,7 +144,7 @@ def _both(table: Mapping[int, int], names: Names) -> dict[int, int]:
 
 
 def _anything(facts: Any, names: Names) -> Any:
-    """Rename value ids in nested data. Small integers are counts and stay."""
+    """Return nested data with renamed value ids. Small integers are counts and stay."""
     if isinstance(facts, bool):
         return facts
     if isinstance(facts, int):

@@ -30,10 +30,11 @@ _CAPACITY = 128
 
 
 class Scheduler:
-    """Makes schedules: with costs and plugins if these work, otherwise in program order. Thread-safe.
+    """Create schedules: with costs and plugins if these work, otherwise in program order. Thread-safe.
 
     It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all
-    plugins), *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one
+    plugins), *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in
+    one
     step).
     """
 
@@ -45,9 +46,9 @@ class Scheduler:
         scheduler: str = "sequential",
         cost_estimator: CostModel | None = None,
     ) -> None:
-        """Schedule for the devices of `network_topology`, with the given plugins or only the built-in ones.
+        """Schedule for the devices of `network_topology`, with the given plugins, or with only the built-in plugins.
 
-        `cost_estimator`: a cost model that takes precedence over those of the plugins.
+        `cost_estimator`: a cost model that takes precedence over the cost models of the plugins.
         """
         self.network_topology = network_topology
         self._plugins: Plugins = plugins or Registry(cost_models=(Roofline(),))
@@ -64,12 +65,13 @@ class Scheduler:
         Schedules are cached by the content of graph and plan.
 
         Raises:
-            DoesNotFit: no device has enough memory or supports the graph's dtypes; the message says which, with figures.
+            DoesNotFit: no device has enough memory or supports the graph's dtypes; the message names the reason, with
+                figures.
         """
         return self._create(graph, optimization_plan)
 
     def add_optimization_strategy(self, optimization: Optimization) -> None:
-        """Add an optimization that runs after those of the plugins, for later schedules."""
+        """Add an optimization that runs after the optimizations of the plugins, for later schedules."""
         optimizations = (*self._plugins.optimizations, optimization)
         self._plugins = PluginOverrides(self._plugins, optimizations=optimizations)
 

@@ -1,4 +1,4 @@
-"""Turns raw records into the events of a timeline: pure, and run once after the block has ended."""
+"""Conversion of raw records into the events of a timeline: pure, and run once after the block has ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RANGES_SEEN: Final = 256  # transfers that begin before the end of a submission,
 
 @attrs.frozen
 class WaitParts:
-    """A wait, the modules that it was in, and its purpose."""
+    """A wait, the modules in which it occurred, and its purpose."""
 
     span: Span
     modules: tuple[str, ...]
@@ -62,11 +62,13 @@ class ThreadTime:
 
 @attrs.frozen
 class AssembledTimeline:
-    """A timeline.
+    """A timeline as events.
 
     Attributes:
-        events: ordered by start. threads: time of each thread. phases: phases of all submissions. runs: runs of their instructions,
-            if timed.
+        events: ordered by start.
+        threads: time of each thread.
+        phases: phases of all submissions.
+        runs: runs of their instructions, if timed.
     """
 
     events: tuple[TimelineEvent, ...]
@@ -81,7 +83,7 @@ def executor_name(number: int) -> str:
 
 
 def assemble(recording: Recording) -> AssembledTimeline:
-    """Turn a recording into events."""
+    """Return the events of a recording."""
     for thread in recording.threads:
         thread.merge_times()
     by_executor: dict[int, list[SubmissionRecord]] = defaultdict(list)
@@ -109,7 +111,7 @@ def assemble(recording: Recording) -> AssembledTimeline:
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
-    """Return the times in which an executor waited for values of others, ordered and disjoint."""
+    """Return the times in which an executor waited for values of other executors, ordered and disjoint."""
     intervals: list[tuple[float, float]] = []
     for begun, ended in sorted(
         (begun, ended) for begun, ended, transfer in _transfers(phases, recording) if transfer.incoming
@@ -122,7 +124,7 @@ def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[floa
 
 
 def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:
-    """Return the transfers of an executor, by the client's clock."""
+    """Yield the transfers of an executor, by the client's clock."""
     for one in phases:
         times = one.record.times
         clock = recording.clocks.get((one.record.executor, times.instance)) if times is not None else None
@@ -158,7 +160,7 @@ def _thread_time(
 
 
 class _Builder:
-    """Creates events, with times relative to the start of the block."""
+    """Create events, with times relative to the start of the block."""
 
     def __init__(self, recording: Recording) -> None:
         self.events: list[TimelineEvent] = []
@@ -269,7 +271,10 @@ class _Builder:
                 self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
 
     def _add_ranges(self, name: str, one: Phases, runs: Sequence[OpRun]) -> None:
-        """Add the program's ranges on the executor, each from its first to its last instruction there."""
+        """Add the program's ranges on the executor.
+
+        A range lasts from its first to its last instruction on the executor.
+        """
         record = one.record
         for found in _ranges_of(record):
             inside = [run for run in runs if found.first <= record.first + run.node < found.stop]
@@ -308,7 +313,7 @@ class _Lanes:
         self._ends: dict[str, list[float]] = defaultdict(list)
 
     def free(self, name: str, begun: float, ended: float) -> str:
-        """Return the first lane of that name in which every event ends by `begun`."""
+        """Return the first lane with this name in which every event ends by `begun`."""
         ends = self._ends[name]
         for place, end in enumerate(ends):
             if end <= begun:
@@ -319,7 +324,10 @@ class _Lanes:
 
 
 def _together(parts: Iterable[Part]) -> Iterator[Part]:
-    """Merge consecutive Python parts and device calls of one module into one part each. Sums stay equal."""
+    """Merge consecutive Python parts of a module into one part, and its consecutive device calls into another.
+
+    Sums stay equal.
+    """
     small = {PYTHON, CAPTURE}
     for key, group in itertools.groupby(parts, lambda part: (part.kind in small, part.modules)):
         members = list(group)

@@ -1,8 +1,11 @@
-"""Clocks of executors, in terms of the client's: estimated from round trips, as NTP does (RFC 5905, section 8).
+"""Clocks of executors, compared with the client's clock: estimated from round trips, as NTP does (RFC 5905, section 8).
 
-A round trip that leaves at `sent`, is `taken` and `done` by the executor's clock, and is back at `received`, bounds the offset of the
-clocks: `sent - taken <= offset <= received - done`. The fastest request gives the lower bound and the fastest reply the upper bound,
-independent of the executor's work in between. The middle of the bounds is exact if both ways take equally long; otherwise it is off
+A round trip that leaves at `sent`, is `taken` and `done` by the executor's clock, and is back at `received`, bounds
+the offset of the
+clocks: `sent - taken <= offset <= received - done`. The fastest request gives the lower bound and the fastest reply
+the upper bound,
+independent of the executor's work in between. The middle of the bounds is exact if both ways take equally long;
+otherwise it is off
 by half of the difference. Clocks of two machines drift, so bounds come from samples within a few seconds.
 """
 
@@ -20,7 +23,7 @@ LOOSE_SECONDS: Final = 1e-3  # and wider than this number of seconds
 
 @attrs.define
 class _Bounds:
-    """The offset's bounds over a window, in seconds, and the moments of its first and last sample."""
+    """Bounds of the clock offset over a window, in seconds, and the times of its first and last sample."""
 
     first: float
     last: float
@@ -42,13 +45,16 @@ class _Bounds:
 
 @attrs.define
 class ClientClock:
-    """Converts moments of one executor process to the client's `time.perf_counter()`; samples must be ordered by `sent`."""
+    """Convert times of one executor process to the client's `time.perf_counter()`.
+
+    Samples must be ordered by `sent`.
+    """
 
     _windows: list[_Bounds] = attrs.field(factory=list)
     _close: list[_Bounds] = attrs.field(factory=list)  # windows with close bounds; empty until they are computed
 
     def sample(self, sent: float, taken: float, done: float, received: float) -> None:
-        """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's."""
+        """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's clock."""
         low, high = sent - taken, received - done
         self._close = []
         last = self._windows[-1] if self._windows else None
@@ -68,7 +74,7 @@ class ClientClock:
         return max(0.0, min((one.width for one in self._windows), default=0.0) / 2)
 
     def at_client(self, moment: float) -> float:
-        """Convert a moment of the executor's clock to the client's clock."""
+        """Return the client's time for a time of the executor's clock."""
         return moment + self._offset(moment)
 
     def _offset(self, moment: float) -> float:
@@ -83,7 +89,7 @@ class ClientClock:
         return before.offset + share * (later.offset - before.offset)
 
     def _closest(self) -> list[_Bounds]:
-        """Drop windows in which all requests waited for the executor, or all replies for the client."""
+        """Return the windows without those in which all requests waited for the executor, or all replies for the client."""
         least = min(one.width for one in self._windows)
         self._close = [one for one in self._windows if one.width <= LOOSE * least + LOOSE_SECONDS]
         return self._close

@@ -40,15 +40,17 @@ _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @attrs.frozen
 class TimelineEvent:
-    """An event.
+    """An event of a timeline.
 
     Attributes:
         kind: the kind; the kinds are listed in docs/profiling.md.
-        name: name to show, such as that of a module or an op.
+        name: name to show, such as the name of a module or an op.
         process: `client`, `network`, or an executor such as `executor 1`.
         lane: row of the process; events of a lane are disjoint or nested.
-        start: seconds since the beginning of the block. seconds: duration; 0 for a counter's value.
-        executor, submission: number of the executor in its pool (0 outside of pools), and of the event's submission; 0: none.
+        start: seconds since the beginning of the block.
+        seconds: duration; 0 for a counter's value.
+        executor: number of the executor in its pool; 0 outside of pools.
+        submission: number of the event's submission; 0: none.
         line: the user's line that caused it, as `file:line in function`; empty if unknown.
         args: further facts, such as bytes.
     """

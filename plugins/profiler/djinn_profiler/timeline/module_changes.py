@@ -1,4 +1,4 @@
-"""Modules of a thread over time: from the moments that its recorder noted, with names that are looked up once."""
+"""Modules of a thread over time, from the times that its recorder noted. Names are looked up once."""
 
 from __future__ import annotations
 
@@ -24,14 +24,17 @@ class ModulePaths:
     _tables: dict[_Reference, dict[_Reference, str]] = attrs.field(factory=dict)
 
     def met(self, root: torch.nn.Module) -> None:
-        """Note a call of a module that is in no other module."""
+        """Record a call of an outermost module."""
         reference = weakref.ref(root)
         if reference not in self._tables:
             table = {weakref.ref(one): name for name, one in root.named_modules()}
             self._tables[reference] = {**table, reference: type(root).__name__}
 
     def name(self, root: _Reference, reference: _Reference) -> str:
-        """Return a module's name below the outermost one; its class if it has no name there, empty if it no longer exists."""
+        """Return a module's name below its outermost module.
+
+        If the module has no name there, return its class. If it no longer exists, return an empty string.
+        """
         table = self._tables.get(root)
         if table is not None and (name := table.get(reference)) is not None:
             return name
@@ -39,7 +42,7 @@ class ModulePaths:
         return type(module).__name__ if module is not None else ""
 
     def of_node(self, number: int, calls: ForwardCalls) -> tuple[tuple[str, ...], _Reference | None]:
-        """Return the modules' names in which an autograd node was created, outermost first, and the outermost module or None."""
+        """Return the names of the modules that created an autograd node, outermost first, and the outermost module or None."""
         modules = module_chain((number, None, calls))
         if not modules:
             return (), None
@@ -48,7 +51,7 @@ class ModulePaths:
         return tuple([self.name(root, weakref.ref(module)) for module in modules]), root
 
     def of_call(self, call: ModuleCall | None) -> tuple[str, ...]:
-        """Return the names of the modules that a call is inside of; `BACKWARD` precedes those of a backward pass."""
+        """Return the names of the modules that enclose a call. `BACKWARD` precedes the modules of a backward pass."""
         inner: list[_Reference] = []
         while call is not None and not isinstance(call[0], int):
             inner.append(call[0])
@@ -59,7 +62,7 @@ class ModulePaths:
 
 
 def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
-    """Add autograd nodes that C++ noted, with their moments, in backward passes outside of modules."""
+    """Return the moments with added autograd nodes, which C++ noted in backward passes outside of modules."""
     if not nodes:
         return moments
     found, inside = list[Any](), list[bool]()
@@ -79,9 +82,10 @@ def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
 def module_changes(
     moments: Moments, calls: ForwardCalls, names: ModulePaths
 ) -> Iterator[tuple[float, Keys, tuple[str, ...]]]:
-    """Return the modules of a thread over time: at each change a key and name per module, from the outermost inwards.
+    """Yield the modules of a thread over time: at each change a key and name per module, from the outermost inwards.
 
-    An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward pass lie in
+    An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward
+    pass lie in
     `BACKWARD` and in the modules of the pass's current autograd node.
     """
     open_: list[tuple[Keys, tuple[str, ...], _Reference | None]] = [

@@ -110,11 +110,13 @@ class Timeline:
 def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
     """Record a timeline of all threads inside the block: their modules and lines, links, and executors.
 
-    Earlier work finishes before the block starts, and the block's work before it ends. This takes one round trip each, outside of
-    the measured time. Only one block can be active at a time.
+    Earlier work finishes before the block starts, and the block's work before it ends. Each takes one round trip,
+    outside of the
+    measured time. Only one block can be active at a time.
 
     Args:
-        ops: True to have executors time each instruction. They then run all programs op by op, even compiled ones, and
+        ops: True to make executors time each instruction. They then run all programs op by op, even compiled
+            programs, and
             synchronise the device after each submission. The run is slower, and shows the time of each op.
 
     Raises:

@@ -23,10 +23,12 @@ log = get_logger("djinn.profile")
 
 @contextmanager
 def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
-    """Record raw events of all threads inside the block.
+    """Context manager that records raw events of all threads inside the block.
 
-    The records are complete when it has ended. Earlier work finishes before the block starts, and the block's work before it ends:
-    one round trip each, outside of the measured time. `ops`: executors time each instruction, and run programs op by op.
+    The records are complete when the block has ended. Earlier work finishes before the block starts, and the block's
+    work before it
+    ends: one round trip each, outside of the measured time. `ops`: True to time each instruction, and run programs op
+    by op.
 
     Raises:
         DjinnError: another block is active.
@@ -48,7 +50,7 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
 
 
 def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
-    """Have executors start or stop reporting times after all recorded work, and compare their clocks with the client's."""
+    """Ask executors to start or stop reporting times after all recorded work, and compare their clocks with the client's clock."""
     try:
         if not request.on:
             current().flush()

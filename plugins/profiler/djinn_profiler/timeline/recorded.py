@@ -1,4 +1,7 @@
-"""Raw records of a timeline: events of each thread, and phases of each submission. Moments are `time.perf_counter()`."""
+"""Raw records of a timeline: events of each thread, and phases of each submission.
+
+All times are `time.perf_counter()`.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,12 @@ class Span:
     """An activity of a client thread from `begun` to `ended`.
 
     Attributes:
-        kind: `plan`, `send`, `upload`, `connect` or `wait`. name: name to show. line: the user's line that caused it. cause: reason
-            of a wait, as in `djinn.explain_waits()`. executor, number: its submission; 0: none.
+        kind: `plan`, `send`, `upload`, `connect` or `wait`.
+        name: name to show.
+        line: the user's line that caused it.
+        cause: reason of a wait, as in `djinn.explain_waits()`.
+        executor: executor of its submission.
+        number: number of its submission; 0: none.
     """
 
     kind: str
@@ -78,14 +85,20 @@ class ThreadRecord:
     """Record of one thread.
 
     Attributes:
-        name: name of the thread. recorder: its recorder. number: in order of first appearance.
-        calls: flat list of start, end and op of each call on the device. times: the same for ops that only C++ saw, until
-            `merge_times`.
-        moments: flat list of moments and entered scopes during the block: a weak reference to a module, `BACKWARD`, or the number
-            of an autograd node. None: the thread left a module or `BACKWARD`. changes: result of `module_changes` at the block's
-            end.
+        name: name of the thread.
+        recorder: its recorder.
+        number: in order of first appearance.
+        calls: flat list of start, end and op of each call on the device.
+        times: the same for ops that only C++ saw, until `merge_times`.
+        moments: flat list of times and entered scopes during the block. A scope is a weak reference to a module,
+            `BACKWARD`, or the
+            number of an autograd node. None: the thread left a module or `BACKWARD`.
+        changes: result of `module_changes` at the block's end.
         inside: for each open scope of the thread, True if it is a backward pass.
-        noted: other activities; `spans` at the block's end. ranges: ended ranges. open: open ranges.
+        noted: other activities.
+        spans: the activities in `noted` as spans, at the block's end.
+        ranges: ended ranges.
+        open: open ranges.
         unplaced: submissions that the thread is sending.
         sent: number of instructions taken from its recorder so far.
     """
@@ -111,7 +124,7 @@ class ThreadRecord:
         return len(self.calls) // 3 + sum(map(len, self.times))
 
     def take_times(self) -> None:
-        """Take the times of the thread's ops that C++ noted."""
+        """Store the times of the thread's ops that C++ noted."""
         if self.recorder.program >= 0 and (times := ops.take_times(self.recorder.program)).numel():
             self.times.append(times.view(-1, 4))
 
@@ -132,7 +145,7 @@ class ThreadRecord:
 
     @property
     def did_anything(self) -> bool:
-        """Return True if there is anything to show."""
+        """Return True if the record has anything to show."""
         return bool(self.calls or self.times or self.spans or self.changes or self.ranges)
 
     @property
@@ -147,9 +160,10 @@ class SubmissionRecord:
 
     Attributes:
         begun: time at which the binding of its template began.
-        sending, sent: times at which sending of its frame, of `nbytes` bytes, began and ended.
+        sending: time at which sending of its frame, of `nbytes` bytes, began.
+        sent: time at which sending of its frame ended.
         received: time at which its reply was read, with `fetched` bytes of tensors; 0: no reply yet.
-        site: place of its last instruction in the program.
+        site: position of its last instruction in the user's code.
         answered: True if a caller waits for its results.
         instructions: number of instructions in the template.
         line: line of its wait, or of `site`; set at the block's end.

@@ -1,7 +1,9 @@
 """Recording of a timeline: hooks that are installed only while `djinn.profile()` is active.
 
-C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are stored
-unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a long run: records
+C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts
+are stored
+unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a long
+run: records
 above them are only counted.
 """
 
@@ -45,7 +47,7 @@ from djinn_profiler.timeline.user_places import UserPlace, UserPlaces, line_of
 
 @attrs.define
 class UserLines:
-    """Lines of places in the program, and reasons of waits there. Each is looked up once."""
+    """Lines of positions in the user's code, and reasons of waits at them. Each is looked up once."""
 
     _known: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
 
@@ -99,7 +101,7 @@ class _ThreadLists(threading.local):
 
 
 class _OpTimes(Tap):
-    """Records for each thread the times of its ops, and when it entered and left modules."""
+    """Tap that records the times of each thread's ops, and when the thread entered and left modules."""
 
     def __init__(self, record_of_thread: Callable[[], ThreadRecord], names: ModulePaths) -> None:
         self._record_of_thread = record_of_thread
@@ -143,15 +145,23 @@ class _OpTimes(Tap):
 
 
 class Recording(Tap, Observer):
-    """The raw records, and the hooks that make them.
+    """The raw records of a timeline, and the hooks that create them.
 
     Attributes:
-        begun, ended: start and end of the block. thread: the block's thread. ops: whether executors time each instruction. threads:
-            records of threads. submissions: records in sending order.
-        samples: additional round trips for comparing clocks: executor, instance, and the arguments of `ClientClock.sample`.
-        clocks: by executor and process, set when the block has ended. connected: called when a session has begun in the block. names:
-            names of modules. names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end
-            if instructions are timed.
+        begun: start of the block.
+        ended: end of the block.
+        thread: the block's thread.
+        ops: True if executors time each instruction.
+        threads: records of threads.
+        submissions: records in sending order.
+        samples: additional round trips for comparing clocks: executor, instance, and the arguments of
+            `ClientClock.sample`.
+        clocks: by executor and process, set when the block has ended.
+        connected: called when a session has begun in the block.
+        names: names of modules.
+        names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end if
+            instructions are
+            timed.
         ops_end: time after which calls were not recorded, because the limit was reached; 0: all calls were recorded.
         lost: number of submissions and spans that were dropped.
     """
@@ -188,7 +198,7 @@ class Recording(Tap, Observer):
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Install the hooks for the block."""
+        """Context manager in which the hooks are installed."""
         enter, leave = record_function.__enter__, record_function.__exit__
         try:  # an interrupt must leave no hook installed
             taps.add(self)
@@ -302,7 +312,7 @@ class Recording(Tap, Observer):
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """Record a submission, as `Tap.submitted`: it has the next of the taken instructions."""
+        """Record a submission, as `Tap.submitted`. It contains the next of the taken instructions."""
         record, place = self.mine(), self._take(instructions)
         for sent in record.unplaced:
             if place is not None and sent.begun >= begun:
@@ -315,7 +325,7 @@ class Recording(Tap, Observer):
         self._add(self.mine(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
-        """Return the thread that recorded the next `instructions`, and the number of the first."""
+        """Return the thread that recorded the next `instructions`, and the number of the first instruction."""
         if not instructions or not self._taken:
             return None
         record, first, remaining = self._taken.popleft()

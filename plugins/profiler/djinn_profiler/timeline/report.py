@@ -67,7 +67,7 @@ _CAUSES: Final = (CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED)
 
 @attrs.frozen
 class ModuleTime:
-    """A module's own time in seconds, without submodules: the client's by cause, and its ops' on executors."""
+    """A module's own time in seconds, without submodules: the client's time by cause, and the time of its ops on executors."""
 
     path: str
     causes: Mapping[str, float]
@@ -81,7 +81,7 @@ class ModuleTime:
 
 @attrs.frozen
 class LineTime:
-    """Waits of one line: place, reason, number, total seconds, and seconds by cause."""
+    """Waits of one line: its position, their reason and number, total seconds, and seconds by cause."""
 
     line: str
     text: str
@@ -93,12 +93,15 @@ class LineTime:
 
 @attrs.frozen
 class ExecutorTime:
-    """Work of an executor.
+    """Work of an executor in a timeline.
 
     Attributes:
-        submissions: number that it ran; seconds: time of their ops. planned: submissions with a prediction. predicted: sum of these
-            predictions in seconds; measured: measured seconds of the same submissions.
-        calibrated: True if the predictions rest on measured speeds.
+        submissions: number of submissions that it ran.
+        seconds: time of their ops.
+        planned: number of submissions with a prediction.
+        predicted: sum of these predictions in seconds.
+        measured: measured seconds of the same submissions.
+        calibrated: True if the predictions use measured speeds.
     """
 
     name: str
@@ -129,9 +132,12 @@ class TimeTotals:
     """Time of a block by category.
 
     Attributes:
-        seconds: length of the block. kinds: seconds of its thread by kind of event, waits by their parts; the kinds cover all of it.
-            causes: the same seconds by cause: `client`, `network`, `device`, `other sessions`.
-        round_trips: number that threads waited for. instructions, submissions: numbers sent.
+        seconds: length of the block.
+        kinds: seconds of its thread by kind of event, waits by their parts; the kinds cover all of it.
+        causes: the same seconds by cause: `client`, `network`, `device`, `other sessions`.
+        round_trips: number of round trips that threads waited for.
+        instructions: number of sent instructions.
+        submissions: number of sent submissions.
     """
 
     seconds: float
@@ -148,7 +154,7 @@ class TimeTotals:
 
 
 def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
-    """Add up a timeline; its first thread is the block's."""
+    """Return the sums of a timeline. Its first thread is the block's thread."""
     first, *others = assembled.threads
     kinds = _kinds(first)
     causes: dict[str, float] = defaultdict(float)
@@ -293,7 +299,7 @@ def advice(found: TimeTotals) -> list[str]:
 
 
 def table(found: TimeTotals, *, complete: bool) -> str:
-    """Format totals as text. `complete`: True if everything was recorded."""
+    """Return the totals as text. `complete`: True if everything was recorded."""
     whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
     lines = [
         f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"

@@ -32,13 +32,21 @@ _PAIR: Final = struct.Struct("<ff")
 
 @attrs.frozen
 class Phases:
-    """Moments of a submission by the client's clock, in order.
+    """Times of a submission's phases by the client's clock, in order.
 
     Attributes:
-        record: the submission. recovered: True if it was the first to run on a new process. measured: True if the executor
-            reported the moments; otherwise they are placed in the middle of the round trip.
-        sent: sending of its frame began. arrived: the frame arrived. taken: its session took the frame. ready, begun, executed,
-            done: as in `ExecutionTimes`. returned: its reply arrived. read: the client had read the reply.
+        record: the submission.
+        recovered: True if it was the first to run on a new process.
+        measured: True if the executor reported the times; otherwise they are placed in the middle of the round trip.
+        sent: sending of its frame began.
+        arrived: the frame arrived.
+        taken: its session took the frame.
+        ready: as in `ExecutionTimes`.
+        begun: as in `ExecutionTimes`.
+        executed: as in `ExecutionTimes`.
+        done: as in `ExecutionTimes`.
+        returned: its reply arrived.
+        read: the client had read the reply.
     """
 
     record: SubmissionRecord
@@ -55,7 +63,7 @@ class Phases:
     read: float
 
     def parts(self) -> Iterator[tuple[str, float, float]]:
-        """Return its consecutive kinds of phases, each with start and end."""
+        """Yield the kinds of its consecutive phases, each with start and end."""
         kinds = RECOVERY if self.recovered else REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
         bounds = (self.sent, self.arrived, self.taken, self.ready, self.begun, self.executed, self.done, self.returned)
         yield from zip(kinds, bounds, (*bounds[1:], self.read), strict=True)
@@ -117,7 +125,7 @@ def _measured(
 
 
 def _assumed(record: SubmissionRecord) -> Phases:
-    """Place the durations of an executor's reply in the middle of the round trip."""
+    """Return phases with the durations from an executor's reply, placed in the middle of the round trip."""
     timing, whole = record.timing, record.received - record.sending
     executor_seconds = timing.decode + timing.queue + timing.execute + timing.encode
     shrink = min(1.0, whole / executor_seconds) if executor_seconds else 1.0
@@ -135,7 +143,7 @@ def parts_of_wait(
 ) -> list[tuple[str, float, float]]:
     """Return the parts of a wait by purpose, consecutive and without gaps.
 
-    `incoming`: ordered, disjoint times in which its executor waited for values of others.
+    `incoming`: ordered, disjoint times in which its executor waited for values of other executors.
     """
     if phases is None:  # a request that the executor answers after all earlier work
         return [(REQUEST, wait.begun, wait.ended)]
@@ -148,7 +156,7 @@ def parts_of_wait(
 
 
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
-    """Split earlier work into computing and transfers from other executors."""
+    """Return earlier work of the executor, split into computing and transfers from other executors."""
     parts: list[tuple[str, float, float]] = []
     at = bisect_right(
         incoming, begun, key=lambda one: one[1]
@@ -163,7 +171,7 @@ def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) 
 
 
 def op_runs(phases: Phases, modules: Mapping[int, tuple[str, ...]], lines: dict[int, str]) -> Iterator[OpRun]:
-    """Return the timed runs of a submission's instructions.
+    """Yield the timed runs of a submission's instructions.
 
     `modules`: names by identity of a call. `lines`: known lines, by identity of a site.
     """

@@ -1,4 +1,4 @@
-"""Divides a client thread's time: each moment belongs to the innermost activity, and to the modules around it."""
+"""Division of a client thread's time: each moment belongs to the innermost activity, and to the modules that enclose it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from djinn_profiler.timeline.recorded import Span, ThreadRecord
 
 @attrs.frozen
 class Part:
-    """Part of a thread's time in which it did one thing.
+    """Part of a thread's time with a single activity.
 
     Attributes:
-        kind, name: as in `TimelineEvent`. begun, ended: start and end. modules: the modules around it, outermost first. span: its
-            span, unless it is Python or a call on the device.
+        kind: as in `TimelineEvent`.
+        name: as in `TimelineEvent`.
+        begun: start of the part.
+        ended: end of the part.
+        modules: the modules that enclose it, outermost first.
+        span: its span, unless it is Python or a call on the device.
     """
 
     kind: str
@@ -35,7 +39,12 @@ class Part:
 
 @attrs.frozen
 class ModuleSpan:
-    """A call of a module, or a part of a backward pass; `modules`: its module path. `ops`: calls on the device in it."""
+    """A call of a module, or a part of a backward pass.
+
+    Attributes:
+        modules: its module path.
+        ops: number of calls on the device in it.
+    """
 
     modules: tuple[str, ...]
     begun: float
@@ -67,7 +76,7 @@ def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
 
 
 def _outermost(record: ThreadRecord) -> list[int]:
-    """Return device calls that are not nested. Inner calls end, and are noted, before outer ones."""
+    """Return device calls that are not nested. Inner calls end, and are noted, before outer calls."""
     outermost: list[int] = []
     calls = record.calls
     for op in range(record.count):
@@ -113,7 +122,7 @@ _Interval = tuple[float, float, tuple[str, str, Span | None] | None, tuple[str, 
 
 
 def _intervals(record: ThreadRecord, modules: Sequence[ModuleSpan]) -> Iterator[_Interval]:
-    """Return unordered intervals of the thread's activities, and of its modules (without a kind)."""
+    """Yield unordered intervals of the thread's activities, and of its modules (without a kind)."""
     for module in modules:
         yield module.begun, module.ended, None, module.modules
     for op in _outermost(record):

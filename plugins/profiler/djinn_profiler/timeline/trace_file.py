@@ -1,7 +1,9 @@
 """Trace files: a timeline in the Trace Event Format, which Perfetto and chrome://tracing read.
 
-The format: "Trace Event Format", Google, 2016. Complete events (`X`) of a lane lie beside or within each other; flow events (`s`, `t`, `f`)
-bind to the slice that they lie in; counters are `C`, names of processes and lanes metadata (`M`). Times are in microseconds.
+The format: "Trace Event Format", Google, 2016. Complete events (`X`) of a lane are disjoint or nested. Flow events
+(`s`, `t`, `f`)
+bind to the enclosing slice. Counters are `C`. Names of processes and lanes are metadata (`M`). Times are in
+microseconds.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[
 
 
 def save_trace(path: Path, trace: Mapping[str, Any]) -> None:
-    """Write a trace; compressed if the name ends in `.gz`. Creates a missing folder.
+    """Write a trace, compressed if the name ends in `.gz`. Creates a missing folder.
 
     Raises:
         OSError: the file cannot be written.
@@ -88,7 +90,7 @@ def _named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
 
 
 def _nanoseconds(event: TimelineEvent) -> tuple[int, int]:
-    """Return start and length; ends are rounded like starts, so that neighbours meet and do not overlap."""
+    """Return start and length of an event. Ends are rounded like starts, so that neighbours meet and do not overlap."""
     begun = round(event.start * 1e9)
     return begun, round(event.end * 1e9) - begun
 
@@ -113,7 +115,7 @@ def _flow(
     processes: Mapping[str, int],
     lanes: Mapping[tuple[str, str], int],
 ) -> Iterator[dict[str, Any]]:
-    """Return arrows from the line that sent a submission to its run, and from there to the line that waited."""
+    """Yield arrows from the line that sent a submission to its run, and from the run to the line that waited."""
     links = [chain[kind] for kind in _CHAIN if kind in chain]
     if len(links) < 2:
         return

@@ -42,7 +42,7 @@ UserPlace = tuple[CodeType | None, int, str]
 
 
 class UserPlaces:
-    """Finds the user's place on stacks. Owners of code objects are cached, so a frame costs a tenth of a microsecond."""
+    """Find the user's code on stacks. Owners of code objects are cached, so a frame costs a tenth of a microsecond."""
 
     def __init__(self) -> None:
         self._known: dict[
@@ -50,7 +50,7 @@ class UserPlaces:
         ] = {}  # keyed by identity, because hashing a code object walks its constants
 
     def find(self, frame: FrameType | None, cause: str) -> UserPlace:
-        """Return the innermost place outside of PyTorch, Djinn and installed packages, or else outside of PyTorch and Djinn.
+        """Return the innermost position outside of PyTorch, Djinn and installed packages, or else outside of PyTorch and Djinn.
 
         PyTorch fetches numbers to print a tensor: the reason of such a wait is the printing.
         """
@@ -78,7 +78,7 @@ class UserPlaces:
 
 
 def line_of(place: UserPlace) -> tuple[str, int, str, str]:
-    """Return file, line and function of a place, and the reason of the wait as far as the line's text shows it."""
+    """Return file, line and function of a position, and the reason of the wait as far as the line's text shows it."""
     code, offset, cause = place
     if code is None:
         return "", 0, "", cause
@@ -105,7 +105,7 @@ def _owner_of(file: str) -> _Owner:
 
 
 def _refined(cause: str, text: str) -> str:
-    """Refine the reason of a wait for a number: a condition or a print, by the line's text."""
+    """Return a more exact reason of a wait for a number: a condition or a print, by the line's text."""
     if cause != Cause.NUMBER:
         return cause
     if "print(" in text:

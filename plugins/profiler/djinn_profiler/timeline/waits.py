@@ -25,9 +25,14 @@ class Wait:
     """Round trips of one line of the program.
 
     Attributes:
-        file, line, function: the place that caused them; an empty `file`: no Python code of the user. text: the line. cause: the
-            awaited result, such as `a number`. advice: a way to avoid the wait. times: number of round trips. seconds: total
-            waiting time.
+        file: file of the line that caused them; empty: no Python code of the user.
+        line: number of the line.
+        function: function of the line.
+        text: text of the line.
+        cause: the awaited result, such as `a number`.
+        advice: a way to avoid the wait.
+        times: number of round trips.
+        seconds: total waiting time.
     """
 
     file: str

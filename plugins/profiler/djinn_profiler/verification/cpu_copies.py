@@ -16,14 +16,17 @@ Look = tuple[Value, TensorMeta]  # a value, and its metadata at the time of use
 
 
 class CpuCopies:
-    """LRU cache of copies of remote storages, each from the storage's start. Views have the same layout and aliasing as on the device."""
+    """LRU cache of copies of remote storages, each from the storage's start.
+
+    Views have the same layout and aliasing as on the device.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit  # limit in bytes; data of one `load` stays until the next
         self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def load(self, looks: Iterable[Look]) -> None:
-        """Fetch the storages of `looks` that are not cached."""
+        """Fetch the storages of the tensors in `looks` that are not cached."""
         wanted: dict[int, Look] = {}
         unchanged: set[int] = set()
         for value, meta in looks:

@@ -15,8 +15,9 @@ class Tolerance:
     """Tolerance of a comparison: `|remote - here| <= atol + rtol * |here|`.
 
     Attributes:
-        rtol, atol: None: the defaults of `torch.testing.assert_close` for the dtype. bitwise: True if results must have equal
-            bits, even the sign of zeros; NaN equals NaN.
+        rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        atol: absolute tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        bitwise: True if results must have equal bits, even the sign of zeros; NaN equals NaN.
     """
 
     rtol: float | None = None
@@ -36,10 +37,16 @@ class Difference:
     """An op whose results differ.
 
     Attributes:
-        op: overload name. site: `file:line in function` of the user's code. module: the module it was issued in, in words.
-        operands: shape and dtype of each operand. result: position of the result that differs.
-        largest: the largest absolute difference. differing, elements: number of elements out of tolerance, and of all elements.
-            rtol, atol: the tolerance.
+        op: overload name.
+        site: `file:line in function` of the user's code.
+        module: the module that issued it, in words.
+        operands: shape and dtype of each operand.
+        result: position of the result that differs.
+        largest: the largest absolute difference.
+        differing: number of elements out of tolerance.
+        elements: number of all elements.
+        rtol: relative tolerance.
+        atol: absolute tolerance.
     """
 
     op: str
@@ -64,7 +71,7 @@ class Difference:
 
 @attrs.frozen
 class Distance:
-    """Distance between two tensors."""
+    """Difference between two tensors: its largest absolute value, and the number of elements out of tolerance."""
 
     largest: float
     differing: int
@@ -106,7 +113,7 @@ def _differ_bitwise(remote: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
 
 
 def in_words(differences: Sequence[Difference], total: int) -> str:
-    """Return a message about the first difference, and the number of further ones."""
+    """Return a message about the first difference, and the number of further differences."""
     others = (
         f"\n{total - 1} more ops differ; `report.differences` has the first {len(differences)}" if total > 1 else ""
     )

@@ -1,4 +1,4 @@
-"""Recorded ops: their places, their memory, and equivalent ops on the CPU."""
+"""Recorded ops: their positions in the user's code, their memory, and equivalent ops on the CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def is_own(call: Call) -> bool:
 
 
 def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
-    """Run the op of `call` on these CPU operands and scalars, as an executor would.
+    """Return the results of the op of `call` on these CPU operands and scalars, as an executor would compute them.
 
     Raises:
         Exception: any error of PyTorch.
@@ -52,7 +52,7 @@ def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]
 
 
 def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
-    """Fetch several tensors to the CPU, in as few round trips as their sizes allow.
+    """Return several tensors as CPU tensors, in as few round trips as their sizes allow.
 
     Raises:
         RemoteError: a tensor could not be computed.

@@ -1,7 +1,8 @@
 """`djinn.verify()`: every op also runs on the CPU, and the first op that differs is named.
 
-The CPU op gets the remote device's operands, so a difference does not propagate to later ops. Ops are batched, and their operands
-and results fetched together. Before an op writes memory that batched ops used, the batch is checked.
+The CPU op gets the remote device's operands, so a difference does not propagate to later ops. Ops are batched, and
+their operands
+and results are fetched together. Before an op writes memory that batched ops used, the batch is checked.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class Verification:
     """Result of `verify()`.
 
     Attributes:
-        checked: number of ops that ran on both sides. unchecked: number of other ops, by reason. differences: the first
-            differences, in program order. differing: number of ops that differed.
+        checked: number of ops that ran on both sides.
+        unchecked: number of other ops, by reason.
+        differences: the first differences, in program order.
+        differing: number of ops that differed.
     """
 
     checked: int = 0
@@ -62,8 +65,8 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
 
     Args:
         rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
-        atol: absolute tolerance; None: the default likewise.
-        bitwise: results must be equal to the last bit.
+        atol: absolute tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        bitwise: True if results must be equal to the last bit.
 
     Raises:
         VerificationError: at the end of the block, if an op differed; the message names the first.
@@ -90,8 +93,10 @@ class _UncheckedOp:
     """An op that was recorded and not checked yet.
 
     Attributes:
-        operands, results, written: its operands, results and written tensors, as right after the op; None for other objects.
-            before: copies of the memory that it wrote, from before the write, by storage.
+        operands: its operands, as right after the op; None for objects that are no tensors.
+        results: its results, as right after the op.
+        written: its written tensors, as right after the op.
+        before: copies of the memory that it wrote, from before the write, by storage.
     """
 
     call: Call
@@ -113,7 +118,7 @@ class _UncheckedOp:
 
 
 class _Checker(Tap):
-    """Checks the ops of one thread, except its own fetches."""
+    """Tap that checks the ops of one thread, except its own fetches."""
 
     def __init__(self, tolerance: Tolerance, thread: int) -> None:
         self.report = Verification()

@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_schedulers() -> Iterable[Scheduler]:
-    """Register the scheduler `dynamic`."""
+    """Return the scheduler `dynamic`."""
     return [Dynamic()]

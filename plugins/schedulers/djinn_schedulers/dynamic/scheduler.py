@@ -1,4 +1,4 @@
-"""Simulates time and memory of several orders, and chooses an order within the limits."""
+"""The scheduler `dynamic`: simulate time and memory of several orders, and choose an order within the limits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from djinn_schedulers.dynamic.frugal import frugal_order
 
 
 class Dynamic(Scheduler):
-    """The fastest order within `memory_limits`. With a `latency_target`, the order with least memory that meets it."""
+    """Scheduler that chooses the fastest order within `memory_limits`.
+
+    With a `latency_target`, it chooses the order with least memory that meets the target.
+    """
 
     name = "dynamic"
     strategy = SchedulingStrategy.DYNAMIC
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return positions in the chosen order as keys. The reason names the other orders with their figures.
+        """Return the positions in the chosen order as priorities. The reason names the other orders with their figures.
 
         Raises:
             DoesNotFit: no order meets the memory limits.
@@ -63,7 +66,11 @@ def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
 
 @attrs.frozen(eq=False)
 class _TriedOrder:
-    """An order with its predicted time and memory. `excess`: the largest number of bytes above a limit."""
+    """An order with its predicted time and memory.
+
+    Attributes:
+        excess: the largest number of bytes above a limit.
+    """
 
     name: str
     order: Sequence[int]
