@@ -67,7 +67,7 @@ class ReplyReader(msgspec.Struct, frozen=True):
             raise self.failures.error(self._own(described))
         if not _is_possible(described.shape, described.stride):
             raise ProtocolError(
-                f"the executor describes a tensor of shape {described.shape}, stride {described.stride}"
+                f"the executor describes an impossible tensor, of shape {described.shape} and stride {described.stride}"
             )
         dtype = dtype_from_name(described.dtype)
         meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
