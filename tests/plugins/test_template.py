@@ -18,6 +18,7 @@ import attrs
 import pytest
 from long_forms import long_or
 
+import djinn
 from djinn_core.cli.plugins import render
 from djinn_core.errors import ConfigurationError
 from djinn_core.registry.kinds import KINDS
@@ -206,6 +207,23 @@ def test_template_plugins_pass_their_tests(scratch: Scratch) -> None:
     options += long_or(["-k", " and ".join(f"not {name}" for name in shown)], [])
     done = scratch.run("-m", "pytest", *options, *folders)
     assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_guide_names_packages_that_template_tests_need(tmp_path: Path) -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "plugins.md").read_text()
+    (sentence,) = re.findall(r"The tests of patterns [^.]*\.", guide)
+    needed = set()
+    for kind in KINDS:
+        for path in render(f"new-{kind.name}", kind.name, tmp_path).rglob("*.py"):
+            for name in {*re.findall(r"\bdjinn\.(\w+)", path.read_text())} & {*djinn.__all__}:
+                package = getattr(djinn, name).__module__.partition(".")[0]
+                needed |= (
+                    {(kind.name, package)} if package.startswith("djinn_") and package != "djinn_client" else set()
+                )
+    assert needed
+    for kind_name, package in needed:
+        assert kind_name in sentence, (kind_name, package)
+        assert f"`{package.replace('_', '-')}`" in sentence, (kind_name, package)
 
 
 def test_invalid_plugin_names_are_refused(tmp_path: Path) -> None:
