@@ -19,8 +19,7 @@ class AuthenticatorConformance(Ending):
     """Tests that every authenticator must pass.
 
     Subclass this class and define the fixture `authenticator`. The fixture must have called `prepare`. If some
-    credentials
-    are valid, also define the fixture `accepted`.
+    credentials are valid, also define the fixture `accepted`.
     """
 
     @pytest.fixture

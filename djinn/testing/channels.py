@@ -95,9 +95,9 @@ class ChannelConformance(Ending):
         assert inner.calls == ["copy_borrowed", "limit_reconnect_seconds 3", "expire", "close"], (
             f"the channel inside was told {inner.calls}"
         )
-        assert wrapped.bytes_sent == inner.bytes_sent, "`bytes_sent` is not that of the channel inside"
+        assert wrapped.bytes_sent == inner.bytes_sent, "`bytes_sent` must be the figure of the wrapped channel"
         wrapped.limits = Limits(1, 2)
-        assert inner.limits == Limits(1, 2), "`limits` of the channel inside were not set"
+        assert inner.limits == Limits(1, 2), "`limits` must be set on the wrapped channel"
 
 
 def _content(frame: Frame) -> tuple[bytes, list[bytes]]:

@@ -34,7 +34,9 @@ class DeviceConformance(Ending):
         for index, capabilities in enumerate(device.discover()):
             assert capabilities.kind == device.name
             assert capabilities.id == f"{device.name}:{index}"
-            assert capabilities.memory >= (capabilities.memory_free or 0) > 0, "memory in bytes, in total and free"
+            assert capabilities.memory >= (capabilities.memory_free or 0) > 0, (
+                "`memory` must be at least `memory_free`, and `memory_free` above 0 bytes"
+            )
 
     def test_missing_device_raises_startup_error(self, device: Device) -> None:
         """Opening a device that does not exist raises `StartupError`."""

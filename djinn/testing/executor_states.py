@@ -167,7 +167,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     def _close(self) -> None:
         self._executor.close(0.0)
         self._executor.close(0.0)
-        self._note_end("`close` must end it")
+        self._note_end("`close` must end the executor")
 
     def _expect_sessions(self) -> None:
         deadline = time.monotonic() + SECONDS
@@ -192,7 +192,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
 
     def _note_end(self, mend: str) -> None:
         outcome(start(self._executor.wait), mend)
-        assert self._executor.ending(), "`wait` must say how it ended"
+        assert self._executor.ending(), "`wait` must say how the executor ended"
         try:
             self._executor.status(1.0)
         except StartupError:

@@ -85,15 +85,19 @@ class ExecutorConformance(Ending):
         with pytest.raises(StartupError):
             _ = executor.ready
         ready = executor.wait_ready(SECONDS)
-        assert executor.ready == ready == executor.wait_ready(0.0), "`ready` is what `wait_ready` returned"
+        assert executor.ready == ready == executor.wait_ready(0.0), (
+            "`ready` must be the report that `wait_ready` returned"
+        )
         assert executor.alive, "an executor that is ready must be `alive`"
-        assert executor.process_id == ready.process, "`process_id` is the number that the executor reports in `ready`"
+        assert executor.process_id == ready.process, (
+            "`process_id` must be the process id that the executor reports in `ready`"
+        )
         assert not executor.place or all(not url.startswith("unix:") for url in ready.urls), (
             "an address of a socket leads nowhere on another machine"
         )
-        assert executor.full() == "", "`full` must be empty where no client was refused"
+        assert executor.full() == "", "`full` must return an empty text if no client was refused"
         ticket = executor.issue_ticket("the suite", badge=Badge("alice", "key-of-alice"))
-        assert executor.tenant == "alice", "`tenant` is that of the latest ticket"
+        assert executor.tenant == "alice", "`tenant` must be the tenant of the latest ticket"
         connection = dial_executor(executor)
         session = attach(connection, ticket, SECONDS).session
         ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
@@ -124,7 +128,7 @@ class ExecutorConformance(Ending):
         kill(executor)
         outcome(start(executor.wait), _ENDED)
         assert not executor.alive, _ENDED
-        assert executor.ending(), "`ending` says how it ended"
+        assert executor.ending(), "`ending` must say how the executor ended"
         with pytest.raises(StartupError):
             executor.status(1.0)
         connection.close()
@@ -135,12 +139,12 @@ class ExecutorConformance(Ending):
             )
             connection = dial_executor(executor)
             instance = attach(connection, executor.issue_ticket(), SECONDS).instance
-            assert instance != before, "`restart` must give another executor, and this is the one from before"
+            assert instance != before, "`restart` must return a new executor, but it returned the former one"
             connection.send(Frame(encode(Goodbye())))
             connection.close()
         finally:
             executor.close(0.0)
-        outcome(start(executor.wait), "`close` must end it")
+        outcome(start(executor.wait), "`close` must end the executor")
 
     def test_draining_executor_ends_with_its_last_session(self, launch: Callable[..., StartedExecutor]) -> None:
         """A draining executor waits for its session, and ends after it.
@@ -153,11 +157,11 @@ class ExecutorConformance(Ending):
         attach(connection, executor.issue_ticket(), SECONDS)
         executor.send(Drain(SECONDS))
         second.close(0.0)
-        outcome(start(second.wait), "`close` must end it")
+        outcome(start(second.wait), "`close` must end the executor")
         assert executor.alive, "`drain` lets a session go on"
         connection.send(Frame(encode(Goodbye())))
         connection.close()
-        outcome(start(executor.wait), "it must end after the last session")
+        outcome(start(executor.wait), "the executor must end after its last session")
         executor.close(0.0)
         executor.close(0.0)
 
@@ -167,7 +171,7 @@ class ExecutorConformance(Ending):
         try:
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)
-            assert not executor.alive, "it must be ended where `wait_ready` raises"
+            assert not executor.alive, "the executor must have ended if `wait_ready` raises"
             executor = executor.restart()
             with pytest.raises(StartupError, match="no-such-device"):
                 executor.wait_ready(SECONDS)

@@ -59,7 +59,7 @@ class ObserverConformance(Ending):
     def test_observer_has_every_member(self, observer: Observer) -> None:
         """The observer has all attributes and methods of `Observer`, and names a process whose events it wants."""
         require_protocol(observer, "observers")
-        assert observer.processes, "`processes` is empty: it is never told of anything"
+        assert observer.processes, "`processes` is empty: no process would send it events"
         unknown = observer.processes - PROCESSES
         assert not unknown, f"there are no processes {sorted(unknown)}, but {', '.join(sorted(PROCESSES))}"
 

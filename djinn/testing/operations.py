@@ -44,7 +44,7 @@ class OperationsServerConformance(Ending):
     def test_operations_server_has_every_member(self, operations: OperationsServer) -> None:
         """The server has all attributes and methods of `OperationsServer`, and its routes are URL paths."""
         require_protocol(operations, "operations")
-        assert operations.routes, "it answers no route"
+        assert operations.routes, "`routes` is empty"
         assert all(route.startswith("/") for route in operations.routes), f"{operations.routes} are no paths"
 
     def test_routes_need_a_valid_token(self, operations: OperationsServer) -> None:

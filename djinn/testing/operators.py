@@ -55,7 +55,7 @@ class OperatorLibraryConformance(Ending):
 
     def test_predicted_metadata_match_results(self, library: OperatorLibrary, calls: Calls) -> None:
         """Predicted shapes, strides and dtypes equal those of the CPU kernels' results."""
-        assert calls.keys() == library.operators, "`calls` must have each op of the library"
+        assert calls.keys() == library.operators, "`calls` must contain each op of the library"
         for op, arguments in calls.items():
             infer = library.metadata(op) or resolve(op)
             for argument_list in arguments:

@@ -45,7 +45,9 @@ class OptimizationConformance(OnGraphs):
         `before` and `after` do not contain its own name.
         """
         require_protocol(optimization, "optimizations")
-        assert optimization.name not in optimization.before | optimization.after, "it waits for itself"
+        assert optimization.name not in optimization.before | optimization.after, (
+            "`before` or `after` contains its own name"
+        )
 
     def test_wants_returns_a_bool(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """`wants` returns True or False for programs of any ops."""
@@ -81,14 +83,14 @@ class OptimizationConformance(OnGraphs):
         ]
         if not applied:
             pytest.skip(
-                f"{optimization.name} did nothing about any of the programs, so no results were compared: override the "
-                "fixture `programs` with some that it does something about (`djinn.testing.compare_results` takes a context)"
+                f"{optimization.name} rewrote none of the programs, so no results were compared: override the "
+                "fixture `programs` with programs that it rewrites (`djinn.testing.compare_results` takes a context)"
             )
 
     def test_second_pass_runs_after_placement(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """If the optimization declares a second pass, it also runs after placement."""
         if not optimization.after_placement:
-            pytest.skip("it does not ask for a second pass")
+            pytest.skip("the optimization declares no second pass")
         for name, graph in graphs.items():
             network = placement_context(graph, devices=2).topology
             placed = attrs.evolve(optimization_context(graph, devices=2), placement=spread(graph, network))

@@ -18,8 +18,7 @@ class PatternConformance(OnGraphs):
     """Tests that every pattern must pass.
 
     Subclass this class and define the fixtures `pattern` and `recognised`. `recognised` contains graphs that the
-    pattern
-    must match.
+    pattern must match.
     """
 
     @pytest.fixture

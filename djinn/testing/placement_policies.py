@@ -76,7 +76,7 @@ class PlacementPolicyConformance(OnGraphs):
         if not policy.tolerates_growth:
             return
         short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))
-        assert short == long, "it has tolerates_growth, but decides otherwise for larger sizes"
+        assert short == long, "it sets `tolerates_growth`, but places larger sizes differently"
 
 
 def list_write() -> Graph:

@@ -46,7 +46,9 @@ class RendererConformance(OnGraphs):
         """`render` accepts a result of all stages, and returns equal output each time."""
         for graph in graphs.values():
             result = _complete(graph)
-            assert renderer.render(result) == renderer.render(result), "it renders one result in two ways"
+            assert renderer.render(result) == renderer.render(result), (
+                "two calls of `render` returned different output for one result"
+            )
 
 
 def _complete(graph: Graph) -> PipelineResult:

@@ -121,8 +121,7 @@ def replay_schedule(
     """Run a schedule on simulated devices. Return the final values of each device, and the fetched values.
 
     Inputs in `resident` start on their devices. All other inputs are uploaded. A value that one device sends to another
-    is
-    copied.
+    is copied.
 
     Raises:
         RuntimeError: the devices wait for each other forever.

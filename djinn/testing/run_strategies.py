@@ -20,7 +20,7 @@ from djinn_server.hookspecs.run_strategies import (
     TemplateFacts,
 )
 
-RUNS = 12  # the first two compare results, the others take those of the strategy in turns with those of the ops
+RUNS = 12  # the first two compare results; later runs alternate between strategy and ops
 Programs = Mapping[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
 
 
@@ -73,8 +73,7 @@ class RunStrategyConformance(Ending):
 
     Subclass this class and define the fixtures `strategy` and `programs`. `programs` maps names to pairs: a function of
     tensors for which the strategy makes an offer, and the function's inputs on the CPU. An executor in a thread of the
-    test
-    runs the functions.
+    test runs the functions.
     """
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""State of the open session, for tests: its values, submissions and connections, and ways to break it.
+"""Access to the open session for tests: its values, submissions and connections, and functions that break connections.
 
 Use these functions in tests instead of private attributes, which may change in any version.
 """
@@ -24,7 +24,7 @@ session_name = client.session_name
 
 
 def open_session() -> Session:
-    """Return the open session. Its methods match this version of Djinn.
+    """Return the open session. Other versions of Djinn may have a session with other methods.
 
     Raises:
         DjinnError: no session is open.
@@ -35,35 +35,40 @@ def open_session() -> Session:
 
 
 def open_connections() -> tuple[OpenSession, ...]:
-    """Return the connections of the open session, one per executor, each with its `url` and the executor's reply."""
+    """Return the connections of the open session, one for each executor.
+
+    Each has a URL and the executor's first reply.
+    """
     return context.opened
 
 
 def executor_figures(device: int = 0) -> Mapping[str, int]:
-    """Return counters of an executor, such as `values` of the session and `memory_...`. Needs one round trip."""
+    """Return counters of an executor, such as `values` of the session and `memory_...`. This needs one round trip."""
     return open_session().router.ask(StatsRequest(), StatsReply, device).values
 
 
 def executor_processes() -> tuple[int, ...]:
-    """Return the process ids of the executors, each on its machine and in its PID namespace."""
+    """Return the process id of each executor, as it is on the executor's machine and in its PID namespace."""
     return tuple(opened.process for opened in context.opened)
 
 
 def plans_made() -> int:
-    """Return the number of plans since the counters were reset."""
+    """Return the number of plans since the counters were last reset."""
     return context.stats.plans_made
 
 
 def unsent_instructions() -> int:
-    """Return the number of instructions that this thread has recorded but not sent."""
+    """Return the number of instructions that this thread has recorded and not yet sent."""
     return len(current().entries)
 
 
 def break_connection(number: int = 0) -> None:
-    """Break a connection of the session, as a network does. The session resumes if its server allows it.
+    """Break connection `number` of the session, as a network failure does.
+
+    If the server allows it, the session resumes.
 
     Raises:
-        DjinnError: the connection does not exist, or the session cannot survive its break.
+        DjinnError: the connection does not exist, or the session could not continue afterwards.
     """
     if number >= len(context.opened):
         raise DjinnError(f"the session has no connection {number}; there are {len(context.opened)}")
@@ -76,7 +81,7 @@ def break_connection(number: int = 0) -> None:
 
 
 def kill_executor(number: int = 0) -> None:
-    """Kill an executor on this machine, as the kernel does if memory is short.
+    """Kill executor `number` on this machine, as the kernel does if memory is short.
 
     Raises:
         DjinnError: the executor runs on another machine.

@@ -1,4 +1,4 @@
-"""Base classes of all conformance suites. Each test ends, even if the plugin hangs."""
+"""Base classes of all conformance suites. They end each test, even if the plugin hangs."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SECONDS = 120.0  # seconds for a single wait, on a machine that also does other 
 
 
 def require_protocol(item: object, kind: str) -> None:
-    """Fail if `item` does not implement the Protocol of its kind. The message names the faulty member."""
+    """Fail if `item` does not implement the Protocol of its kind. The error message names the faulty member."""
     entry_of_kind = next(entry for entry in KINDS if entry.name == kind)
     assert not (problem := complaint(item, entry_of_kind)), f"a hook would have {problem}"
 
 
 def missing(suite: object, fixture: str, what: str) -> object:
-    """Fail because a suite lacks a fixture."""
+    """Fail because a suite does not define a fixture."""
     return pytest.fail(f"{type(suite).__name__} needs a fixture `{fixture}` that returns {what}")
 
 
 def start(call: Callable[..., R], *arguments: object) -> Future[R]:
-    """Run a call on a daemon thread, so that it cannot keep the test or the process from ending."""
+    """Run a call on a daemon thread. If the call hangs, the test and the process can still end."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -47,18 +47,21 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
 
 
 def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
-    """Return the result of a started call. If it takes longer than `seconds` (None: `SECONDS`), fail with `mend`."""
+    """Return the result of a started call. If the call takes longer than `seconds`, fail with the message `mend`.
+
+    If `seconds` is None, the limit is `SECONDS`.
+    """
     limit = SECONDS if seconds is None else seconds
     try:
         return future.result(limit)
     except TimeoutError:
         if future.done():  # the call's own
             raise
-        return pytest.fail(f"after {limit:g} s a call has not ended: {mend}")
+        return pytest.fail(f"a call has not ended within {limit:g} s: {mend}")
 
 
 class Ending:
-    """Base class of all suites. A test fails if its thread waits forever."""
+    """Base class of all suites. A test that does not end within `limit_seconds` fails."""
 
     # Limit of a test in seconds. Override it if your plugin needs long for good reasons.
     limit_seconds: ClassVar[float] = 600.0
@@ -93,5 +96,5 @@ class OnGraphs(Ending):
 
     @pytest.fixture
     def graphs(self) -> Mapping[str, Graph]:
-        """Return the graphs to try, by name. Override it to add your own to `djinn.testing.sample_graphs()`."""
+        """Return sample graphs by name. Override this fixture to add your own to `djinn.testing.sample_graphs()`."""
         return sample_graphs()

@@ -13,21 +13,21 @@ from djinn_core.hookspecs.transports import TlsOptions, Transport
 
 
 class TlsTransportConformance(TransportConformance):
-    """Conformance suite for a transport that can be `secured`. Subclass it besides `TransportConformance`."""
+    """Tests that every transport with TLS must pass. Subclass this class in addition to `TransportConformance`."""
 
     @pytest.fixture
     def plain(self) -> Transport:
-        """Return the transport before it is secured."""
+        """Return the transport without TLS. Its method `secured` must return the transport with TLS."""
         return missing(self, "plain", "your transport")  # type: ignore[return-value]
 
     @pytest.fixture
     def tls(self, tmp_path: Path) -> TlsOptions:
-        """Return a certificate, and the setting to trust it."""
+        """Return TLS options with a certificate, which clients trust."""
         return self_signed_tls(tmp_path)
 
     @pytest.fixture
     def transport(self, plain: Transport, tls: TlsOptions) -> Transport:
-        """Return the transport under TLS."""
+        """Return the transport with TLS, which is under test."""
         secured = plain.secured(tls)
         assert secured is not None, "`secured` must return the transport under TLS, and returned None: it has no TLS"
         return secured

@@ -38,12 +38,12 @@ _BOTH = (
 
 
 def outcome(future: Future[R], mend: str) -> R:
-    """Return the result of a started call, within `SECONDS` of this suite."""
+    """Return the result of a started call. If the call takes longer than `SECONDS` of this module, fail with `mend`."""
     return suite.outcome(future, mend, SECONDS)
 
 
 class Served:
-    """A transport that listens and passes its connections to the test."""
+    """A transport that listens, and passes accepted connections to the test."""
 
     def __init__(self, transport: Transport, url: str, limits: Limits) -> None:
         self.transport = transport
@@ -53,7 +53,7 @@ class Served:
         self._over = threading.Event()
 
     def connect(self, url: str = "", limits: Limits = LIMITS) -> tuple[Connection, Connection]:
-        """Return both ends of a new connection, the client's end first."""
+        """Open a connection, and return both ends. The client's end is first."""
         client = self.transport.connect(url or self.listener.url, limits, SECONDS)
         try:
             server = self._accepted.get(timeout=SECONDS)
@@ -75,12 +75,12 @@ class Served:
 
 
 def same(left: Frame, right: Frame) -> bool:
-    """Return True if two frames have equal bytes in equal buffers."""
+    """Return True if two frames have equal heads, and bodies of equal buffers."""
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
 
 def check_own_names(connection: Connection) -> None:
-    """Fail if a subclass of `StreamConnection` assigns an attribute that its base class uses itself."""
+    """Fail if a subclass of `StreamConnection` assigns an attribute that the base class uses for itself."""
     for name, kind in StreamConnection.OWN.items() if isinstance(connection, StreamConnection) else ():
         value = getattr(connection, name, None)
         assert isinstance(value, kind), (
@@ -111,13 +111,14 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 class TransportConformance(Ending):
-    """Tests that every transport must pass. Subclass this class and define the fixtures `transport` and `listen_url`.
+    """Tests that every transport must pass.
 
-    Any number of listeners must be able to listen at `listen_url`. If the URL names no TCP or Unix socket, the fixture
-    `wire` must return False. Then tests that need a relay or a foreign client are skipped, and
-    `test_calls_in_any_order` breaks no connections.
+    Subclass this class and define the fixtures `transport` and `listen_url`. Several listeners must be able to listen
+    at `listen_url`. If the URL names neither a TCP socket nor a Unix socket, override the fixture `wire` to return
+    False. Then the tests that need a relay or a foreign client are skipped, and `test_calls_in_any_order` breaks no
+    connections.
 
-    A wait that does not end fails after 10 s. The environment variable CONFORMANCE_SECONDS changes that.
+    A wait that does not end fails after 10 s. The environment variable CONFORMANCE_SECONDS changes this limit.
     """
 
     # Runs of `test_calls_in_any_order`, each of up to 30 calls. Set it higher to look further.
@@ -132,7 +133,10 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def listen_url(self) -> str:
-        """Return a URL to listen at, such as `tcp://127.0.0.1:0`. Each listener needs its own address, as with port 0."""
+        """Return a URL to listen at, such as `tcp://127.0.0.1:0`.
+
+        Each listener needs its own address, as with port 0.
+        """
         return missing(self, "listen_url", "a URL to listen at")  # type: ignore[return-value]
 
     @pytest.fixture
@@ -142,16 +146,16 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def uncounted_bytes(self) -> int:
-        """Return how many bytes of a connection its counters may leave out, in each direction.
+        """Return the maximum number of bytes per direction that the counters of a connection may leave out.
 
-        The default is None: the transport itself makes every byte. If a library makes a handshake or frames (WebSocket, HTTP),
-        override this with a bound.
+        By default, the transport must count every byte. If a library makes the handshake or frames (WebSocket, HTTP),
+        override this fixture with a bound.
         """
         return 0
 
     @pytest.fixture
     def served(self, transport: Transport, listen_url: str) -> Iterator[Served]:
-        """Yield the transport, listening with `LIMITS`."""
+        """Yield the transport while it listens with `LIMITS`."""
         served = Served(transport, listen_url, LIMITS)
         yield served
         outcome(
@@ -161,16 +165,16 @@ class TransportConformance(Ending):
 
     @pytest.fixture
     def ends(self, served: Served) -> tuple[Connection, Connection]:
-        """Return the two ends of a connection, the client's end first."""
+        """Return the two ends of a connection. The client's end is first."""
         return served.connect()
 
     @pytest.fixture(params=["up", "down"])
     def way(self, ends: tuple[Connection, Connection], request: pytest.FixtureRequest) -> tuple[Connection, Connection]:
-        """Return sender and receiver, first from client to server, then from server to client."""
+        """Return sender and receiver: in one run from client to server, and in another run from server to client."""
         return ends if request.param == "up" else (ends[1], ends[0])
 
     def test_transport_has_every_member(self, transport: Transport, ends: tuple[Connection, Connection]) -> None:
-        """The transport and its connections have every member."""
+        """The transport and its connections have all attributes and methods of their Protocols."""
         require_protocol(transport, "transports")
         assert transport.schemes
         for end in ends:
@@ -181,7 +185,7 @@ class TransportConformance(Ending):
     # --- what is sent arrives -------------------------------------------------------------------------------
 
     def test_frames_arrive_whole_and_in_order(self, way: tuple[Connection, Connection]) -> None:
-        """Heads and bodies of every size arrive, including empty ones."""
+        """Heads and bodies of any size arrive complete and in order, including empty ones."""
         sender, receiver = way
         chance = random.Random(7)  # noqa: S311 - a test's variety
         sizes = (0, 0, 1, 7, 100, 16_383, 16_384, 70_000, 300_000)
@@ -197,14 +201,14 @@ class TransportConformance(Ending):
         outcome(sending, _SENDING)
 
     def test_many_small_frames(self, way: tuple[Connection, Connection]) -> None:
-        """A thousand frames arrive in order, none lost or repeated."""
+        """A thousand frames arrive in order, and none is lost or repeated."""
         sender, receiver = way
         sending = start(send_all, sender, [Frame(str(n).encode()) for n in range(1000)])
         assert [int(receiver.receive(SECONDS).head) for _ in range(1000)] == list(range(1000))
         outcome(sending, _SENDING)
 
     def test_large_bodies(self, way: tuple[Connection, Connection]) -> None:
-        """Bodies of 64 MiB arrive, in one buffer and in several."""
+        """A body of 64 MiB arrives, in one buffer and in several buffers."""
         sender, receiver = way
         data = np.random.default_rng(7).integers(0, 256, LARGE_BYTES, np.uint8)
         view = memoryview(data)  # type: ignore[arg-type]
@@ -217,7 +221,7 @@ class TransportConformance(Ending):
             assert np.array_equal(np.concatenate([np.frombuffer(b, np.uint8) for b in received.body]), data)
 
     def test_every_kind_of_buffer(self, way: tuple[Connection, Connection]) -> None:
-        """All buffer types arrive. Empty buffers keep their places, and received buffers are writable."""
+        """Buffers of any type arrive. Empty buffers keep their positions, and received buffers are writable."""
         sender, receiver = way
         floats = memoryview(np.arange(6, dtype=np.float32).reshape(2, 3))  # type: ignore[arg-type]
         body: list[Buffer] = [b"", b"abc", bytearray(b"de"), floats, memoryview(b"xyz")[1:2], bytearray(), b""]
@@ -244,14 +248,14 @@ class TransportConformance(Ending):
         outcome(sending, _SENDING)
 
     def test_small_frames_are_sent_without_a_reader(self, way: tuple[Connection, Connection]) -> None:
-        """`send` returns without a reader while at most 128 KiB are unread."""
+        """`send` returns although nobody reads, while at most 128 KiB are unread."""
         sender, receiver = way
         frames = [Frame(b"%d" % n, [bytes([n]) * 30_000]) for n in range(4)]
         outcome(start(send_all, sender, frames), "`send` must not wait for a reader while 128 KiB or less are unread")
         assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
 
     def test_received_buffers_keep_their_content(self, way: tuple[Connection, Connection]) -> None:
-        """The buffers of a frame keep their content while a view of them exists, even if other frames arrive."""
+        """The buffers of a received frame keep their content while a view of them exists, even if more frames arrive."""
         sender, receiver = way
         frames = []
         for n in range(4):
@@ -263,7 +267,7 @@ class TransportConformance(Ending):
     # --- several threads ------------------------------------------------------------------------------------
 
     def test_frames_of_several_senders_do_not_mix(self, way: tuple[Connection, Connection]) -> None:
-        """Frames of several senders arrive complete, and each sender's in order."""
+        """Frames of several sending threads arrive complete. The frames of each thread arrive in order."""
         sender, receiver = way
 
         def send_all(who: int) -> None:
@@ -282,7 +286,7 @@ class TransportConformance(Ending):
             outcome(future, _SENDING)
 
     def test_both_ends_send_at_once(self, ends: tuple[Connection, Connection]) -> None:
-        """Both ends send more than all buffers hold, at the same time."""
+        """Both ends can send more than all buffers hold at the same time."""
         data = bytes(8 << 20)
         sending = [start(send_all, end, [Frame(b"x", [data])] * 6) for end in ends]
         receiving = [start(receive_many, end, 6) for end in ends]
@@ -292,9 +296,9 @@ class TransportConformance(Ending):
             outcome(sent, _BOTH)
 
     def test_connections_are_independent(self, served: Served) -> None:
-        """Closing one connection leaves the others unchanged."""
+        """Other connections still work after one connection was closed."""
         pairs = [served.connect() for _ in range(6)]
-        closing = [start(pairs[2][0].close), start(pairs[4][1].close)]  # one may wait for the other end to close, too
+        closing = [start(pairs[2][0].close), start(pairs[4][1].close)]  # a `close` may wait until the other end closes
         for n in (0, 1, 3, 5):
             client, server = pairs[n]
             client.send(Frame(b"ping %d" % n))
@@ -309,7 +313,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("timeout", [0.0, 0.05])
     def test_a_timeout_loses_nothing(self, way: tuple[Connection, Connection], timeout: float) -> None:
-        """`receive` raises `TimeoutError` in time, and the next frame still arrives."""
+        """`receive` raises `TimeoutError` in time, and a later call receives the next frame."""
         sender, receiver = way
         for n in range(3):
             start = time.monotonic()
@@ -322,7 +326,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("up", [True, False], ids=["up", "down"])
     def test_timeouts_within_a_frame_lose_nothing(self, served: Served, wire: bool, tmp_path: Path, up: bool) -> None:
-        """A frame that was interrupted by a timeout continues where it stopped."""
+        """If a timeout interrupts a frame, the next `receive` continues with the rest of the frame."""
         if not wire:
             pytest.skip("no relay can stand between the ends of this transport")
         data = np.random.default_rng(7).integers(0, 256, 5 << 20, np.uint8)
@@ -350,7 +354,7 @@ class TransportConformance(Ending):
     # --- the end --------------------------------------------------------------------------------------------
 
     def test_close_wakes_a_receive(self, way: tuple[Connection, Connection]) -> None:
-        """`close` makes `receive` raise `TransportError` at both ends.
+        """`close` makes a waiting `receive` raise `TransportError` at both ends.
 
         Later calls fail, and a second `close` has no effect.
         """
@@ -371,7 +375,10 @@ class TransportConformance(Ending):
         other_end.close()
 
     def test_close_cancels_a_send(self, way: tuple[Connection, Connection]) -> None:
-        """A pending `send` raises `TransportError`. The other end never gets bytes that its caller writes afterwards."""
+        """A waiting `send` raises `TransportError`.
+
+        The other end never receives bytes that the sender writes afterwards.
+        """
         sender, receiver = way
         buffer = bytearray(LARGE_BYTES)
         sending = start(sender.send, Frame(b"cancelled", [buffer]))
@@ -385,7 +392,7 @@ class TransportConformance(Ending):
             assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
     def test_frames_sent_before_close_arrive(self, way: tuple[Connection, Connection]) -> None:
-        """Frames sent before `close` arrive, then the end of the connection, even if the other end is sending."""
+        """Frames that were sent before `close` arrive. Then the connection ends, even if the other end is sending."""
         sender, receiver = way
         receiver.send(Frame(b"this stays unread"))
         for n in range(5):
@@ -398,7 +405,7 @@ class TransportConformance(Ending):
         outcome(closing, _CLOSING)
 
     def test_a_broken_connection_fails_the_sender(self, way: tuple[Connection, Connection]) -> None:
-        """`send` raises `TransportError`, at the latest after a few frames."""
+        """`send` raises `TransportError` on a broken connection, at the latest after a few frames."""
         closer, sender = way
         closer.close()
 
@@ -412,7 +419,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
     def test_close_reason_survives_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
-        """If the other end closes with a reason, a sender gets `TransportError`, and then the reason from `receive`."""
+        """If the other end closes with a reason, `send` raises `TransportError`. Then `receive` returns the reason."""
         closer, sender = way
 
         def send_until_it_fails() -> None:
@@ -434,7 +441,7 @@ class TransportConformance(Ending):
 
     @pytest.mark.parametrize("fails", [False, True], ids=["returns", "raises"])
     def test_returning_accept_ends_the_connection(self, transport: Transport, listen_url: str, fails: bool) -> None:
-        """After `accept` returns or raises, sent frames still arrive, and the next client is served."""
+        """After `accept` has returned or raised, frames that it sent still arrive, and the next client is served."""
 
         def accept(connection: Connection) -> None:
             connection.send(Frame(b"refused"))
@@ -453,7 +460,10 @@ class TransportConformance(Ending):
             listener.close()
 
     def test_a_closed_listener_refuses_and_frees_its_address(self, transport: Transport, served: Served) -> None:
-        """Existing connections stay, `connect` raises `TransportError` with the URL, and the address can be reused."""
+        """After a listener was closed, existing connections still work, and the address can be used again.
+
+        `connect` raises `TransportError` with the URL.
+        """
         client, server = served.connect()
         url = served.listener.url
         served.listener.close()
@@ -470,7 +480,10 @@ class TransportConformance(Ending):
         again.close()
 
     def test_calls_in_any_order(self, transport: Transport, listen_url: str, wire: bool) -> None:
-        """Connections are lossless queues in any order of calls (`djinn.testing.transports_stateful`)."""
+        """In any order of calls, each direction of a connection is a queue that loses no frame.
+
+        `djinn.testing.transports_stateful` makes the calls.
+        """
         pytest.importorskip("hypothesis", reason="it needs Hypothesis: `pip install hypothesis`")
         from djinn.testing.transports_stateful import run_transport_states
 
@@ -492,7 +505,10 @@ class TransportConformance(Ending):
     def test_received_frames_respect_limits(
         self, way: tuple[Connection, Connection], served: Served, frame: Frame
     ) -> None:
-        """`receive` raises `ProtocolError` for an oversized frame and closes that connection. Other connections continue."""
+        """`receive` raises `ProtocolError` for an oversized frame, and closes this connection.
+
+        Other connections still work.
+        """
         sender, receiver = way
         other_client = served.connect()
         receiver.limits = SMALL
@@ -508,9 +524,9 @@ class TransportConformance(Ending):
         assert same(other_client[1].receive(SECONDS), frame)
 
     def test_sent_frames_respect_limits(self, way: tuple[Connection, Connection]) -> None:
-        """`send` raises `ProtocolError` for an oversized frame and sends nothing.
+        """`send` raises `ProtocolError` for an oversized frame, and sends nothing.
 
-        The connection stays, and wider limits apply at once.
+        The connection still works, and wider limits apply at once.
         """
         sender, receiver = way
         frame = Frame(b"x", [bytes(100_001)])
@@ -525,7 +541,10 @@ class TransportConformance(Ending):
     def test_garbage_from_an_unauthenticated_client_harms_no_other(
         self, served: Served, wire: bool, garbage: bytes
     ) -> None:
-        """Garbage ends at most its own connection. Other clients are served before, meanwhile and after."""
+        """Garbage ends at most the connection that it arrived on.
+
+        Other clients are served before, during and after it.
+        """
         if not wire:
             pytest.skip("a plain socket cannot connect to this transport")
         client, server = served.connect()
@@ -546,7 +565,10 @@ class TransportConformance(Ending):
     def test_counters_match_bytes_on_the_wire(
         self, served: Served, wire: bool, tmp_path: Path, uncounted_bytes: int
     ) -> None:
-        """Counters are exact, including framing and other overhead of the transport, except `uncounted_bytes`."""
+        """Counters include framing and other overhead of the transport.
+
+        They may leave out at most `uncounted_bytes`.
+        """
         if not wire:
             pytest.skip("no relay can stand between the ends of this transport")
         with CountingRelay(served.listener.url, tmp_path) as relay:

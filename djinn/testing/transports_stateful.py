@@ -1,6 +1,7 @@
-"""Hypothesis state machine for transports: calls in any order on connections, compared with a model of two queues.
+"""State machine for tests of transports: calls in any order on connections, compared with a model of two queues.
 
-`TransportConformance` runs it. To run more examples, or examples of your own settings, call `run_transport_states`.
+`TransportConformance` runs it with Hypothesis. To run more examples, or examples with your own settings, call
+`run_transport_states`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _CLOSES = "`close` must return once the other end has closed, too, and within se
 
 
 def outcome(call: Future[None], mend: str) -> None:
-    """Check that a started call ends within `PATIENCE` seconds."""
+    """Check that a started call ends within `PATIENCE` seconds. Otherwise fail with the message `mend`."""
     suite.outcome(call, mend, PATIENCE)
 
 
@@ -58,7 +59,13 @@ def outcome(call: Future[None], mend: str) -> None:
 class _End:
     """One end of a connection.
 
-    `mute`: True if a `send` has failed for good. `deaf`: True if a `receive` has failed for good.
+    Attributes:
+        connection: the connection.
+        closing: a running call of `close`.
+        mute: True if `send` has failed permanently.
+        deaf: True if `receive` has failed permanently.
+        sent: bytes of sent frames, which is a lower bound of the counter.
+        received: bytes of received frames, which is a lower bound of the counter.
     """
 
     connection: Connection
@@ -78,9 +85,11 @@ class _Way:
     """One direction of a connection.
 
     Attributes:
-        unread: frames that were sent and not received.
-        sending: running `send` of the newest frame, if it may wait for a reader.
-        doubtful: True if the `send` was cut short, so that its frame may or may not arrive.
+        sender: the sending end.
+        receiver: the receiving end.
+        unread: frames that were sent and not yet received.
+        sending: running `send` of the latest frame, if it may wait for a reader.
+        doubtful: True if `send` was interrupted, so that its frame may or may not arrive.
     """
 
     sender: _End
@@ -90,7 +99,7 @@ class _Way:
     doubtful: bool = False
 
     def settle(self) -> None:
-        """Wait for the end of a `send` that was cut short."""
+        """Wait for the end of an interrupted `send`."""
         sending, self.sending = self.sending, None
         if sending is None:
             return
@@ -103,7 +112,15 @@ class _Way:
 
 @attrs.define(eq=False)
 class _Pair:
-    """A connection. `relay`: the relay between the ends, or None. `broken`: True if the relay has closed both ends."""
+    """A connection with both ends.
+
+    Attributes:
+        name: name of the connection, for messages.
+        ends: the client's end, then the server's end.
+        ways: both directions.
+        relay: the relay between the ends, or None.
+        broken: True if the relay has closed the connections to both ends.
+    """
 
     name: str
     ends: tuple[_End, _End]
@@ -116,7 +133,7 @@ class _Pair:
 
 
 def _send_and_overwrite(connection: Connection, frame: Frame) -> None:
-    """Send copies of the buffers. Overwrite them as soon as `send` has returned."""
+    """Send a frame with copies of its buffers, and overwrite the copies when `send` has returned."""
     buffers = [bytearray(buffer) for buffer in frame.body]
     try:
         connection.send(Frame(frame.head, buffers))
@@ -126,23 +143,24 @@ def _send_and_overwrite(connection: Connection, frame: Frame) -> None:
 
 
 def _descriptors() -> int:
-    """Return the number of open descriptors of this process; 0 if the system does not report it."""
+    """Return the number of open descriptors of this process. If the system does not report it, return 0."""
     with suppress(OSError):
         return len(os.listdir("/dev/fd"))  # noqa: PTH208 - names alone
     return 0
 
 
 class TransportStateMachine(RuleBasedStateMachine):
-    """Connect, send, receive, close and break connections in any order.
+    """Connect, send, receive, close and break connections in any order, and compare the results with a model.
 
-    Each direction is a queue in the model. Frames arrive in order, each once, up to the `close` of the other end; then, and
-    after a break, errors are `TransportError` or `ProtocolError`. At the end all descriptors are given back.
+    In the model, each direction is a queue. Frames arrive in order and once, until the other end calls `close`. After
+    this call, or after a break, errors are `TransportError` or `ProtocolError`. At the end, the process has no more
+    open descriptors than before.
     """
 
     pairs = Bundle("pairs")
 
     def __init__(self, transport: Transport, listen_url: str, wire: bool = True) -> None:
-        """The arguments are as in `run_transport_states`."""
+        """Test `transport`. The arguments are as in `run_transport_states`."""
         super().__init__()
         self._transport = transport
         self._wire = wire
@@ -154,13 +172,13 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @initialize(target=pairs)
     def connect_first(self) -> _Pair:
-        """Connect the first pair, without a relay."""
+        """Open the first connection, without a relay."""
         return self._connect(relayed=False)
 
     @precondition(lambda self: len(self._connected) < _MOST_PAIRS)
     @rule(target=pairs, relayed=st.booleans())
     def connect(self, relayed: bool) -> _Pair:
-        """Connect a pair. `relayed`: True to use a relay that can break the connection."""
+        """Open a connection. If `relayed`, it passes a relay that can break it."""
         return self._connect(relayed and self._wire)
 
     def _connect(self, relayed: bool) -> _Pair:
@@ -182,7 +200,10 @@ class TransportStateMachine(RuleBasedStateMachine):
         body=st.lists(st.sampled_from(_SIZES), max_size=3),
     )
     def send(self, pair: _Pair, up: bool, head: int, body: list[int]) -> None:
-        """Send a frame. It may wait for a reader if more than 128 KiB are unread, but for nothing else."""
+        """Send a frame.
+
+        If more than 128 KiB are unread, `send` may wait for a reader, and otherwise it must not wait.
+        """
         way = pair.ways[not up]
         if way.sending is not None:
             return
@@ -204,7 +225,10 @@ class TransportStateMachine(RuleBasedStateMachine):
                 way.sending = sending
 
     def _send_in_vain(self, end: _End, frame: Frame) -> None:
-        """Send a frame on an ended connection: `send` fails, at the latest after an earlier failure."""
+        """Send a frame on an ended connection.
+
+        `send` may succeed until its first failure, and must then always fail.
+        """
         try:
             outcome(start(_send_and_overwrite, end.connection, frame), _WAKES)
         except TransportError:
@@ -214,7 +238,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs, up=st.booleans(), patient=st.booleans())
     def receive(self, pair: _Pair, up: bool, patient: bool) -> None:
-        """Receive the next expected frame, or the end."""
+        """Receive the next expected frame, or the end of the connection."""
         way = pair.ways[not up]
         end = way.receiver
         if end.closing is not None:
@@ -237,7 +261,10 @@ class TransportStateMachine(RuleBasedStateMachine):
             end.deaf = True
 
     def _receive_due(self, way: _Way, patient: bool) -> None:
-        """Receive the next expected frame. Without patience it may be late, but it is not lost."""
+        """Receive the next expected frame.
+
+        If `patient` is False, a timeout is allowed, but the frame must arrive later.
+        """
         try:
             frame = way.receiver.connection.receive(PATIENCE if patient else 0.0)
         except TimeoutError:
@@ -252,7 +279,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             way.sender.sent += weight(frame)
 
     def _receive_doubtful(self, way: _Way, timeout: float) -> None:
-        """Receive the next expected frame, if it arrives."""
+        """Receive a frame whose `send` was interrupted, if the frame arrives."""
         try:
             frame = way.receiver.connection.receive(timeout)
         except (TransportError, ProtocolError):
@@ -270,7 +297,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs, up=st.booleans())
     def exceed_limits(self, pair: _Pair, up: bool) -> None:
-        """Send a frame that exceeds the limits. It raises `ProtocolError`, and nothing else changes."""
+        """Send an oversized frame. `send` must raise `ProtocolError`, and the connection must still work."""
         ways = pair.ways if up else pair.ways[::-1]
         end = ways[0].sender
         idle = not any(way.unread or way.sending for way in ways)
@@ -282,7 +309,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs, client=st.booleans())
     def close(self, pair: _Pair, client: bool) -> None:
-        """Close an end, perhaps a second time. Frames that it has sent still arrive."""
+        """Close an end, perhaps a second time. Frames that this end has sent still arrive."""
         end = pair.ends[not client]
         under_way = [way for way in pair.ways if way.sending is not None and not way.sending.done()]
         closing = start(end.connection.close)
@@ -298,7 +325,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule(pair=pairs)
     def break_connection(self, pair: _Pair) -> None:
-        """Hang up on both ends of a connection that passes a relay."""
+        """Break a connection that passes a relay: the relay closes both sides."""
         if pair.relay is not None and not pair.broken:
             pair.broken = True
             pair.relay.__exit__()
@@ -307,7 +334,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @rule()
     def listen_again(self) -> None:
-        """Close the listener and open another at the same address. Connections stay."""
+        """Close the listener, and open a new one at the same address. Existing connections still work."""
         url = self._listening[-1].listener.url
         outcome(start(self._listening[-1].listener.close), "`close` of a listener must wait for no connection")
         with pytest.raises(TransportError):
@@ -316,7 +343,7 @@ class TransportStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def facts_hold(self) -> None:
-        """Check that properties of each end can be read, and that counters include the frames that passed."""
+        """Check that the properties of each end can be read, and that the counters include the frames that passed."""
         for end in (end for pair in self._connected for end in pair.ends):
             connection = end.connection
             assert connection.bytes_sent >= end.sent, "`bytes_sent` leaves out bytes of frames"
@@ -327,7 +354,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             assert isinstance(connection.link, LinkFacts)
 
     def teardown(self) -> None:
-        """Close everything."""
+        """Close all connections and the listener."""
         for pair in self._connected:
             self._closings += [start(end.connection.close) for end in pair.ends]
         for pair in self._connected:
@@ -353,16 +380,16 @@ def run_transport_states(
     steps: int = 30,
     shrink: bool = True,
 ) -> None:
-    """Run the state machine with random calls.
+    """Run random sequences of calls on a transport. Raise the first difference from the model.
 
     Args:
-        transport: the transport to try.
+        transport: the transport under test.
         listen_url: a URL at which any number of listeners can listen, such as `tcp://127.0.0.1:0`.
-        wire: as the fixture of `TransportConformance`. A relay can stand in between and hang up.
-        descriptors: the transport returns all descriptors of this process. False for a transport that keeps some of its own.
-        examples: number of runs.
-        steps: calls of a run, at most.
-        shrink: look for the shortest sequence of calls that fails.
+        wire: as the fixture of `TransportConformance`. If True, a relay can break connections.
+        descriptors: False if the transport keeps some descriptors of this process open.
+        examples: number of sequences.
+        steps: maximum number of calls in a sequence.
+        shrink: True to find the shortest sequence that fails.
     """
     served = Served(transport, listen_url, LIMITS)  # descriptors that a transport opens once per process do not count
     served.connect()

@@ -22,17 +22,17 @@ _TENSORS = {
 
 
 class _InMemory(WeightFile):
-    """A weight file whose bytes are in memory."""
+    """A weight file in memory."""
 
     def __init__(self, data: bytes, name: str) -> None:
         self.data, self.name, self.size = data, name, len(data)
 
     def version(self) -> str:
-        """Return a text that changes when the contents may have changed."""
+        """Return a text that changes if the contents may have changed."""
         return "1"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents from byte `start` on."""
+        """Fill `buffer` with the bytes of the file that start at position `start`."""
         part = self.data[start : start + len(buffer)]
         if start < 0 or len(part) != len(buffer):
             raise OSError("beyond the end of the file")
@@ -49,18 +49,18 @@ class WeightFormatConformance(Ending):
 
     @pytest.fixture
     def make_file(self) -> MakeFile:
-        """Return a function that makes the bytes of a file from tensors by name."""
+        """Return a function that encodes tensors, given by name, as the bytes of a file."""
         return missing(self, "make_file", "a function that makes the bytes of a file of tensors by name")  # type: ignore[return-value]
 
     def test_weight_format_has_every_member(self, form: WeightFormat) -> None:
-        """The format has every member, and suffixes with their dots."""
+        """The format has all attributes and methods of `WeightFormat`. Each suffix starts with a dot."""
         require_protocol(form, "weight_formats")
         assert form.suffixes, "no file has this format"
         assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "`.example`, in lower case"
         assert all(name.endswith(form.suffixes) for name in form.whole), "`whole` names files of this format"
 
     def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
-        """Names, dtypes, shapes and contents equal those that were written, for whole tensors and parts."""
+        """Names, dtypes, shapes and contents equal those of the encoded tensors, for whole tensors and for parts."""
         file = _InMemory(make_file(_TENSORS), f"model{form.suffixes[0]}")
         header = form.read_header(file)
         assert header.tensors.keys() == _TENSORS.keys()
@@ -76,7 +76,7 @@ class WeightFormatConformance(Ending):
     def test_damaged_files_raise_documented_errors(self, form: WeightFormat, make_file: MakeFile) -> None:
         """`read_header` raises only `ValueError` or `OSError` for damaged files.
 
-        The executor itself checks the positions of tensors.
+        The executor itself checks that tensors lie within the file.
         """
         data = make_file(_TENSORS)
         for place in range(0, len(data), 1 + len(data) // 100):

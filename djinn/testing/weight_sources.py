@@ -37,19 +37,22 @@ class WeightSourceConformance(Ending):
 
     @pytest.fixture
     def place(self) -> Place:
-        """Return a function that stores the bytes of a file for the source.
+        """Return a function that stores the bytes of a file where the source can read them.
 
-        The function returns the address, and permissions to read it.
+        The function returns the address of the file, and permissions to read it.
         """
         return missing(self, "place", "a function that stores bytes, and returns their address and permissions")  # type: ignore[return-value]
 
     def test_weight_source_has_every_member(self, source: WeightSource) -> None:
-        """The source has every member, and its name is a URL scheme."""
+        """The source has all attributes and methods of `WeightSource`, and its name is a URL scheme."""
         require_protocol(source, "weight_sources")
         assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
 
     def test_every_range_can_be_read(self, source: WeightSource, place: Place) -> None:
-        """Several threads can read at the same time, and the version does not change."""
+        """Any range of bytes can be read in any order, by several threads at the same time.
+
+        The version does not change.
+        """
         file = _only(source, *place(SAMPLE_FILE))
         assert file.size == len(SAMPLE_FILE)
         before = file.version()
@@ -61,7 +64,7 @@ class WeightSourceConformance(Ending):
         assert file.version() == before
 
     def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
-        """Writes to a mapping do not change the file. A file that cannot be mapped is read."""
+        """A write to a memory mapping does not change the file. If the file cannot be mapped, it is read."""
         file = _only(source, *place(SAMPLE_FILE))
         with contextlib.suppress(OSError):
             buffer = file.map()
@@ -79,7 +82,7 @@ class WeightSourceConformance(Ending):
             _bytes(file, file.size - 1, 2)
 
     def test_nothing_is_read_without_permission(self, source: WeightSource, place: Place) -> None:
-        """Without permissions nothing can be read, and errors do not reveal which files exist."""
+        """Without permissions, no file can be read, and errors do not show which files exist."""
         address, _ = place(SAMPLE_FILE)
         messages = []
         end = PurePosixPath(address).suffix  # which alone says the format
@@ -92,13 +95,13 @@ class WeightSourceConformance(Ending):
         )
 
     def test_missing_file_is_unavailable(self, source: WeightSource, place: Place) -> None:
-        """A missing file raises `WeightsUnavailable`, not an error of the source's own."""
+        """A missing file raises `WeightsUnavailable`, and not another error of the source."""
         address, permissions = place(SAMPLE_FILE)
         with pytest.raises(WeightsUnavailable):
             open_permitted(source, address + _MISSING, permissions)
 
     def test_executor_finds_the_tensors(self, source: WeightSource, place: Place) -> None:
-        """An executor opens the address and finds the tensors."""
+        """An executor opens the address of a file and finds the tensors in it."""
         address, permissions = place(SAMPLE_FILE)
         reader = WeightReader([source], permissions)
         opened = reader.open(address)

@@ -17,7 +17,10 @@ _NEVER = 1 << 62
 
 
 def dial(url: str, timeout: float = 60.0) -> socket.socket:
-    """Return a plain socket, connected to the Unix socket of a URL `SCHEME:///PATH`, or to the TCP port of a URL with a host."""
+    """Return a plain socket that is connected to a listener.
+
+    A URL `SCHEME:///PATH` names a Unix socket, and a URL with a host names a TCP port.
+    """
     parts = urlsplit(url)
     if not parts.netloc:
         sock = unix_socket()
@@ -28,20 +31,21 @@ def dial(url: str, timeout: float = 60.0) -> socket.socket:
 
 
 class CountingRelay:
-    """Context manager of a relay between clients and the server at `target`. It counts bytes, and can pause.
+    """Relay between clients and a server, as a context manager. It counts bytes, and can pause connections.
 
     Attributes:
         url: URL at which clients connect to the relay.
-        bytes_up, bytes_down: bytes passed on to the server, and to the clients.
+        bytes_up: bytes that were passed on to the server.
+        bytes_down: bytes that were passed on to clients.
     """
 
     def __init__(self, target: str, directory: Path, pause_bytes: int = _NEVER) -> None:
-        """Listen for clients.
+        """Start to listen for clients.
 
         Args:
-            target: the server's URL.
-            directory: holds the relay's own socket if the target has a path and no host.
-            pause_bytes: after this many bytes in one direction, a connection stops until `resume`.
+            target: URL of the server.
+            directory: folder for the relay's own Unix socket, if `target` names one.
+            pause_bytes: a connection pauses after this many bytes in one direction, until `resume` is called.
         """
         self._pause_bytes = pause_bytes
         self._resumed = threading.Condition()
@@ -64,7 +68,7 @@ class CountingRelay:
         self._accepting = self._start(self._accept)
 
     def resume(self) -> None:
-        """Resume the connections that pause now. Later pauses need another call."""
+        """Resume the connections that are paused now. Connections that pause later need another call."""
         with self._resumed:
             self._resumes += 1
             self._resumed.notify_all()

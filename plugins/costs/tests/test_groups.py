@@ -40,7 +40,7 @@ def test_groups_have_own_devices(resident, main):
     assert len(where[0]) == 1
     assert where[0] != where[1]
     assert placement.values[weight] == names[main]
-    assert "group 1 of 2 that run beside each other" in placement.decisions[0].reason
+    assert "group 1 of 2 that run at the same time" in placement.decisions[0].reason
 
 
 def test_single_device_if_splitting_is_slower():

@@ -14,7 +14,7 @@ Kind = Literal["appended", "written", "created", "kept", "read"]
 
 _WRITES = frozenset({"_index_put_impl_", "copy_", "index_copy_", "index_put_", "scatter_", "slice_scatter_"})
 _SCATTERS = frozenset({"index_copy", "index_put", "scatter", "select_scatter", "slice_scatter"})
-# Between numbers of few bits and what they stand for, both ways; and what puts a batch in another order.
+# Ops that quantize or dequantize numbers, and ops that reorder a batch.
 SCALED = frozenset({
     *COPIES, "__rshift__", "add", "bitwise_and", "bitwise_right_shift", "clamp", "clamp_max", "clamp_min", "div",
     "index_select", "mul", "roll", "round", "sub", "view_dtype",
@@ -203,7 +203,7 @@ class Caches:
                 return None
             full_numel, quantized_numel = self.graph.meta(node.inputs[0]).numel, self.graph.meta(value).numel
             if node.operation == "expand" and quantized_numel > full_numel:
-                return None  # one for all samples: a weight, such as learnt tokens
+                return None  # all samples share it: a weight, such as learnt tokens
             value = node.inputs[0]
         return None
 

@@ -122,8 +122,8 @@ def kv_session(cache: object = None) -> KvSession:
     """Return an object that pins, evicts and restores a KV cache on its executor.
 
     `cache` contains tensors in lists, mappings or objects such as transformers' `DynamicCache`. If it is None, all
-    values
-    of the open session count that Djinn recognises as KV caches. This requires that the executor has a memory limit.
+    values of the open session count that Djinn recognises as KV caches. This requires that the executor has a memory
+    limit.
     """
     return KvSession(cache)
 

@@ -25,9 +25,9 @@ from djinn_strategies.batching.weights import PackedWeights
 
 djinn_api_version = "2.0"
 SETTINGS: Final = 8  # numeric settings under which a template is tried
-MOST_SESSIONS: Final = 32  # in a batch
-PATIENCE_SECONDS: Final = 0.001  # wait limit for the sessions of the previous batch
-PATIENCE_SHARE: Final = 0.25  # as a share of the template's run time
+MOST_SESSIONS: Final = 32  # sessions in a batch
+PATIENCE_SECONDS: Final = 0.001  # time limit for sessions of the previous batch to join
+PATIENCE_SHARE: Final = 0.25  # time limit as a share of the template's run time
 _log = get_logger("djinn.server")
 
 

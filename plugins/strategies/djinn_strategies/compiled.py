@@ -40,8 +40,7 @@ class CompiledTemplates(HotTemplates):
     """Compile the hot templates of a device, and run the compiled code if it is faster.
 
     Compiled code may round differently than the ops. The operator accepted that by naming a compiler. Therefore
-    compiled
-    code runs for all sessions.
+    compiled code runs for all sessions.
     """
 
     name = "compiled"

@@ -45,8 +45,7 @@ class AssignmentSettings:
 
     Attributes:
         margin: how much more load than the least loaded executor the preferred executor may have. A load of 1 is a
-            whole
-            device.
+            whole device.
         shares: shares of tenants, such as `alice=2`. A tenant that is not listed has the share 1.
         reservations: devices that only some tenants may use, such as `0=alice`. A device is given by number or id. Each
             entry names one tenant.

@@ -179,8 +179,7 @@ class _Search:
         """Return True if separate parts can replace the region.
 
         Each output must have rows and memory of its own. No other node may write an output, or read it too early. No
-        node may
-        write an input.
+        node may write an input.
         """
         memory = {storage_of(v) for v in outputs}
         if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):

@@ -18,9 +18,8 @@ class Pipelining(Optimization):
     """Tell the placement policy that independent programs follow each other, and how many devices they can keep busy.
 
     The hint helps under three conditions. The client submits programs of one structure before it waits for earlier
-    ones.
-    No program depends on the state that the previous program leaves. Each program runs long enough that the client can
-    keep several devices busy.
+    ones. No program depends on the state that the previous program leaves. Each program runs long enough that the
+    client can keep several devices busy.
     """
 
     name = "pipelining"

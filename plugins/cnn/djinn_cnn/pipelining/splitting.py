@@ -21,10 +21,8 @@ class SplitBatches(Optimization):
     """Split a batch into parts that run the same ops. The placement policy puts each part on its own device.
 
     A split helps if it saves more time than the transfers of inputs and results cost. Only ops that process each input
-    of
-    the batch separately are split. Then the parts are concatenated. Kernels may round differently for a smaller batch,
-    so
-    the optimization is inexact.
+    of the batch separately are split. Then the parts are concatenated. Kernels may round differently for a smaller
+    batch, so the optimization is inexact.
     """
 
     name = "split_batches"

@@ -55,6 +55,6 @@ def _on_several_devices(options: Options, what: str, fresh: str | None) -> Optio
 
     def why(index: int) -> str:
         group = units[index].group
-        return f"{what} {group + 1} of {count} that run beside each other" if group >= 0 else "its operands are there"
+        return f"{what} {group + 1} of {count} that run at the same time" if group >= 0 else "its operands are there"
 
     return Option(listed, why)

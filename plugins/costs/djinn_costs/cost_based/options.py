@@ -200,12 +200,12 @@ class Options:
         if index in listed.second:
             other_device, when = listed.second[index]
             late = "not enough memory" if math.isinf(when) else shown(when)
-            return f"done there after {shown(listed.done[index])}, on {other_device} after {late}"
+            return f"it finishes there after {shown(listed.done[index])}, and on {other_device} after {late}"
         return "the values that it writes or uses are on this device"
 
     def _why_part(self, number: int, count: int) -> str:
         total = sum(self.work.sizes.values())
-        return f"part {number} of {count} in program order: {total:,} bytes of inputs fit into no device"
+        return f"part {number} of {count} in program order: {total:,} bytes of inputs do not fit on one device"
 
 
 def followed(unit: Unit, listing: ListScheduler) -> str | None:

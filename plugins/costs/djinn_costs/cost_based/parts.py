@@ -15,8 +15,7 @@ def cuts(
     """Yield placements, as the device of each unit, with more and more devices.
 
     Consecutive devices hold consecutive segments. Placed inputs do not move. The size of a segment is proportional to
-    the
-    free memory of its device.
+    the free memory of its device.
     """
     fresh = _fresh_bytes(work)
     total = sum(fresh)

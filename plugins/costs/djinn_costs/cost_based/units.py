@@ -36,8 +36,7 @@ class Unit:
         bound: True if the unit writes a storage on `home`.
         tokens: True if the unit belongs to a language model that generates tokens.
         light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
-            its
-            first consumer.
+            its first consumer.
         group: index of its group or branch in `beside`. Without a group, it is -1.
     """
 

@@ -24,10 +24,8 @@ class Adaptive(Judge):
     executor with a placement on several executors.
 
     The comparison is the Mann-Whitney rank test, which is robust against outliers. The test is repeated after a few
-    fixed
-    numbers of runs, and all repetitions together have a fixed error probability. If the last test finds no difference,
-    the
-    optimization stays on.
+    fixed numbers of runs, and all repetitions together have a fixed error probability. If the last test finds no
+    difference, the optimization stays on.
     """
 
     name = "adaptive"
@@ -62,8 +60,7 @@ class Adaptive(Judge):
         """Return True if several executors save time, by median times and the time to move weights.
 
         With few measured runs, the saving must be larger, because single runs mislead. If the saving is too small, one
-        executor
-        is used. Each later run updates the decision, and sometimes the other placement is tried again.
+        executor is used. Each later run updates the decision, and sometimes the other placement is tried again.
         """
         if not trial.alone or not trial.apart:
             return None

@@ -9,8 +9,7 @@ def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> fr
     """Return the ids of the nodes in `plan` that can be removed. `kept`: values that outlive the program.
 
     A node is live if it has a side effect or draws random numbers. It is also live if it computes a kept value, or a
-    value
-    that a live node uses, or if it writes memory that is kept or that a live node reads later.
+    value that a live node uses, or if it writes memory that is kept or that a live node reads later.
     """
     live = set(kept)
     storages = {storage_of(v) for v in (*kept, *graph.inputs)}

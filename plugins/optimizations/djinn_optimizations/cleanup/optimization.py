@@ -44,7 +44,7 @@ class CommonSubexpressions(_Cleanup):
             return reason
         merged = merge(context.graph, context.plan, context.kept)
         if not merged.drop:
-            return OptimizationResult(self.name, applied=False, reason="no op repeats another")
+            return OptimizationResult(self.name, applied=False, reason="no op repeats an earlier op")
         rewrite = Rewrite(frozenset(merged.drop), merged.replace, equal_slots=tuple(merged.equal_slots))
         condition = f", while {len(merged.equal_slots)} pairs of scalars are equal" if merged.equal_slots else ""
         return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{condition}", rewrite)

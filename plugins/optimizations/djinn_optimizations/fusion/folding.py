@@ -38,7 +38,9 @@ class FoldBatchNorms(Optimization):
         norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
         substitutions = [s for norm in norms if (s := _folded(context, norm)) is not None]
         if not substitutions:
-            return OptimizationResult(self.name, applied=False, reason="no batch norm follows a convolution alone")
+            return OptimizationResult(
+                self.name, applied=False, reason="no batch norm is the only reader of a convolution"
+            )
         reason = f"{len(substitutions)} batch norms become part of the convolutions before them"
         return OptimizationResult(
             self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(substitutions))

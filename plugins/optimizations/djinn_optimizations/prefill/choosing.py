@@ -65,7 +65,7 @@ def choose(context: OptimizationContext, rows: Rows) -> ChunkChoice:
     """Return the chunks with the shortest predicted time.
 
     Raises:
-        Refused: no number of chunks is fast enough compared with one device.
+        NotDivisible: no number of chunks is fast enough compared with one device.
     """
     times = _times(context, rows)
     candidates = [

@@ -22,8 +22,7 @@ class DivideSequences(Optimization):
     """Divide a prompt into chunks of rows, one for each device.
 
     Each chunk sends its keys and values to the devices of later chunks. Caches are on the device of the last chunk,
-    which
-    also runs the ops after the layers. This saves time if the prompt is long compared with the transfers.
+    which also runs the ops after the layers. This saves time if the prompt is long compared with the transfers.
     """
 
     name = NAME
@@ -89,7 +88,7 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Raise `Refused` if a later program could notice that kept values no longer share memory.
+    """Raise `NotDivisible` if a later program could notice that kept values no longer share memory.
 
     If a later program writes into a kept value, values that share its memory must change as well.
     """

@@ -83,7 +83,7 @@ def rows_of(context: OptimizationContext) -> Rows:
     """Find the sequence dimension of a program.
 
     Raises:
-        Refused: the program has no sequence dimension, or cannot be divided along it.
+        NotDivisible: the program has no sequence dimension, or cannot be divided along it.
     """
     graph = context.graph
     nodes = [graph.nodes[n] for n in context.plan.nodes]
@@ -104,7 +104,7 @@ def rows_of(context: OptimizationContext) -> Rows:
 
 
 def _check(context: OptimizationContext, found: Rows) -> None:
-    """Raise `Refused` if the rows cannot be divided.
+    """Raise `NotDivisible` if the rows cannot be divided.
 
     No node outside the divided part may use its intermediate values, and these values must not change meanwhile.
     """

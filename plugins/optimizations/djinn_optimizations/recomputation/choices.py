@@ -81,7 +81,9 @@ def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -
         nbytes = sum(context.graph.meta(v).nbytes for v in spared)
         home = Counter(cone.home[v] for v in spared).most_common(1)[0][0] if spared else "elsewhere"
         takes, instead = sum(cone.seconds[n] for n in together), sum(cone.sending[v] for v in spared)
-        reason = f"computed here, too: {duration(takes)} against {duration(instead)} for {size(nbytes)} from {home}"
+        reason = (
+            f"computed here, too: {duration(takes)} against {duration(instead)} for sending {size(nbytes)} from {home}"
+        )
         for node in sorted(together):
             yield PlacementDecision(node, cone.device, reason)
 

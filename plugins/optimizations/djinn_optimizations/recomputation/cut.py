@@ -15,8 +15,7 @@ def cheapest(cone: Cone, weight: float) -> frozenset[int]:
 
     The result is a minimum cut (Stone 1977). The received values and the recomputed nodes are on its source side. The
     capacity of the edge from a node to the sink is the time to compute the node. The capacity of the edge from a value
-    to
-    its node is the time to send the value.
+    to its node is the time to send the value.
     """
     import networkx as nx  # importing takes a quarter of a second, and only programs that send large values need it
 

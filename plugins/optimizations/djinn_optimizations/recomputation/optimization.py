@@ -91,7 +91,7 @@ def _lower_bound_seconds(context: OptimizationContext) -> float:
 def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
     """Return the reason why no value is recomputed."""
     if len(thought) == 1:
-        return f"sent in {duration(sending)}: nothing cheaper can be computed where it is used"
+        return f"sent in {duration(sending)}: recomputing is not faster"
     cheapest_other = min(thought[1:], key=lambda choice: choice.seconds)
     return (
         f"sent: {size(cheapest_other.nbytes)} in {duration(cheapest_other.sending)} against {duration(cheapest_other.computing)} of computing again; "

@@ -56,8 +56,7 @@ class PackedWeights:
         """Pack a weight for products with `rows` rows, and return the copy. The weight must never be written.
 
         Return None if the device has no such layout or too little memory. Return None also if the copies of this memory
-        would
-        exceed its size, as with many different views of it.
+        would exceed its size, as with many different views of it.
 
         Args:
             weight: the weight.

@@ -1,7 +1,7 @@
 """Replace the instructions of a region by compiled code.
 
-`CompiledRegion.check_guard` decides before each run whether the compiled code applies.
-`comparison.difference` verifies the code: it runs instructions and compiled code on copies, and compares all results.
+`CompiledRegion.check_guard` decides before each run whether the compiled code applies. `comparison.difference` verifies
+the code: it runs instructions and compiled code on copies, and compares all results.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from djinn_strategies.compiling.padded_steps import Padded, PaddedRun, SymbolicN
 from djinn_strategies.compiling.recorded_region import RecordedRegion, Recorder, Recording, memory_span
 from djinn_strategies.compiling.written_views import address_of
 
-_SPARE: Final = 64  # entries that a capacity has room for beyond the present ones, at least
-_SHARE: Final = 4  # or a share of the present ones
-_COPIES: Final = 64  # of each result, which say nothing yet
+_SPARE: Final = 64  # minimum number of spare entries in a new buffer
+_SHARE: Final = 4  # spare entries as a share of the present entries: a quarter
+_COPIES: Final = 64  # copies per result before their number counts
 
 
 def capacity_for(n: int) -> int:

@@ -44,8 +44,7 @@ class Thresholds:
         observed: number of runs from which the relation of the sizes is inferred.
         checks: number of runs that must give equal results.
         misses: after this many consecutive runs that the compiled code does not fit, the code is dropped. After this
-            many
-            consecutive comparisons that raise, the template is never compiled again.
+            many consecutive comparisons that raise, the template is never compiled again.
         tries: maximum number of compilations of a template.
     """
 
@@ -68,8 +67,7 @@ class CompilationCounters:
         seconds: total time of these calls.
         failures: number of calls that raised.
         unused: number of compiled regions that were rejected or dropped, because results differed, because they were
-            not
-            faster, or because sizes changed.
+            not faster, or because sizes changed.
         runs: number of runs in which compiled code replaced instructions.
     """
 

@@ -98,7 +98,7 @@ class PaddedRun:
         """
         args, kwargs = step.given(self.env)
         if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor):
-            self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a slice at a varying position has other strides
+            self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a copied slice has other strides than the view
             self._note_copies(step, args[0])
             return True
         if not any(isinstance(value, Padded | SymbolicNumber) for value in _flat((*args, *kwargs.values()))):

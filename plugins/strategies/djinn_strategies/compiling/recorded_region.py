@@ -28,7 +28,7 @@ from djinn_strategies.compiling.compiled_region import CompiledRegion
 from djinn_strategies.compiling.scalars import call_with_tensors
 from djinn_strategies.compiling.written_views import address_of
 
-RECORDINGS: Final = 8  # of one region, by the addresses of its weights
+RECORDINGS: Final = 8  # maximum number of recordings of one region: each has other weights
 SKIPPED_OPS: Final = frozenset({GET_RANDOM_STATE})  # a graph launches no such op, and draws nothing itself
 _RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
 _RECENT_RUNS: Final = (
@@ -210,7 +210,7 @@ class RecordedRegion(CompiledRegion):
             results = self._launch(recording, inputs)
         finally:
             self._overwrote = recording.launched
-        self._recorder.names.forget(results)  # their memory had other bytes in the last replay
+        self._recorder.names.forget(results)  # each replay changes the contents of their memory
         return results
 
     def _launch(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -347,9 +347,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
     Return an empty text if they agree.
 
     The recording and the instructions run on the session's values, because the recording has their addresses.
-    Afterwards
-    written inputs get their former contents back.
-    `mismatch` describes how two results at a place differ.
+    Afterwards written inputs get their former contents back. `mismatch` describes how two results at a place differ.
     """
     region = compiled.region
     written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}

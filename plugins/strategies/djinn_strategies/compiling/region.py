@@ -202,5 +202,5 @@ def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
     for result, _ in step.makes:
         info = returns[min(result, len(returns) - 1)].alias_info if returns else None
         if info is not None:
-            found[result] = step.reads  # more than one only for views of a list
+            found[result] = step.reads  # only views of a list have several operands
     return found

@@ -118,7 +118,7 @@ class _RegionGraphBuilder:
             return enumerated(argument)
         if isinstance(argument, SelfDevice):
             return torch.device("cpu") if argument.cpu else self.device
-        return None  # a generator; no op of a region uses one
+        return None  # a generator, which no op of a region uses
 
     def _scalar_tensor(self, argument: ScalarTensor) -> Any:
         dtype = enumerated(Enumerated("dtype", argument.dtype))
