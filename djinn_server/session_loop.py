@@ -24,7 +24,7 @@ from djinn_server.session_threads import SessionThreads
 from djinn_server.weights.reads import WeightReads
 
 _AT_ONCE: Final = 1e-9  # a time that is over
-_UPLOADS: Final = 64  # that are taken between two submissions which run together
+_UPLOADS: Final = 64  # taken between two submissions in lanes, while no other session waits for the device
 _NO_WAITS: Final[Iterator[Wait]] = iter(())
 _KINDS: Final[Mapping[type, Kind]] = {
     UploadPart: Kind.AT_ONCE,
@@ -99,12 +99,12 @@ class SessionLoop:
 
     def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
         """Return the next message if it has arrived and is a submission, else None. `machine.pop` removes it."""
-        machine = self.machine
+        machine, turns = self.machine, self._cancellation.turn.turns
         for _ in range(_UPLOADS):
             with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
                 connection.read_ahead(1, limits.AHEAD_BYTES)
             head = next((frame.head for frame in connection.queued()), b"")
-            if len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
+            if turns.waiting or len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
                 break
             self._receive(connection)
         message = machine.first()

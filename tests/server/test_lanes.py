@@ -25,6 +25,7 @@ from djinn_server.hookspecs.quotas import Quota
 from djinn_server.recovery.executor_channel import PlainExecutorChannel
 from djinn_server.running import lanes as lanes_module
 from djinn_server.running import responses
+from djinn_server.running.fair_share import FairShare
 from djinn_server.running.lanes import Lanes
 from djinn_server.running.run import TemplateRun
 from djinn_server.session import ExecutorSession
@@ -224,14 +225,20 @@ def test_client_that_does_not_read_keeps_no_device():
     assert [number for number, _, _ in answers] == [*range(1, 13)]
 
 
-def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
-    program, order, plain = Program(), [], TemplateRun.advance
+def other_session(program, order):
+    """A thread that has the device once, and notes that in `order`."""
 
-    def other_session():
+    def use():
         with program.context.device.turns.share():
             order.append("other session")
 
-    waiting = threading.Thread(target=other_session)
+    return threading.Thread(target=use)
+
+
+def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
+    program, order, plain = Program(), [], TemplateRun.advance
+
+    waiting = other_session(program, order)
 
     def noting(run, stop=None):
         order.append(run.work.sequence)
@@ -248,6 +255,32 @@ def test_waiting_session_precedes_runs_that_have_not_begun(monkeypatch):
     assert [number for number, _, _ in answers] == [1, 2, 3, 4]
     assert runs == 4
     assert order.index("other session") == 2, order
+
+
+def test_uploads_wait_while_another_session_waits(monkeypatch):
+    program, order, plain, leave = Program(), [], ExecutorSession.take_at_once, FairShare.leave
+
+    waiting = other_session(program, order)
+
+    def noting(session, message, frame):
+        if "upload" not in order:
+            waiting.start()
+            while not program.context.device.turns.waiting:
+                time.sleep(0.001)
+        order.append("upload")
+        plain(session, message, frame)
+
+    monkeypatch.setattr(ExecutorSession, "take_at_once", noting)
+    monkeypatch.setattr(FairShare, "leave", lambda *given, **named: (order.append("end"), leave(*given, **named)))
+    products(program, 2)
+    for number in range(20):
+        program.upload(handle(200 + number), torch.eye(4))
+    program.submit(PRODUCT, [handle(1), handle(219)], [handle(300)], fetch=[handle(300)])
+    values = matrices(3)
+    answers, _ = program.run(2, values)
+    waiting.join(SECONDS)
+    assert answers[2] == (3, [], [values[handle(1)].numpy().tobytes()])
+    assert order[:2] == ["upload", "end"], "the turn ends before further uploads are taken"
 
 
 def test_memory_of_unsent_reply_is_not_written(monkeypatch):
