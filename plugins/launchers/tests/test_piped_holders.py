@@ -83,7 +83,7 @@ def test_missing_command_raises():
     silent.end()
     assert silent.wait()[0] == -9
     old = behind("""echo '[0,"1.2"]'; cat >/dev/null""")
-    with pytest.raises(StartupError, match=r"leads to is Djinn 1\.2, and this is"):
+    with pytest.raises(StartupError, match=r"leads to Djinn 1\.2, and this is"):
         old.wait_placed()
     again = old.restart()
     assert old.wait()[0] == -9
