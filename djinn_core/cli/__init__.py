@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Name, module, function and summary of each subcommand.
 _SUBCOMMANDS = {
     "explain-error": ("djinn_core.cli.explain_error:command", "Show causes and cures of an error."),
-    "plugins": ("djinn_core.cli.plugins:command", "List the plugins, built-in, installed and broken ones."),
+    "plugins": ("djinn_core.cli.plugins:command", "List built-in, installed and broken plugins."),
     "serve": ("djinn_server.cli.serve:command", "Offer this machine's devices to clients."),
     "token": ("djinn_server.cli.token:command", "Make, list and revoke the tokens of a server's tenants."),
 }
@@ -152,7 +152,7 @@ def _broken_plugins(offered: PluginCommands) -> list[str]:
     """Return a sentence for each plugin whose commands failed to load."""
     errors = [str(failure.error).rstrip(".") + "." for failure in offered.failures]
     if offered.disabled:
-        errors.append(f"The setting `disable` leaves out the commands of {', '.join(offered.disabled)}.")
+        errors.append(f"The setting `disable` disables the commands of {', '.join(offered.disabled)}.")
     return errors
 
 

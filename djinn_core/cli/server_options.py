@@ -17,6 +17,6 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
         "--server",
         "servers",
         multiple=True,
-        help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+        help="Name (`djinn login`) or URL of a server. Default: the configured servers.",
     )
     return server(connection_file(command))

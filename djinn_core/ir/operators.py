@@ -40,7 +40,7 @@ OWN_OPERATORS = frozenset({
 _BEYOND_TENSORS = (
     "it reaches files, foreign memory, other processes or autograd, or changes what a tensor is for PyTorch"
 )
-_UNCHECKED = "its kernel builds tensors or reads memory without looking at what it is given, and no program needs it by this name"
+_UNCHECKED = "its kernel does not check its arguments before it builds tensors or reads memory, and no program needs it by this name"
 # Op names without overload. `_backward` runs autograd, which executors never do. `_efficientzerotensor` claims bytes that it does not have.
 _REACHING_BEYOND = (
     "_backward _efficientzerotensor "
@@ -123,7 +123,7 @@ def refusal(name: str) -> str:
         return "it is not one of PyTorch's own operators"
     packet, overload = split_name(name)
     if _is_of_other_layouts(packet):
-        return "it is about tensors that are not strided"
+        return "it is for tensors that are not strided"
     if packet in _EXCLUDED or name in _EXCLUDED_OVERLOADS:
         return _EXCLUDED.get(packet) or _EXCLUDED_OVERLOADS[name]
     return _unserializable_reason(
@@ -134,7 +134,7 @@ def refusal(name: str) -> str:
 def _unserializable_reason(schema: Any) -> str:
     types = [str(a.type) for a in (*schema.arguments, *schema.returns)]
     strange = [kind for kind in types if not _can_travel(kind)]
-    return f"it takes or returns what cannot travel: {', '.join(strange)}" if strange else ""
+    return f"it takes or returns types that cannot be sent: {', '.join(strange)}" if strange else ""
 
 
 @functools.cache

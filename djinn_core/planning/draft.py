@@ -86,7 +86,9 @@ class Draft:
 
 def without_substitutions(plan: OptimizationPlan, why: str) -> OptimizationPlan:
     """Return `plan` without its substitutions, which could not be recorded. Their results have the reason."""
-    reason = f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used here"
+    reason = (
+        f"its substitution cannot be recorded: {why}" if why else "its substitution cannot be used for this program"
+    )
     return attrs.evolve(plan, results=tuple(_without_substitutions(r, reason) for r in plan.results))
 
 

@@ -38,7 +38,7 @@ def substitute(
     A failure of `rewrite` is logged.
     """
     if rewrite is None:
-        return "there is no device here that records it"
+        return "no device of this process can record it"
     substitutions = [s for result in results for s in result.rewrite.substitutions]
     try:
         return rewrite(graph.program, substitutions, persistent_weights(graph, profile))

@@ -231,7 +231,7 @@ class TestPins:
             planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB), pins=self.pins)
         said = str(caught.value)
         assert caught.value.pinned
-        assert "the devices that were asked for do not suffice (pinned: 2 on a ops)" in said
+        assert "the requested devices do not suffice (pinned: 2 on a ops)" in said
         assert re.search(r"a: aten::mm \(node \d of layers\.\d\) alone takes [\d,]+ bytes with its operands", said)
         assert re.search(r"room for 100,000: [\d,]+ bytes are short", said)
         assert not planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).pinned

@@ -152,7 +152,7 @@ def test_failing_command_plugin_is_named(offer: Any, djinn: Djinn) -> None:
 def test_disable_setting_removes_commands(offer: Any, djinn: Djinn) -> None:
     offer("world", COMMAND.format(name="world"))
     refused = djinn("world", DJINN_DISABLE="world").stderr
-    assert "The setting `disable` leaves out the commands of world." in refused
+    assert "The setting `disable` disables the commands of world." in refused
     assert djinn("world", DJINN_PLUGINS="").stdout == "hello, world\n"
 
 

@@ -66,7 +66,7 @@ def check_made(func: Any, call: Call) -> None:
     if func is torch.ops.aten.split_with_sizes.default and len(call.results) > _PIECES:
         raise UnsupportedOperation(
             f"{func.name()} makes {len(call.results):,} views, which would take {16 * len(call.results) ** 2:,} "
-            f"bytes here; one op can make at most {_PIECES:,}. Split the tensor in two steps"
+            f"bytes of the client's memory; one op can make at most {_PIECES:,}. Split the tensor in two steps"
         )
     metas: list[TensorMeta | None] = [*call.results, *[meta for _, meta in call.changes]]
     check_dimensions(func.name(), max((len(meta.shape) for meta in metas if meta is not None), default=0))

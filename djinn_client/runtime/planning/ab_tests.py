@@ -196,7 +196,7 @@ class AbTests:
         if not reason:
             _log.debug("an optimization is faster", **fields)
             return True
-        _log.info("an optimization is slower here and is switched off", **fields)
+        _log.info("an optimization makes this program slower and is switched off", **fields)
         self._stats.optimizations_switched_off += 1
         tried.out[name] = reason
         tried.best = other.plan

@@ -48,7 +48,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
             check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
             check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
             if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):
-                reason = "another optimization does some of its nodes in another way"
+                reason = "another optimization substitutes some of its nodes"
                 result = OptimizationResult(optimization.name, applied=False, reason=reason)
         except Exception as error:
             reason = warn_skipped("optimization", optimization, error, "the plan is not changed", context.graph)

@@ -137,7 +137,7 @@ class _Attempts:
                 self._note_refusal(NAME, devices, str(error))
         counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
         refusal = DoesNotFit(
-            f"the devices that were asked for do not suffice ({policy.name}: {counts} ops). Tried: "
+            f"the requested devices do not suffice ({policy.name}: {counts} ops). Tried: "
             f"{'; '.join(dict.fromkeys(self.refused))}. Name other devices, or fewer modules"
         )
         refusal.pinned = True
@@ -150,7 +150,7 @@ class _Attempts:
         cause = str(self.first) if self.first is not None else "no device can run this program"
         rest = "; ".join(r for r in dict.fromkeys(self.refused) if cause not in r)
         attempts_text = f". Tried: {rest}" if rest else ""
-        return DoesNotFit(f"{cause}{attempts_text}. Use more devices or larger ones, or hold less at once")
+        return DoesNotFit(f"{cause}{attempts_text}. Use more or larger devices, or keep fewer tensors at a time")
 
     def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Return the valid placement of a policy, or None."""

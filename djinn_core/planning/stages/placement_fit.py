@@ -419,5 +419,5 @@ def _unsupported(context: PlacementContext, placement: Placement) -> dict[str, S
         home, dtype = placement.values.get(value, ""), dtype_of(graph, value)
         comes = home in particular and home not in missing and settled.get(storage_of(value)) != home
         if comes and particular[home].dtypes and dtype not in particular[home].dtypes:
-            missing[home] = f"it lacks {dtype}, and an input of that would come to live there"
+            missing[home] = f"it lacks {dtype}, and an input of this dtype would be placed on it"
     return {device: Shortage(device, 0, reason) for device, reason in missing.items()}

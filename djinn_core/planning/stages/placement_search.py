@@ -324,7 +324,7 @@ class _Search:
         return homes[~node if block is None else block]
 
     def _placement_reason(self, node: int) -> str:
-        return "the user asked for it" if node in self.pinned else "found by a search for what fits"
+        return "the user asked for it" if node in self.pinned else "found by a search for a placement that fits"
 
 
 def _bytes(there: int | None) -> float:

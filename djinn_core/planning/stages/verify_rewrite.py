@@ -86,7 +86,7 @@ class _RewriteCheck:
         if node.random:
             yield f"it drops {node.op} (node {node_id}), which advances the random state"
         if not node.outputs and not node.writes:
-            yield f"it drops {node.op} (node {node_id}), which is there for its effect"
+            yield f"it drops {node.op} (node {node_id}), which runs for its effect"
         for value in node.outputs:
             if value in self.kept:
                 yield f"it drops node {node_id}, whose value {value} the client still holds"

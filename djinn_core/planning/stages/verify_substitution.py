@@ -41,7 +41,7 @@ def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: f
         if node.random or not (node.outputs or node.writes) or not own.issuperset(storages_written(node)):
             yield f"it takes {node.op} (node {node.id}), which draws random numbers, is there for its effect, or writes what is not its own"
     if not made.issuperset(given.outputs):
-        yield "it makes values that its nodes do not make"
+        yield "it has outputs that its nodes do not compute"
     for value in made - frozenset(given.outputs):
         if value in kept or any(user.id not in given.nodes for user in graph.consumers(value)):
             yield f"value {value} is used by others and would be gone"
@@ -66,10 +66,10 @@ def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator
     """Yield a problem for each output that shares memory into which later code may write."""
     own = {storage_of(v) for v in given.outputs}
     if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
-        yield "it makes a view of memory that was there before"
+        yield "an output is a view of existing memory"
     shared = Counter(storage_of(v) for v in given.outputs)
     if any(shared[storage_of(v)] > 1 for v in kept.intersection(given.outputs)):
-        yield "what is kept of what it makes shares memory with something else that it makes"
+        yield "a kept output shares memory with another value that it creates"
 
 
 def _written(graph: Graph, given: Substitution) -> Iterator[str]:

@@ -147,7 +147,7 @@ class StripingConnection(StreamConnection):
             self._parallel = ParallelConnections(connections, lambda: self.hung_up)
         except OSError:  # a connection has ended, or there are no more descriptors
             for connection in connections:
-                connection.end("the main connection could not use this one")
+                connection.end("the main connection could not use this parallel connection")
             raise
 
     def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:
@@ -225,7 +225,7 @@ class StripingConnection(StreamConnection):
 
     def _hang_up(self) -> None:
         if self._parallel is not None:
-            self._parallel.stop_sending("the main connection sends nothing more")
+            self._parallel.stop_sending("the main connection has stopped sending")
 
     def _shut_down(self) -> None:
         if self._parallel is not None:

@@ -136,7 +136,7 @@ def test_unknown_variable_is_a_note(environ):
 def test_missing_requested_plugin_is_fatal(environ):
     found = diagnose(environ | {"DJINN_PLUGINS": "nosuch"})
     assert not found.well
-    assert "take it out of the setting `plugins`" in found.findings[0].mend
+    assert "remove it from the setting `plugins`" in found.findings[0].mend
 
 
 def test_one_reachable_address_is_enough():

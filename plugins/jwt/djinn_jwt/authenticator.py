@@ -111,7 +111,7 @@ class JwtAuthenticator(Authenticator):
         except jwt.ImmatureSignatureError:
             return Denial("this token is not valid yet: compare the clocks of its issuer and of the server", "not_yet")
         except jwt.InvalidAudienceError:
-            return Denial("this token is for another service: ask for one for this server", "audience")
+            return Denial("this token is for another service: ask for a token for this server", "audience")
         except jwt.InvalidIssuerError:
             return Denial("this token comes from an issuer that the server does not trust", "issuer")
         except jwt.MissingRequiredClaimError as error:

@@ -43,7 +43,7 @@ class Pinned(PlacementPolicy):
             if (pin := pins.of(node.module)) is not None:
                 return pin
             home = next((device for value in node.inputs if (device := homes.of(value)) is not None), devices[0])
-            return home, "no pin matches; its first operand is there" if node.inputs else "no pin matches"
+            return home, "no pin matches; its first operand is on this device" if node.inputs else "no pin matches"
 
         placement = assign_blocks(context, self.name, choose, homes)
         decisions = [d for d in placement.decisions if (pin := pins.of(nodes[d.node].module)) and d.device == pin[0]]

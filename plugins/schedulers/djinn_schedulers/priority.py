@@ -25,7 +25,7 @@ class Priority(Scheduler):
         nodes, dependences = context.plan.nodes, Dependences.of(context)
         required = _wanted(context, nodes, dependences)
         remaining = dependences.remaining(nodes)
-        reason = f"{len(required):,} of {len(nodes):,} nodes first, which fetched values are computed from"
+        reason = f"{len(required):,} of {len(nodes):,} nodes first, because fetched values depend on them"
         return NodePriority(
             lambda node: (node not in required, -remaining[node]), reason, group_priority=required.__contains__
         )

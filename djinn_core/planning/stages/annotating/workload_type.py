@@ -305,7 +305,7 @@ def _language(evidence: Evidence) -> Iterator[Judgement]:
         and not _picks_by_tokens(evidence.graph)
         and (evidence.kinds or measured_in_patches(evidence.graph, evidence.inputs) is None)
     ):  # the embedding may have been part of an earlier program
-        yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and nothing but text in sight")
+        yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and only text as input")
     elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
         yield Judgement(WorkloadType.LLM, 0.85, f"node {head} has a score for each row of the table of tokens")
 

@@ -13,7 +13,7 @@ from djinn_commands.connect.records import Record, refuse_windows
 @click.command(name="connect")
 @click.argument("destination")
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
-@click.option("--name", help="Name of the server here; without it, the host's.")
+@click.option("--name", help="Local name of the server. Default: the name of the host.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of ssh there.")
 @click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="Private key for ssh.")
 @click.option("-J", "--jump", metavar="HOST", help="Host to jump through, as for ssh.")
@@ -22,11 +22,11 @@ from djinn_commands.connect.records import Record, refuse_windows
     "-o", "--ssh-option", "further", multiple=True, metavar="KEY=VALUE", help="Option of ssh. May be repeated."
 )
 @click.option(
-    "--folder", help="Folder there for the environment, the server's files and jobs. Default: in your data directory."
+    "--folder", help="Remote folder for the environment, the server's files and jobs. Default: in your data directory."
 )
-@click.option("--environment", help="Environment there that has PyTorch and Djinn, in place of one that is made.")
-@click.option("--python", help="Python there for the environment. Default: one that is found.")
-@click.option("--torch", help="Requirement for PyTorch there. Default: the version that is installed here.")
+@click.option("--environment", help="Remote environment that has PyTorch and Djinn. Default: a new environment.")
+@click.option("--python", help="Remote Python for the environment. Default: a Python that is found.")
+@click.option("--torch", help="Requirement for the remote PyTorch. Default: the local version.")
 @click.option(
     "--wheels",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -38,7 +38,9 @@ from djinn_commands.connect.records import Record, refuse_windows
     help="Install the version of Djinn of this machine there, and restart the server. Sessions continue if the versions allow it.",
 )
 @click.option("--background", is_flag=True, help="Not under systemd, even if you may have services there.")
-@click.option("--check/--no-check", default=True, help="Train one small step at the end, if there was something to do.")
+@click.option(
+    "--check/--no-check", default=True, help="Train one small step at the end, unless all steps were done already."
+)
 @click.option("--dry-run", is_flag=True, help="Print each command and do nothing.")
 def connect(
     destination: str,
@@ -143,7 +145,7 @@ def _check_free(name: str) -> None:
 
 @click.command(name="disconnect")
 @click.argument("name")
-@click.option("--stop", is_flag=True, help="End the server there, too, and its sessions. Jobs go on.")
+@click.option("--stop", is_flag=True, help="Also end the remote server and its sessions. Jobs continue.")
 @click.option(
     "--forget", is_flag=True, help="Remove the log-in and the local files about the server. The server keeps its files."
 )

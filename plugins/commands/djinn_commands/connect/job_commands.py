@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from djinn_commands.connect.records import Record
 
 _server = click.option(
-    "--server", help="Name of the server (`djinn connect`). Default: the configured or the only one."
+    "--server", help="Name of the server (`djinn connect`). Default: the configured server, or the only server."
 )
 
 
@@ -37,7 +37,7 @@ _server = click.option(
     "--include",
     multiple=True,
     metavar="PATTERN",
-    help="Send this too, whatever .gitignore or its name says. May be repeated.",
+    help="Also send this path, even if .gitignore or its name excludes it. May be repeated.",
 )
 @click.option(
     "--limit-mib", type=click.IntRange(1), default=100, show_default=True, help="MiB of files that may be sent."
@@ -49,7 +49,7 @@ _server = click.option(
     is_flag=True,
     help="Show the log until the job ends, with its exit status. Ctrl-C ends that, not the job.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="List the files that would be sent, and do nothing.")
 def submit(
     script: Path,
     arguments: tuple[str, ...],

@@ -56,7 +56,7 @@ def start_keeper(record: Record) -> TunnelState:
     if (state := tunnel_state(record.name)) is not None and state.process == process:
         return state  # it has just ended by itself
     log_text = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
-    return TunnelState(process, reason=log_text or "the process that keeps the tunnel said nothing", ended=True)
+    return TunnelState(process, reason=log_text or "the process that keeps the tunnel open sent no report", ended=True)
 
 
 def _is_running(process: int) -> bool:

@@ -15,8 +15,8 @@ NEEDED = ("sentence_transformers", "sklearn", "transformers")
 
 
 @click.command("demo", short_help="Show Djinn at work on this machine, no GPU needed.")
-@click.option("--device", default="cpu", show_default=True, help="What the demo's server computes on, such as cuda:0.")
-@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Leave the others out. May be given twice.")
+@click.option("--device", default="cpu", show_default=True, help="Device of the demo's server, such as cuda:0.")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Run only this program. May be given twice.")
 @click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
 @click.option(
     "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also write the printed table to a picture."

@@ -30,7 +30,7 @@ _SUMMARISED = 30  # maximum number of programs that are listed before the detail
 @click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program: the format json.")
 @click.option("--format", "form", help="Print as text (the default), json, or in a format of a renderer, such as svg.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw into FILE.svg or FILE.html.")
-@click.option("--program", type=click.IntRange(1), help="Show only the program of this number.")
+@click.option("--program", type=click.IntRange(1), help="Show only the program with this number.")
 @click.option("--unfold", is_flag=True, help="List equal layers one by one.")
 @click.option("--depth", type=click.IntRange(0), help="How many levels of modules to list.")
 @click.option("--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What a model does.")

@@ -30,7 +30,7 @@ _GB = 1e9
     "--server",
     "servers",
     multiple=True,
-    help="Name (`djinn login`) or URL of a server; without it, the configured ones.",
+    help="Name (`djinn login`) or URL of a server. Default: the configured servers.",
 )
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option(
@@ -52,9 +52,9 @@ _GB = 1e9
     help="Tokens that are decoded after the prompt.",
 )
 @click.option("--optimizer", default="adamw", show_default=True, help="A class of torch.optim, for --step train.")
-@click.option("--dtype", default="", help="Of the weights, such as bfloat16; by default what the model says.")
-@click.option("--policy", default="", help="The placement policy; by default the one preferred for several devices.")
-@click.option("--scheduler", default="", help="The scheduler; by default the one preferred for several devices.")
+@click.option("--dtype", default="", help="Dtype of the weights, such as bfloat16. Default: the model's own.")
+@click.option("--policy", default="", help="The placement policy. Default: the preferred policy for several devices.")
+@click.option("--scheduler", default="", help="The scheduler. Default: the preferred scheduler for several devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("model")
 def plan(

@@ -13,16 +13,18 @@ import click
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option(
-    "--server", metavar="SERVER", help="Name (`djinn login`) or URL of the server to use, in place of those configured."
+    "--server",
+    metavar="SERVER",
+    help="Name (`djinn login`) or URL of the server to use, in place of the configured servers.",
 )
-@click.option("--stats", is_flag=True, help="At the end, print what was sent and waited for to standard error.")
+@click.option("--stats", is_flag=True, help="At the end, print counters of sent and awaited work to standard error.")
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Write a timeline of the run that Perfetto opens (`.gz`: compressed), and print where the time went to standard error.",
 )
-@click.option("--verbose", is_flag=True, help="Say on standard error what `cuda` stands for.")
+@click.option("--verbose", is_flag=True, help="Print on standard error which device `cuda` stands for.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

@@ -211,7 +211,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
         if not suggestion and variable.startswith(owned):
             continue
         hint = f"Did you mean {suggestion}?" if suggestion else "Unset it, or see docs/settings.md."
-        yield Finding(f"The environment sets {variable}, which means nothing to Djinn.", hint, fatal=False)
+        yield Finding(f"The environment sets {variable}, which is not a setting of Djinn.", hint, fatal=False)
 
 
 def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
@@ -246,7 +246,7 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
         if row.status != "failed":
             continue
         if row.name in plugin_names:
-            mend = "Install or mend it, or take it out of the setting `plugins`."
+            mend = "Install or repair it, or remove it from the setting `plugins`."
         else:
             mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
         yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in plugin_names)
@@ -260,7 +260,7 @@ def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
     if names:
         yield Finding(
             f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
-            "Say `tolerates_growth = True` in what always says the same for other sizes, or leave its plugin out.",
+            "Set `tolerates_growth = True` in classes whose decisions do not depend on sizes, or disable their plugin.",
             fatal=False,
         )
 

@@ -16,7 +16,7 @@ WATCH_SECONDS = 2.0
 @click.command(name="status")
 @server_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
-@click.option("--watch", is_flag=True, help="Again every two seconds, until Ctrl-C; `djinn top` shows rates, too.")
+@click.option("--watch", is_flag=True, help="Repeat every two seconds, until Ctrl-C. `djinn top` also shows rates.")
 def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool, watch: bool) -> None:
     """Show the sessions, executors, devices and memory of servers."""
     from rich.console import Console

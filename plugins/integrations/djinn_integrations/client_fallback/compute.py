@@ -104,7 +104,7 @@ class ClientFallback(OpHandler):
     def _warn_once(self, func: Any, reason: str) -> None:
         if func.name() not in self._told:
             self._told.add(func.name())
-            log.warning("an op that the executor cannot run is computed here", op=func.name(), reason=reason)
+            log.warning("an op that the executor cannot run is computed on this machine", op=func.name(), reason=reason)
 
 
 class _CpuCopies:

@@ -213,7 +213,7 @@ def _listing(address: str, index: int) -> WeightListing:
 def _not_opened(address: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
-        "It goes on for a while: open it again"
+        "The server continues for a while: open it again"
     )
 
 
@@ -383,7 +383,7 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
     except WeightsUnavailable as error:
         if mode == "server":
             raise
-        _log.info("weights are loaded here and uploaded", address=address, reason=str(error))
+        _log.info("weights are loaded on this machine and uploaded", address=address, reason=str(error))
         return None
     _log.info("weights are read by the server", address=address, tensors=len(weights), bytes=weights.nbytes)
     return weights

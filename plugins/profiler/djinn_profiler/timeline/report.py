@@ -53,13 +53,13 @@ _WORDS: Final = {
     UPLOAD: "uploads",
     CONNECT: "connecting",
     REQUEST: "requests on their way",
-    RECOVERY: "finding an executor that goes on with the session",
+    RECOVERY: "finding an executor that resumes the session",
     ANSWER: "replies on their way",
     TRANSFER: "waiting for transfers between executors",
-    EARLIER: "the executor does what was sent before",
-    DECODE: "the executor reads what was sent",
+    EARLIER: "the executor runs earlier submissions",
+    DECODE: "the executor reads the submission",
     EXECUTE: "the executor runs ops",
-    ENCODE: "the executor gets results ready",
+    ENCODE: "the executor prepares results",
     QUEUE: "waiting for a turn on the device",
 }
 _CAUSES: Final = (CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED)
@@ -262,7 +262,10 @@ def advice(found: TimeTotals) -> list[str]:
         )
     if kinds.get(CONNECT, 0.0) > 0.15:
         advice_rows.append(
-            (kinds[CONNECT], "connecting is a part of the block: call djinn.init() before it to see the rest better")
+            (
+                kinds[CONNECT],
+                "the block includes connecting: call djinn.init() before the block to measure the program alone",
+            )
         )
     slow = [one.surprise for one in found.executors if one.surprise and one.measured > one.predicted]
     if share[DEVICE_BOUND] > 0.4 and slow:
@@ -282,7 +285,7 @@ def advice(found: TimeTotals) -> list[str]:
         advice_rows.append(
             (
                 kinds[PLAN],
-                "plans are made: let a few steps pass before the block, or keep sizes the same from step to step",
+                "the block includes planning: run a few steps before the block, or keep sizes constant from step to step",
             )
         )
     if not found.calls and not found.instructions and not found.lines:
@@ -305,7 +308,7 @@ def table(found: TimeTotals, *, complete: bool) -> str:
         f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
     ]
     if not complete:
-        lines.append("not all was recorded: the block did more than a timeline keeps")
+        lines.append("the timeline is incomplete: the block did more than a timeline can hold")
     lines += ["", "where the time went, by cause"]
     for cause in _CAUSES:
         if (spent := found.causes.get(cause, 0.0)) > 0:

@@ -25,11 +25,11 @@ _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
 CONDITION: Final = "a condition"  # `Cause.NUMBER` on a line that branches on the number
 ADVICE: Final = MappingProxyType({
     Cause.NUMBER: "keep it a tensor, add it up on the device, and call .item() once after the loop or every hundred steps",
-    CONDITION: "use torch.where or a mask in place of the branch, or look at the condition every few steps",
+    CONDITION: "use torch.where or a mask in place of the branch, or check the condition every few steps",
     Cause.COPY: "copy with .to('cpu', non_blocking=True) and use it later, or copy once after the loop: torch.stack(list).cpu()",
     Cause.PRINT: "print every hundred steps, or after the loop",
-    Cause.SHAPE: "use torch.where, masked_fill or topk: the result of a mask or of nonzero() has a shape that only the values tell",
-    Cause.SYNCHRONIZE: "leave it out: results wait for their ops by themselves. It is needed to measure time alone",
+    Cause.SHAPE: "use torch.where, masked_fill or topk: the result of a mask or of nonzero() has a shape that depends on the values",
+    Cause.SYNCHRONIZE: "remove it: results wait for their ops by themselves. It is only needed to measure time",
     Cause.CHECK: "use the variant that returns an error code, such as torch.linalg.inv_ex or cholesky_ex, and look at it once",
     Cause.FULL: "the device is behind: fetch fewer or smaller values at a time",
     Cause.UPLOAD: "move a module as a whole with .to(), which offers all of its tensors at once; keep reused tensors on the device",
