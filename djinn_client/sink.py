@@ -72,8 +72,7 @@ class OpHandler(ABC):
 
     Attributes:
         name: unique among op handlers. The device uses `layouts` for sparse, quantized and nested tensors,
-            `collectives` for
-            `torch.distributed`, and `fallback` for ops that the executor cannot run.
+            `collectives` for `torch.distributed`, and `fallback` for ops that the executor cannot run.
     """
 
     name: str
@@ -138,8 +137,7 @@ class Sink(ABC):
     Attributes:
         facts: facts of the runtime and the open session.
         lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. No
-            thread begins
-            a session while it holds the lock: call `open` before.
+            thread begins a session while it holds the lock: call `open` before.
     """
 
     facts: Facts
@@ -178,11 +176,9 @@ class Sink(ABC):
     def abandon(self, ticket: Ticket | None = None, *, later: bool = False) -> None:
         """Abandon requested values.
 
-        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are
-        nearly done.
-        With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: do not
-        report errors of this
-        thread's later submissions, except where the program uses their results.
+        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are nearly
+        done. With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: do not
+        report errors of this thread's later submissions, except where the program uses their results.
         """
 
     @abstractmethod
@@ -204,8 +200,7 @@ class Sink(ABC):
         """Send a message about a logical device. Return the reply, of type `kind`: one round trip.
 
         The caller holds the lock. Of several executors, the router chooses which executors answer. A refusal in the
-        reply begins with
-        the executor's name.
+        reply begins with the executor's name.
 
         Raises:
             SessionLost: the remote state is lost.

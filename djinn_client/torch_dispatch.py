@@ -146,8 +146,7 @@ def node_sequence_number() -> int:
     """Return the sequence number of this thread's current autograd node, as `next_sequence_number` counts.
 
     Nodes that accumulate gradients have no number. For these nodes, and without a current node, return a number above
-    all
-    other numbers.
+    all other numbers.
     """
     node: Any = torch._C._current_autograd_node()
     return node._sequence_nr() if node is not None else 2**64 - 1

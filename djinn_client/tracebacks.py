@@ -49,10 +49,8 @@ def shorten(error: BaseException) -> None:
     """Remove this package's frames from the traceback, and frames of PyTorch and the standard library that it called.
 
     Call this in the handler that caught `error`, and raise it with a bare `raise`, which adds no frame. Errors that
-    were
-    handled on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look
-    like a bug
-    in this package.
+    were handled on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look
+    like a bug in this package.
     """
     if not shows_debug() and not _is_defect(error):
         _leave_out_handled(error)

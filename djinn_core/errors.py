@@ -53,7 +53,7 @@ class DjinnError(Exception):
 
 
 def _unpickled(name: str, arguments: tuple[Any, ...]) -> DjinnError:
-    """Recreate an error of this module by its class name. `pickle` then restores its attributes."""
+    """Return an error of this module, created by its class name. `pickle` then restores its attributes."""
     error_type = globals()[name]
     if not (isinstance(error_type, type) and issubclass(error_type, DjinnError)):
         raise TypeError(f"Djinn has no error class {name}")

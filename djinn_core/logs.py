@@ -376,7 +376,7 @@ def _formatter(style: str, colours: bool) -> structlog.stdlib.ProcessorFormatter
 
 
 def _from_record(logger: object, method: str, event: Event) -> Event:
-    """Return the structured event of a Djinn record. Other records stay unchanged."""
+    """Return the structured event of a Djinn record. Return other records unchanged."""
     del logger, method
     record: logging.LogRecord = event["_record"]
     ours: dict[str, Any] = getattr(record, "djinn", {})

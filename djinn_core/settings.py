@@ -291,15 +291,13 @@ class Settings:
 
     Attributes:
         plugins: names, modules or objects of the plugins to use, in addition to the built-in plugins. Default: all
-            installed
-            plugins.
+            installed plugins.
         disable: names of plugins to disable.
         strict: True if a plugin that fails to load is an error.
         trace_plugins: True to log each call of a plugin hook.
         plugin_settings: settings of plugins, by plugin and name. Later settings win.
-        servers: URLs or log-ins of servers, which form one pool. Without servers and connection file, a local
-            executor runs
-            programs.
+        servers: URLs or log-ins of servers, which form one pool. Without servers and connection file, a local executor
+            runs programs.
         token: access token for the servers. It is never shown.
         connection_file: file with `urls` and `token`, as `djinn serve` writes it.
         tls_authority: PEM file with the authorities that may sign server certificates. Default: the machine's
@@ -307,9 +305,8 @@ class Settings:
         tls_fingerprints: accepted server certificates, as `sha256:...`. Authorities are not checked then.
         tls_certificate, tls_key: PEM files with the client's certificate and key.
         spread: True if a session over several servers begins on the least loaded server, not the first.
-        standby: URLs or connection files of servers that take over a lost session, in order. `engine`: another
-            executor of the
-            same engine.
+        standby: URLs or connection files of servers that take over a lost session, in order. `engine`: another executor
+            of the same engine.
         standby_seconds: seconds without a reply after which a standby server takes over.
         standby_gib: size limit of the client's log for standby servers.
         engine: name of the engine that starts executors. `local` starts processes on this machine.
@@ -345,11 +342,9 @@ class Settings:
         checkpoint_instructions: number of instructions after which a program is sent without a sync point.
         client_fallback: True to compute ops that the executor lacks on this machine.
         start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the
-            same script
-            used them.
-        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked
-            from it. It
-            needs `djinn-launchers`. 0: no prepared process.
+            same script used them.
+        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from
+            it. It needs `djinn-launchers`. 0: no prepared process.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
         wait_timeout: maximum seconds of one wait for results. 0: no limit.

@@ -50,8 +50,7 @@ class StandbyServer:
     Attributes:
         name: address of the server, as messages call it.
         open: begins another session on the server, and returns its channel and the reply of its executor. It raises
-            `DjinnError`
-            if the server cannot be reached or refuses the client.
+            `DjinnError` if the server cannot be reached or refuses the client.
     """
 
     name: str
@@ -66,8 +65,7 @@ class ChannelContext:
         server: the server's address, as messages call it.
         attached: reply of the executor that has the session, with its device and version of PyTorch.
         standby: servers that may take the session over, in order of preference. Empty if the setting `standby` is
-            empty, and for
-            wrappers that do not declare `takes_over`.
+            empty, and for wrappers that do not declare `takes_over`.
         log_bytes: limit of the bytes that a wrapper may log on this machine's disk, for a replay on another server.
     """
 
@@ -100,13 +98,10 @@ class ChannelWrapper(ABC):
 def djinn_register_channels(settings: Any) -> Iterable[ChannelWrapper]:
     """Return the wrappers of channels that this plugin offers.
 
-    Called once in the client process, before the first session begins, and when the plugins are configured again.
-    Each wrapper wraps the
-    channel of each session: first the wrapper that takes sessions over, then the others by name. If several wrappers
-    take sessions over,
-    the core uses the first of them by name. If `wrap` raises, no session begins, and the error names the plugin. If
-    the hook raises, the
-    plugin is disabled.
+    Called once in the client process, before the first session begins, and when the plugins are configured again. Each
+    wrapper wraps the channel of each session: first the wrapper that takes sessions over, then the others by name. If
+    several wrappers take sessions over, the core uses the first of them by name. If `wrap` raises, no session begins,
+    and the error names the plugin. If the hook raises, the plugin is disabled.
     """
     del settings
     raise NotImplementedError

@@ -18,9 +18,9 @@ class Integration:
     Attributes:
         name: unique among integrations.
         module: full name of the module, such as `transformers.trainer`.
-        adapt: changes the module. Called once in a process, on the thread that imports the module, after the module
-            has run and
-            before its importer continues. If the module is imported already, it is called at once. The log names the
+        adapt: changes the module. Called once in a process, on the thread that imports the module, after the module has
+            run and before its importer continues. If the module is imported already, it is called at once. The log
+            names the
                 plugin of an
             integration that raises, and the import continues. The change stays until the process ends: ask
             `djinn.hooks.is_disabled` in a function that must stop when the user disables the plugin.
@@ -36,10 +36,8 @@ def djinn_register_integrations(settings: Any) -> Iterable[Integration]:
     """Return the integrations that this plugin offers.
 
     Called once in the client process. An entry point in the group `djinn.integrations` names a library. The hook is
-    then called when
-    the program imports that library or first plans a program, whichever is earlier. Without such an entry point, it
-    is called when
-    the session begins. An exception disables the plugin.
+    then called when the program imports that library or first plans a program, whichever is earlier. Without such an
+    entry point, it is called when the session begins. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

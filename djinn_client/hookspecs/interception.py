@@ -87,11 +87,9 @@ class Interception(ABC):
 def djinn_register_interception(settings: Any) -> Iterable[Interception]:
     """Return the interceptions that this plugin offers.
 
-    Called once in the client process, when the plugins are first needed or configured again. The setting
-    `interception` names the
-    interception that is used; by default it is the built-in `native`, which creates its device when `djinn` is
-    imported. An exception
-    disables the plugin.
+    Called once in the client process, when the plugins are first needed or configured again. The setting `interception`
+    names the interception that is used; by default it is the built-in `native`, which creates its device when `djinn`
+    is imported. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

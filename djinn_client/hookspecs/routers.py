@@ -214,14 +214,11 @@ class JoinedReplies(PendingReply):
 class Router:
     """Choose which executor runs which part of each program.
 
-    Callers hold the sink's lock, except for `home`, `topology`, `last_profile` and `watch`. This class is the router
-    of a session
-    with one executor, which runs every program unchanged. A plugin's router decides in `route` which executors run a
-    program and
-    in `upload` which executor gets a value. `home` returns the executor of a value. A router that sends the parts
-    itself
-    overrides `submit`. Each session uses a shallow copy of the registered router, and `begin` sets the session's
-    state.
+    Callers hold the sink's lock, except for `home`, `topology`, `last_profile` and `watch`. This class is the router of
+    a session with one executor, which runs every program unchanged. A plugin's router decides in `route` which
+    executors run a program and in `upload` which executor gets a value. `home` returns the executor of a value. A
+    router that sends the parts itself overrides `submit`. Each session uses a shallow copy of the registered router,
+    and `begin` sets the session's state.
 
     Attributes:
         name: unique among routers. The setting `router` names the router of sessions with several executors.
@@ -235,9 +232,8 @@ class Router:
     def begin(self, executors: Executors[Any], held: Iterable[tuple[int, int]] | None = None) -> None:
         """Begin to route programs of a session, which is new or had one executor.
 
-        `held`: values of the first executor if it was the only executor: handles, and bytes of their storages. None
-        if the
-        session begins.
+        `held`: values of the first executor if it was the only executor: handles, and bytes of their storages. None if
+        the session begins.
 
         Raises:
             DjinnError: the router cannot begin. The session keeps its executors and its router.
@@ -327,8 +323,7 @@ def djinn_register_routers(settings: Any) -> Iterable[Router]:
     """Return the routers that this plugin offers.
 
     Called once in the client process, when a session with several executors or with an engine's executor begins, or
-    when executors
-    join. The setting `router` names a router. An exception disables the plugin.
+    when executors join. The setting `router` names a router. An exception disables the plugin.
     """
     del settings
     raise NotImplementedError

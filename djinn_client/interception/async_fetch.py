@@ -32,8 +32,7 @@ class Pending:
 
     Attributes:
         server_seconds: seconds that the executor had spent on the session when it replied; set once `result` was
-            called. The
-            difference of two such figures is the time spent between the replies.
+            called. The difference of two such figures is the time spent between the replies.
     """
 
     def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:

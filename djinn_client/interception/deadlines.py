@@ -17,8 +17,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
     A longer wait raises `DeadlineExceeded`, and executors stop the unanswered submissions of this thread between two
     ops. A stopped submission does not compute or write some values: using such a value raises `ProgramStopped`. All
-    other
-    values, and the session, stay usable. The earliest of nested deadlines applies.
+    other values, and the session, stay usable. The earliest of nested deadlines applies.
 
     Raises:
         ConfigurationError: `seconds` is not above 0.

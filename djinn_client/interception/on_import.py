@@ -21,8 +21,7 @@ _log = get_logger("djinn.interception")
 def adapt_on_import(wanted: Mapping[str, Adapt], by: str = "djinn") -> None:
     """Call each function with its module: at once if the module is imported, otherwise when it is imported.
 
-    An exception of a function is logged with the plugin in `by`. The module stays unchanged, and its import
-    continues.
+    An exception of a function is logged with the plugin in `by`. The module stays unchanged, and its import continues.
     A reload (`importlib.reload`) does not call the function again.
     """
     for name, adapt in wanted.items():

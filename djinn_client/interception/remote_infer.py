@@ -89,7 +89,7 @@ def ask_executor(
 
 
 def described_on(index: int, described: DescribedValue) -> DescribedValue:
-    """Convert an executor's description of a value to the client's logical device."""
+    """Return an executor's description of a value, converted to the client's logical device."""
     meta = described.meta
     meta_there = tensor_meta(meta.shape, meta.stride, meta.offset, meta.dtype, index, meta.conj, meta.neg)
     return msgspec.structs.replace(described, meta=meta_there)

@@ -70,8 +70,7 @@ class Tap:
 
     The acting code calls the method for its action, on its own thread. By default each method does nothing.
 
-    Only overridden methods are called. C++ hands ops with cached calls to Python only while a tap overrides
-    `recording`
+    Only overridden methods are called. C++ hands ops with cached calls to Python only while a tap overrides `recording`
     or `recorded`.
     """
 

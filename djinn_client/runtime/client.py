@@ -98,11 +98,9 @@ def configure(
         **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin":
             {"its_setting": 32}}`.
 
-    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that
-    it can
-    change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
-    next use
-    begins a new session. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
+    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it
+    can change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
+    next use begins a new session. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
 
     Raises:
         ConfigurationError: a setting is unknown or malformed, or needs a new session while this session holds
@@ -505,8 +503,7 @@ def cancel(thread: threading.Thread | None = None) -> None:
 
     Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a
     second. Using a value that the stopped work should have computed or written raises `ProgramStopped`. All other
-    values,
-    the session and later ops work as usual.
+    values, the session and later ops work as usual.
     """
     session = context.session
     if session is not None and not session.lost and not port.forked:
@@ -527,8 +524,7 @@ def last_profile() -> WorkloadProfile | None:
     """Return the workload profile of the last sent program, or None if this session has sent no program.
 
     Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe the
-    first run of
-    the program.
+    first run of the program.
     """
     return context.session.router.last_profile() if context.session is not None else None
 
@@ -559,8 +555,7 @@ def template_decisions() -> Sequence[TemplateDecision]:
 def stats() -> Mapping[str, int]:
     """Return counters since the start or the last reset. Sizes are in bytes.
 
-    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors
-    whose
+    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors whose
     data the transport with that URL scheme carries.
     """
     return context.counters()
@@ -623,8 +618,7 @@ def _prepare() -> None:
     """Begin the session with a server before the first op. If that fails, the op fails, and nothing is recorded.
 
     A program's own executor starts in the background, and the program waits for it at the first send. With custom ops
-    the program
-    waits now, because it records them as the executor offers them.
+    the program waits now, because it records them as the executor offers them.
     """
     port.prepare = _nothing
     if context.session is not None or port.forked:

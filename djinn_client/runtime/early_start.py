@@ -1,8 +1,7 @@
 """Early start of a program's own executors, by `import djinn` before it imports PyTorch.
 
-The setting `start_at_import` decides. By default the executors start if the last run of the same script used
-executors of its
-own. An empty file in the cache directory records this for each script.
+The setting `start_at_import` decides. By default the executors start if the last run of the same script used executors
+of its own. An empty file in the cache directory records this for each script.
 """
 
 from __future__ import annotations

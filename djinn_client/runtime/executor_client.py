@@ -169,9 +169,8 @@ class ExecutorClient:
     def last_profile(self) -> WorkloadProfile | None:
         """Return the workload profile of the last program that was sent, or None.
 
-        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe
-        the first
-        run of the program.
+        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe the
+        first run of the program.
         """
         return self.submissions.planner.last_profile
 

@@ -51,7 +51,7 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """Return True if `settings` select or configure other compilers or operators than the active ones."""
+    """Return True if `settings` select or configure compilers or operators that differ from the active ones."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"operators"} if settings.operators else set()
 

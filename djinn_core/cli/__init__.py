@@ -196,8 +196,7 @@ def main() -> None:
     """A remote accelerator as a local PyTorch device.
 
     Settings come from flags, then the environment (DJINN_<NAME>), then a TOML file. `djinn doctor --all` shows the
-    source of
-    each setting.
+    source of each setting.
     """
     # Report an invalid setting before any work starts. `doctor` reports it itself.
     _prepare()

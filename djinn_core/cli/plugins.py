@@ -97,8 +97,7 @@ _STYLES = {"active": "green", "failed": "red", "disabled": "yellow", "unselected
 def command(ctx: click.Context, as_json: bool) -> None:
     """List built-in, installed and broken plugins.
 
-    DJINN_PLUGINS=a,b uses the built-in plugins and exactly these (empty: no others). DJINN_DISABLE=x disables a
-    plugin.
+    DJINN_PLUGINS=a,b uses the built-in plugins and exactly these (empty: no others). DJINN_DISABLE=x disables a plugin.
     DJINN_STRICT=1 makes a broken plugin an error. DJINN_TRACE_PLUGINS=1 logs each call of a hook.
     """
     if ctx.invoked_subcommand is not None:

@@ -52,9 +52,8 @@ class OperatorLibrary:
     def metadata(self, op: str) -> Callable[..., Any] | None:
         """Return a function that computes the results of `op` on meta tensors, or None.
 
-        None: PyTorch uses the op's fake kernel (`torch.library.register_fake`) or its kernel for the meta device. If
-        it has neither,
-        each call waits for the executor.
+        None: PyTorch uses the op's fake kernel (`torch.library.register_fake`) or its kernel for the meta device. If it
+        has neither, each call waits for the executor.
         """
         del op
         return None
@@ -84,9 +83,9 @@ class OperatorLibrary:
     def implementation(self, op: str) -> Callable[..., Any] | None:
         """Return the function that runs `op` on the executor, or None.
 
-        Only ops of Djinn itself are requested: today `djinn::layout_call`. None: the library does not have the op.
-        The first library
-        that has the op runs it. The op needs no `--operators`, so the function must check arguments of any client.
+        Only ops of Djinn itself are requested: today `djinn::layout_call`. None: the library does not have the op. The
+        first library that has the op runs it. The op needs no `--operators`, so the function must check arguments of
+        any client.
         """
         del op
         return None

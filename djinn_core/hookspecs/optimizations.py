@@ -57,17 +57,15 @@ class Optimization(ABC):
     The planner calls it once for each new graph, in the client, from any thread.
 
     The planner verifies each rewrite before it applies it. If `optimize` raises or breaks a rule, the planner logs a
-    warning
-    that names the optimization and leaves the plan as it was.
+    warning that names the optimization and leaves the plan as it was.
 
     Attributes:
         name: unique among optimizations.
         before: names of optimizations that must run after this one; unknown names are ignored.
         after: names of optimizations that must run before this one; unknown names are ignored.
         after_placement: True to run once more when the placement is known.
-        exact: False if results may differ in rounding from those of the program as written. The setting `exact`,
-            which is on by
-            default, disables such an optimization.
+        exact: False if results may differ in rounding from those of the program as written. The setting `exact`, which
+            is on by default, disables such an optimization.
         tolerates_growth: as in `Pattern`.
     """
 
@@ -82,8 +80,7 @@ class Optimization(ABC):
         """Return True if a program with these ops, such as `aten::linear`, should be planned for this optimization.
 
         The default is True. Called for each new program of a session with one executor. If every optimization returns
-        False, the
-        program runs as recorded.
+        False, the program runs as recorded.
         """
         del ops
         return True
@@ -130,9 +127,8 @@ class Judge(Optimization):
 
     Without a judge, the client measures no trials.
 
-    The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they
-    must be quick.
-    If a method raises, the client logs a warning that names the judge and keeps the plan.
+    The client asks the first judge. It calls the methods right before a run, under the lock of the recorders: they must
+    be quick. If a method raises, the client logs a warning that names the judge and keeps the plan.
     """
 
     def wants(self, ops: frozenset[str]) -> bool:

@@ -25,18 +25,15 @@ class PlacementContext(ShortRepr):
 
     Attributes:
         resident: device id by value, for inputs that already are on a device; other inputs are uploaded to their
-            placement. The
-            entry for `RANDOM_STATE` is the device on which random ops must run.
+            placement. The entry for `RANDOM_STATE` is the device on which random ops must run.
         copies: ids of the other devices that hold a copy of an input.
         pins: devices by patterns of module paths, from the setting `pins`.
         stream: the programs of this structure that are in flight.
         fetch: values that the client requests after the program.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that
-            are not
-            listed have no limit.
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are
+            not listed have no limit.
         margin: share of the single-device time that several devices must be predicted to save before they are used; 1
-            if the
-            program should run on one device whenever it fits there.
+            if the program should run on one device whenever it fits there.
     """
 
     graph: Graph
@@ -82,9 +79,8 @@ def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy
     """Return the placement policies that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting
-    `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the greatest
-    `preference`, and other programs the built-in `single`. If a
-    policy raises, `single` places that graph.
+    `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the
+    greatest `preference`, and other programs the built-in `single`. If a policy raises, `single` places that graph.
     """
     del settings
     raise NotImplementedError

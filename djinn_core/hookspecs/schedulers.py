@@ -27,9 +27,8 @@ class SchedulingContext(ShortRepr):
         resident: device id by value, for inputs that already are on a device; other inputs must be uploaded.
         fetch: values that the client requests after the program.
         copies: ids of the other devices that hold a copy of an input.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that
-            are not
-            listed have no limit.
+        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are
+            not listed have no limit.
         latency_target: seconds in which the program should complete; 0: as soon as possible.
     """
 

@@ -31,15 +31,13 @@ class TransportCapabilities:
     """Capabilities of a transport.
 
     Attributes:
-        same_host: True if the transport only reaches servers on this machine. A server listens with it if
-            `--transport` names it.
-            The executor of a program listens with it if it is faster than `local`.
+        same_host: True if the transport only reaches servers on this machine. A server listens with it if `--transport`
+            names it. The executor of a program listens with it if it is faster than `local`.
         relayed: True if the server's gateway relays its frames; False if the executor itself listens.
         speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends
             have first.
         named_only: True if the transport is used only on request: the operator names its scheme (`--transport
-            ucx=5560`), and the
-            address that the client connects to has it (`ucx://gpu-box:5560`).
+            ucx=5560`), and the address that the client connects to has it (`ucx://gpu-box:5560`).
     """
 
     same_host: bool = False
@@ -108,8 +106,8 @@ class Connection(ABC):
 
         Raises:
             TransportError: the connection is broken, or another thread closed it. No further frame can be sent. The
-                caller may
-                reuse the buffers: the other end must not accept a frame whose buffers may have changed in flight.
+                caller may reuse the buffers: the other end must not accept a frame whose buffers may have changed in
+                flight.
         """
 
     @abstractmethod
@@ -117,8 +115,7 @@ class Connection(ABC):
         """Return the next frame. Wait at most `timeout` seconds, or forever if it is None.
 
         The caller owns the buffers of the frame while a view of them exists, because tensors share their memory. A
-        transport
-        may reuse the memory afterwards, for example from a pool that is registered with its device.
+        transport may reuse the memory afterwards, for example from a pool that is registered with its device.
 
         Raises:
             TimeoutError: no frame arrived in time. No data is lost.
@@ -130,8 +127,7 @@ class Connection(ABC):
         """Return a descriptor that becomes readable when the next frame begins to arrive, or when the connection ends.
 
         It is called after `receive` has raised TimeoutError. None, the default, means that no such descriptor exists
-        now. An idle
-        session of a connection with a descriptor needs no thread.
+        now. An idle session of a connection with a descriptor needs no thread.
         """
         return None
 
@@ -203,10 +199,9 @@ class Transport(ABC):
     """Carry frames between a client and a server.
 
     A server and its executors listen with each transport that reaches other machines, and with the transports that
-    `--transport`
-    names. A client tries the transports of both ends in order of `speed`. An exception other than `TransportError`
-    fails the start
-    of the client or the server. `djinn.hooks.SocketTransport` implements a transport over any kind of stream socket.
+    `--transport` names. A client tries the transports of both ends in order of `speed`. An exception other than
+    `TransportError` fails the start of the client or the server. `djinn.hooks.SocketTransport` implements a transport
+    over any kind of stream socket.
 
     Attributes:
         name: unique among transports.
@@ -241,8 +236,7 @@ class Transport(ABC):
         """Return this transport under TLS, with a name and schemes of its own such as `tcps`; None if it has no TLS.
 
         The default is None: a server with a certificate does not listen with the transport. `connect` of the result
-        raises
-        `TransportError` if the server's certificate does not satisfy `tls`.
+        raises `TransportError` if the server's certificate does not satisfy `tls`.
         """
         return None
 

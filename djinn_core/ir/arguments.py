@@ -31,8 +31,7 @@ def arguments(node: Node) -> dict[str, Any]:
     """Return the arguments of the call of `node` by their schema names, defaults included.
 
     Tensors appear as value ids, and numbers as numbers. Dtypes, layouts and memory formats appear by name. Devices
-    appear as
-    `device`, and generators as None.
+    appear as `device`, and generators as None.
     """
     form = node.form
     reader = _readers.get(id(form))

@@ -17,8 +17,7 @@ class Colocation:
     """Groups of storages that must share a device, called blocks, and the nodes that run with them.
 
     A block's key is the number of one of its storages, the leader. A node without outputs and writes has no block: it
-    may run
-    on any device.
+    may run on any device.
 
     Attributes:
         nodes: block by node. Nodes without a block are missing.

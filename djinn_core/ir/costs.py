@@ -127,10 +127,8 @@ class Link:
 class NetworkTopology(ShortRepr):
     """Devices and the links between them.
 
-    A link may name groups instead of devices. A link from `rack0` to `rack0` connects any two devices in that group.
-    A
-    link from `client` to `*` connects the client and any device. Links of devices take precedence over links of
-    groups,
+    A link may name groups instead of devices. A link from `rack0` to `rack0` connects any two devices in that group. A
+    link from `client` to `*` connects the client and any device. Links of devices take precedence over links of groups,
     and inner groups over outer groups. `djinn.topology()` returns the topology of the session; its links are measured
     at the first call.
 
@@ -138,8 +136,7 @@ class NetworkTopology(ShortRepr):
         devices: in the order of their indexes, unless `indexes` says otherwise.
         links: measured and configured links.
         indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if the order of `devices` applies. Set
-            once
-            executors have joined or left.
+            once executors have joined or left.
     """
 
     devices: tuple[DeviceCapabilities, ...]
@@ -164,7 +161,7 @@ class NetworkTopology(ShortRepr):
         return Link(source, target, 0.0, 0.0)
 
     def device(self, device_id: str) -> DeviceCapabilities:
-        """Return the device of that id.
+        """Return the device with the id `device_id`.
 
         Raises:
             KeyError: the topology has no such device.

@@ -1,10 +1,8 @@
 """Data flow (use-def chains) of a graph from op to op, past views, casts and copies.
 
 A value names the node that created a tensor, but not later in-place writers. The *source* of an operand is the node
-that
-last wrote its data, or a graph input. Sources are integers: `n >= 0` is the node `n`, and a negative source is
-`~position`
-of an input in `graph.inputs`. All tables are built in linear time, once a graph.
+that last wrote its data, or a graph input. Sources are integers: `n >= 0` is the node `n`, and a negative source is
+`~position` of an input in `graph.inputs`. All tables are built in linear time, once a graph.
 """
 
 from __future__ import annotations

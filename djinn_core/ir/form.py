@@ -73,8 +73,7 @@ class Form(msgspec.Struct, frozen=True):
         args: positional arguments.
         kwargs: keyword arguments, in the order in which they take operands and slots.
         results: `new` or `none` for each result. `new`: the call creates a value. `none`: the result is undefined, or
-            is an
-            operand that the op wrote in place.
+            is an operand that the op wrote in place.
         sequence: True if the op returns a list or tuple of results.
     """
 

@@ -41,8 +41,7 @@ class Node:
         random: True if the op reads and advances the random state.
         module: path of the `nn.Module` that issued the op, or an empty string.
         form: the form of the call: the positions of inputs and slots, and the constants.
-            `djinn.planning.arguments(node)`
-            returns the arguments by their schema names.
+            `djinn.planning.arguments(node)` returns the arguments by their schema names.
         operation: the op without its namespace and overload: `mm` for `aten::mm`.
     """
 

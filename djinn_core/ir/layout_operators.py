@@ -1,8 +1,7 @@
 """The ops that a program may contain with non-strided tensors among their arguments.
 
 The client sends them inside Djinn's op `LAYOUT_CALL`. Its first argument names the op. A non-strided tensor becomes a
-list: a
-word for its kind, then numbers and strided tensors:
+list: a word for its kind, then numbers and strided tensors:
 
     COO, is_coalesced, sizes, indices, values
     one of COMPRESSED, sizes, compressed indices, plain indices, values

@@ -1,7 +1,6 @@
 """Path of the module that issued an instruction, such as `transformer.h.3.attn`.
 
-A call of a module is a link of a chain, from the innermost call outwards. Links are plain tuples, because every call
-of
+A call of a module is a link of a chain, from the innermost call outwards. Links are plain tuples, because every call of
 a module creates a link. Names are looked up only on request.
 """
 

@@ -56,8 +56,7 @@ class Placement(ShortRepr):
         decisions: one per node that runs, in order.
         values: device id by value, inputs included: the device of its memory and its writes.
         policy: name of the policy that decided.
-        copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight.
-            A
+        copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight. A
             write to the value drops its copies.
         replicas: nodes that also run on a further device instead of sending their results to it, with the reason.
         refused: placements that do not fit, with reasons, in the order of the attempts. Policies leave it empty.

@@ -26,15 +26,13 @@ class Rewrite:
         equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal.
             Programs of one template differ in slots, so a rewrite that compared scalars must list the comparisons
                 here.
-        substitutions: parts of the program to replace by other computation. They are recorded after all
-            optimizations.
+        substitutions: parts of the program to replace by other computation. They are recorded after all optimizations.
             The resulting program is planned instead of this one.
         replicas: nodes that also run on a further device, with reasons. Only the second pass, after placement, may
             propose them. They write nothing, draw no random numbers, have no effect and read only the elements of
                 their
             operands (`djinn_core.ir.replicas.repeatable(node)`).
-        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the
-            structure
+        by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the structure
             are then planned for the device whose turn it is.
     """
 

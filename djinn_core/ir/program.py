@@ -227,9 +227,8 @@ class Program(ShortRepr):
         operands: per instruction the handles of its inputs, then of its new outputs, flattened.
         slots: per instruction its scalars, flattened.
         dead: handles among the operands that the client no longer holds when the program ends.
-        sites: the position in the user's code that issued each instruction (code object and bytecode offset), or
-            empty. It
-            is resolved to a line only on request.
+        sites: the position in the user's code that issued each instruction (code object and bytecode offset), or empty.
+            It is resolved to a line only on request.
         modules: the module call that issued each instruction, or empty.
     """
 

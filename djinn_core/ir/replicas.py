@@ -20,8 +20,7 @@ def repeatable(node: Node) -> bool:
     """Return True if a node may run repeatedly, also on copies of its operands.
 
     Such a node is pure: it writes nothing, draws no random numbers, and has no effect. It reads only the elements of
-    its
-    operands.
+    its operands.
     """
     return (
         bool(node.outputs)

@@ -12,8 +12,7 @@ class Stream:
     Attributes:
         following: number of programs of this structure in flight, whose results are requested but not awaited yet.
         turn: id of the device with the least work for these programs; empty if none is in flight.
-        carried: inputs that an executor computed or received since the last program of the structure. The next
-            program
+        carried: inputs that an executor computed or received since the last program of the structure. The next program
             has to wait for inputs that the last program computes.
     """
 

@@ -27,8 +27,7 @@ class TensorClass:
         order: the dimensions from the outermost in memory to the innermost.
         expanded: dimensions of stride 0.
         dense: True if the tensor has no gaps.
-        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride,
-            and
+        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride, and
             copies keep it.
     """
 

@@ -1,9 +1,8 @@
 """Plugin discovery: built-in plugins, entry points, and plugins that the user names. Nothing here imports a plugin.
 
 Each kind of plugin has an entry-point group, `djinn.patterns` for `patterns`. The name of an entry is the name of its
-plugin. The value of an entry is the module, or another object, that implements the hook of the kind. A distribution
-may use
-one name in several groups. The groups of integrations end with the name of a library, such as
+plugin. The value of an entry is the module, or another object, that implements the hook of the kind. A distribution may
+use one name in several groups. The groups of integrations end with the name of a library, such as
 `djinn.integrations.transformers`. The import of that library loads the plugin.
 """
 

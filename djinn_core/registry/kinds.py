@@ -15,16 +15,13 @@ class Kind(msgspec.Struct, frozen=True):
     `specification` imports the hook's module lazily, because the `commands` hook must load without PyTorch.
 
     Attributes:
-        name: plural name of the objects that its hook returns. It is the name in `djinn plugins` and in `Registry`,
-            the end of
-            the name of the hook, and the name of the module that declares the hook.
+        name: plural name of the objects that its hook returns. It is the name in `djinn plugins` and in `Registry`, the
+            end of the name of the hook, and the name of the module that declares the hook.
         base_name: name of the base class of the objects, in that module.
-        processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the
-            command
+        processes: the processes in which its hook is called: `client`, `gateway`, `executor`, or `command`, the command
             `djinn`.
-        package: the package that declares the hook. Clients may lack `djinn_server` with the kinds of servers.
-            Servers may lack
-            `djinn_client`.
+        package: the package that declares the hook. Clients may lack `djinn_server` with the kinds of servers. Servers
+            may lack `djinn_client`.
     """
 
     name: str

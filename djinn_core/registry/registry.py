@@ -32,8 +32,7 @@ class Registry:
     """The objects that plugins registered, each tuple in the order that the docstring of its hook promises.
 
     A kind is loaded when its objects are first requested, by any thread. Given objects may replace the objects of
-    plugins.
-    Kinds of the client's and the server's packages have no annotation here.
+    plugins. Kinds of the client's and the server's packages have no annotation here.
     """
 
     operators: tuple[OperatorLibrary, ...]
@@ -149,11 +148,9 @@ def open_registry(
 ) -> Registry:
     """Return a registry of the selected plugins. Their kinds are loaded on demand.
 
-    Plugins that the selection names or configures are loaded now. If the selection is strict, all are loaded now.
-    Calls share no
-    state, so threads and plugin hooks may call it at any time. A discovered plugin that cannot be used becomes a row
-    and one
-    warning.
+    Plugins that the selection names or configures are loaded now. If the selection is strict, all are loaded now. Calls
+    share no state, so threads and plugin hooks may call it at any time. A discovered plugin that cannot be used becomes
+    a row and one warning.
 
     Args:
         selection: the selected plugins.

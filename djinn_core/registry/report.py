@@ -21,8 +21,7 @@ class PluginRow:
         kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty if it was not loaded.
         distribution: name of the distribution that contains it; empty if there is none.
         version: version of the distribution; empty if there is none.
-        status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not
-            name
+        status: `active`; `disabled` by the setting `disable`; `unselected` because the setting `plugins` does not name
             it; `failed`, for the reason in `error`.
         error: reason why it cannot be used, and what to do; None if it can.
     """

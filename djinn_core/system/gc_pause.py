@@ -2,8 +2,7 @@
 
 A collection runs finalizers on the thread that allocates. A finalizer may use remote tensors, or even fetch their
 elements. While that thread sends or receives, the finalizer would wait for locks that the thread itself holds. So no
-automatic collection begins while any thread is inside the pause. A thread that leaves while others are inside runs
-the
+automatic collection begins while any thread is inside the pause. A thread that leaves while others are inside runs the
 collections that are due.
 
 The pause raises the threshold of the youngest generation. The program itself may still call `gc.disable()` and

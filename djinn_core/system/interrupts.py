@@ -1,9 +1,7 @@
 """Masking of Ctrl-C: inside a mask an interrupt stays pending until the code can handle it.
 
-Python runs signal handlers between any two steps of the main thread. In a submission, this could lose a reply that
-was
-just read, or leave values that no executor was asked to compute. So the code that talks to executors masks
-interrupts.
+Python runs signal handlers between any two steps of the main thread. In a submission, this could lose a reply that was
+just read, or leave values that no executor was asked to compute. So the code that talks to executors masks interrupts.
 This code delivers a pending interrupt itself: a few times per second in every wait, and during planning.
 """
 
@@ -42,8 +40,7 @@ class InterruptMask:
     Reentrant, for all threads.
 
     Masked sections are short, or call `check` every `LOOK_SECONDS`. Only the main thread is ever interrupted; other
-    threads
-    pass through.
+    threads pass through.
 
     Attributes:
         depth: nesting depth of the main thread. If it is above 0, no thread needs to enter another section.
@@ -201,10 +198,9 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
     """Signal handler of Ctrl-C that replaces Python's: raise `KeyboardInterrupt`, but later if PyTorch could not handle it now.
 
     PyTorch asks Python for a tensor's device even in code in which a C++ exception aborts the process, and Python
-    checks for
-    signals then. So inside PyTorch's C++ code, the handler sends the signal again. It also sends it again in code
-    whose
-    exceptions Python ignores. `InterruptMask` calls this from Python after the signal, without C++ in between.
+    checks for signals then. So inside PyTorch's C++ code, the handler sends the signal again. It also sends it again in
+    code whose exceptions Python ignores. `InterruptMask` calls this from Python after the signal, without C++ in
+    between.
     """
     if _is_handling(frame):
         return  # the pending decision covers this signal, too

@@ -13,8 +13,7 @@ V = TypeVar("V")
 class LruCache(OrderedDict[K, V]):
     """A mapping of at most `capacity` entries, the least recently used first. Not thread-safe.
 
-    `use` and `store` count as uses; plain dict lookups do not. cachetools.LRUCache takes twice as long per hit, and
-    0.1
+    `use` and `store` count as uses; plain dict lookups do not. cachetools.LRUCache takes twice as long per hit, and 0.1
     s to import.
     """
 

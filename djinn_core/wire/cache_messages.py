@@ -12,8 +12,7 @@ class CacheRequest(Message, frozen=True):
     """Client to executor: apply `action` to the memory of these values, packed as in a submission.
 
     Without values, the action applies to all KV caches of the session. `pin` restores evicted caches first. `evict`
-    unpins them.
-    A cache that a program derives from a pinned cache is pinned as well.
+    unpins them. A cache that a program derives from a pinned cache is pinned as well.
     """
 
     action: CacheAction

@@ -120,9 +120,8 @@ class Outbox:
 
     Attributes:
         borrows: True if some of the kept bodies refer to memory that the caller owns.
-        ahead: during a replay, the number of frames that the other end has received from an earlier process. New
-            frames up to
-            this number count as acknowledged. Otherwise None.
+        ahead: during a replay, the number of frames that the other end has received from an earlier process. New frames
+            up to this number count as acknowledged. Otherwise None.
     """
 
     def __init__(self) -> None:

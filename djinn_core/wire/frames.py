@@ -197,8 +197,7 @@ class FrameQueue(deque[Frame]):
 class FrameDecoder:
     """Decode frames from a byte stream that arrives in pieces. A state machine without I/O.
 
-    Read bytes into `buffer()`, report their number with `received(count)`, take frames from `frames`. Large buffers
-    are
+    Read bytes into `buffer()`, report their number with `received(count)`, take frames from `frames`. Large buffers are
     read directly into their own memory. Sizes are checked against `limits` before memory is allocated.
 
     Attributes:

@@ -94,8 +94,7 @@ class Hello(Message, frozen=True):
         client: the client's name in `djinn status`; it affects no decision.
         hint: describes the work, for the choice of an executor.
         secondary: True if the session does not count as future load, because the client has a primary session
-            elsewhere, or
-            resumes this session.
+            elsewhere, or resumes this session.
     """
 
     protocol: int
@@ -116,13 +115,11 @@ class Welcome(Message, frozen=True):
 
     Attributes:
         gateway: addresses at which the gateway listens. A client that connected to another port came through a tunnel
-            or a
-            proxy, and may not reach `urls`.
+            or a proxy, and may not reach `urls`.
         devices: ids of all devices of the server.
         number: number of the ticket's device. `Hello` may name a device by number.
         fingerprint: fingerprint of the executor's own certificate; the executor may be on another machine. Empty: it
-            uses the
-            gateway's certificate, on the gateway's machine.
+            uses the gateway's certificate, on the gateway's machine.
     """
 
     ticket: Ticket
@@ -210,8 +207,7 @@ class Template(msgspec.Struct, frozen=True):
     """The constant part of a repeated program.
 
     Values are numbered in order of first appearance. Values are dropped after their last use, except inputs that are
-    not in
-    `consumed`, and `outputs`.
+    not in `consumed`, and `outputs`.
 
     Attributes:
         references: for each instruction its operands, then its new values.
@@ -337,8 +333,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         queue: waiting for a turn on the device.
         decode: reading the submission.
-        execute: device time of the session that became known since its previous reply. On a CPU it is the
-            submission's
+        execute: device time of the session that became known since its previous reply. On a CPU it is the submission's
             own time. On an accelerator, events measure it: a submission that waits for the device reports its own
                 time,
             others report the time of earlier submissions.
@@ -402,8 +397,7 @@ class ValueHints(Message, frozen=True):
     Attributes:
         phase: phase of the program.
         inputs: a letter for each input: `w` weight, `k` KV cache, `g` gradient, `o` state of an optimizer, `i` input,
-            `a`
-            activation.
+            `a` activation.
         outputs: a letter for each output, as for `inputs`.
         decisions: decisions of the plan with reasons, one per line, for `djinn status` and dashboards.
     """

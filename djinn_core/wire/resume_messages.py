@@ -20,8 +20,7 @@ class Resumed(Message, frozen=True):
     """The executor's reply to `Resume`: the number of frames that it has received. Later frames are numbered again.
 
     Attributes:
-        instance: id of the process, as in `Attached`. If it has changed, the session was recovered, and other
-            executors
+        instance: id of the process, as in `Attached`. If it has changed, the session was recovered, and other executors
             must be notified.
     """
 

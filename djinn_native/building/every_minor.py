@@ -1,8 +1,7 @@
 """Build a library for each supported PyTorch into `lib/`. The wheel then contains all of them.
 
 cibuildwheel runs this before each wheel in a separate environment, because it replaces the environment's PyTorch.
-`TORCH_INDEX` is the index of CPU builds that PyTorch's installation page names. Without it, Linux gets CUDA builds:
-the
+`TORCH_INDEX` is the index of CPU builds that PyTorch's installation page names. Without it, Linux gets CUDA builds: the
 same headers, and gigabytes.
 """
 

@@ -105,8 +105,7 @@ class DeviceState:
             block.
         wait_timeout: limit in seconds for each wait of each thread. 0: no limit.
         default_generators: the generators that ops use by default, by index.
-        seeding: lock held while a default generator is created. Another thread must not draw from the generator
-            before
+        seeding: lock held while a default generator is created. Another thread must not draw from the generator before
             it is seeded.
         seed: the last seed for all indexes. Indexes that appear later start from it.
         properties: device properties of the current session, by session and index.

@@ -5,8 +5,7 @@ decomposition, which holds the attention weights in memory and rounds differentl
 PyTorch choose the kernel for tensors without memory that claim to be on the executor's device type. Djinn records the
 chosen kernel: one instruction forward, one backward.
 
-Attention is decomposed if this build of PyTorch cannot choose a kernel for the device type, in forward mode, and
-under
+Attention is decomposed if this build of PyTorch cannot choose a kernel for the device type, in forward mode, and under
 transforms.
 """
 

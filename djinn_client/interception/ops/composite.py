@@ -1,8 +1,7 @@
 """Composite ops: some are recorded as single ops, the others are decomposed.
 
-PyTorch decomposes composite ops before a backend sees them, except in inference mode and if a backend registers its
-own kernel. Djinn keeps a few ops whole while no gradient is needed: the program has fewer instructions, and the
-executor
+PyTorch decomposes composite ops before a backend sees them, except in inference mode and if a backend registers its own
+kernel. Djinn keeps a few ops whole while no gradient is needed: the program has fewer instructions, and the executor
 may choose its own kernel. All others are decomposed in every mode, so that a model records the same program in each
 mode. Inside a `TorchDispatchMode`, such as a FLOP counter or a tracer, all are decomposed, as on other devices. The
 module `attention` handles attention.

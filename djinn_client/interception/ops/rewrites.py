@@ -39,8 +39,7 @@ def put_at_mask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Record `tensor[mask] = number` as `masked_fill_` if the mask or the number is in the memory of `tensor`.
 
     PyTorch's CPU kernel does so for every mask. `masked_fill_` may write to its own mask and number, but `index_put_`
-    may
-    not.
+    may not.
     """
     target, indices, values, *rest = args
     accumulates = kwargs.get("accumulate", rest[0] if rest else False)

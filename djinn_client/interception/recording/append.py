@@ -69,7 +69,10 @@ def own_value(tensor: torch.Tensor) -> None:
 
 
 def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: bool) -> None:
-    """Let the C++ fast path replay this call, if it asked about the op. `call` is None if the op returns its operand unchanged."""
+    """Allow the C++ fast path to replay this call, if C++ has asked about the op.
+
+    `call`: None if the op returns its operand unchanged.
+    """
     if asked.args != id(args) or asked.func is not func:
         return  # a handler records another op for this one
     asked.func = None

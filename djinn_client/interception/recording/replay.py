@@ -24,7 +24,7 @@ def reissue(
 ) -> dict[int, LazyTensor]:
     """Record `nodes` of `program` again, with `inputs` for some of its inputs. Return the new tensors by old value.
 
-    An input that is not given is the captured input, if that is still alive.
+    If an input is not given, the captured input is used, which must still be alive.
 
     Raises:
         DjinnError: the metadata of a given input differs from the captured input.

@@ -1,8 +1,7 @@
 """Meta inference: find an op's result metadata by running the op once on meta tensors, and cache it.
 
 Operands that share a storage get meta tensors that share a storage, so aliasing between results and operands is
-observed
-instead of derived from the schema.
+observed instead of derived from the schema.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Ranges of scalars that every kernel of an op accepts, by the dtypes of the call.
 
-Kernels convert scalars to their compute dtype, and refuse scalars that the dtype cannot hold. Some kernels refuse
-more.
-Meta kernels check no scalars. A scalar within its range needs no further check. For any other scalar the CPU kernel
-is
+Kernels convert scalars to their compute dtype, and refuse scalars that the dtype cannot hold. Some kernels refuse more.
+Meta kernels check no scalars. A scalar within its range needs no further check. For any other scalar the CPU kernel is
 tried (`trials.py`). A range may therefore be too narrow, but never too wide.
 """
 

@@ -1,11 +1,9 @@
 """Trials: run the CPU kernel on tensors of one element to learn which arguments it rejects.
 
 Meta kernels accept dtypes, numbers and dimensions that kernels refuse. Such an op would be recorded and fail on the
-executor, and the user's line would be only a note in the message. So the client tries the listed ops, and all
-pointwise
+executor, and the user's line would be only a note in the message. So the client tries the listed ops, and all pointwise
 ops, before it infers a call. If the CPU kernel refuses small tensors, the client asks the executor. The executor's
-error is raised on the user's line, or its result is used. The client remembers the executor's answer for dtypes
-without
+error is raised on the user's line, or its result is used. The client remembers the executor's answer for dtypes without
 a CPU kernel. Errors about sizes do not count, because small tensors have other sizes.
 """
 
@@ -315,8 +313,7 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
     PyTorch's meta kernels of these ops are written in Python. They take fifty times as long as the CPU kernel for one
     element. The trial gives the dtype. The shape follows from the operands' shapes. Row-major operands give a row-
-    major
-    result.
+    major result.
     """
     out = kwargs.get("out")
     plain = func if out is None else returning(func)

@@ -2,9 +2,8 @@
 
 On CUDA such a copy may be read only after the next synchronization; an earlier read gets the previous content of the
 memory. On this device, the CPU tensor waits when a PyTorch function first uses it. Native code that uses its address
-without
-a PyTorch function must synchronize, as on CUDA. Code that uses other tensors over the same pinned memory must also
-synchronize.
+without a PyTorch function must synchronize, as on CUDA. Code that uses other tensors over the same pinned memory must
+also synchronize.
 """
 
 from __future__ import annotations

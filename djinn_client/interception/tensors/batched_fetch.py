@@ -1,8 +1,7 @@
 """Batched fetch: a program that reads values one after the other gets them in one round trip: `module.cpu()`, `torch.save`.
 
 The first fetch requests all values of its dtype, in groups, and waits for its own group only. A value that is written
-meanwhile is fetched again by itself. A value that could not be computed is also fetched by itself, so that its error
-is
+meanwhile is fetched again by itself. A value that could not be computed is also fetched by itself, so that its error is
 raised when the program reads it.
 """
 

@@ -1,7 +1,6 @@
 """Cached copies of fetched small values and pages, so that the next read needs no round trip.
 
-A copy is valid while its storage has the fetched version. C++ counts versions. Contents that the client knows without
-a
+A copy is valid while its storage has the fetched version. C++ counts versions. Contents that the client knows without a
 fetch, from uploads or constant folding, are in `djinn_native/csrc/known.cpp`.
 """
 
@@ -36,8 +35,7 @@ class KnownContents:
         copies: elements of small values by handle, and bytes of pages. Read-only.
         fetches: parts of a page that were fetched separately, by page number.
         asks: an op that created the storage, its operand, and the version that the storage of the operand had. The
-            operand
-            is fetched instead of the result.
+            operand is fetched instead of the result.
     """
 
     __slots__ = ("__weakref__", "asks", "copies", "fetches", "version")

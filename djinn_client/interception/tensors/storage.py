@@ -120,7 +120,7 @@ class Value:
 
 
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
-    """Return the value `handle` of a program without owning it. `beside`: another view of the same memory."""
+    """Return the value `handle` of a program without owning it. `beside`: another view of the same memory, if any."""
     tensor = None if beside is None else beside.holder
     holder = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
     return Value(holder, handle, meta)

@@ -43,8 +43,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
     """Replace the instruction that created `target` by an upload of `source`, if it is the last instruction.
 
     Return True on success. `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Without
-    elements, it
-    stays an `empty`: a message for each empty cache of a model would take longer than the op.
+    elements, it stays an `empty`: a message for each empty cache of a model would take longer than the op.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)

@@ -201,8 +201,7 @@ def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[C
     Raises:
         PluginError: no transport serves the address.
         TransportError: no server answers at the address. If the server closes without a reply, as a TLS server does,
-            the
-            message suggests TLS.
+            the message suggests TLS.
         AccessRefused: the server refused.
     """
     transport = transport_for(url, server.transports)
@@ -323,10 +322,8 @@ def _usable_urls(
     """Yield the `urls` of a server that a client may use, after it reached the server at `reached`.
 
     An address must lead to the same host, or to a socket of this user, so that a server cannot redirect clients to
-    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used
-    only
-    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the
-    transports
+    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used only
+    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the transports
     accept.
     """
     host, secure = reached.hostname or "", secure_schemes(transports)

@@ -121,8 +121,7 @@ def open_connections(
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
         PluginError: no transport serves the address, or no plugin implements the setting `standby`; the message names
-            the
-            folder of Djinn's package. Or a plugin is for executors only, and no executor can import it.
+            the folder of Djinn's package. Or a plugin is for executors only, and no executor can import it.
         TransportError: no server can be reached.
         AccessRefused: the server refuses this client.
         StartupError: this program's own executor does not start.

@@ -4,8 +4,7 @@ Templates are reused for equal structures.
 
 A plan can have an effect if the session limits memory, if a scheduler or placement policy was chosen, if plans are
 collected, or if an optimization requests the program. Optimizations are loaded when a program comes for the second
-time: a
-script whose programs all run once imports no optimization.
+time: a script whose programs all run once imports no optimization.
 """
 
 from __future__ import annotations
@@ -61,8 +60,7 @@ class Planning(msgspec.Struct, frozen=True):
         factor: as in `PlanCache`.
         judge: decides which optimizations are faster; None if no plugin has a judge.
         unsure: names of optimizations whose rewrites may depend on sizes and scalars. Their plans hold only for these
-            sizes
-            and scalars.
+            sizes and scalars.
     """
 
     plan: PlanProgram
@@ -99,8 +97,7 @@ class Planner:
             planning: called with `recent` before the first program is planned. It imports the planning modules.
             plans_all: returns True while every program is planned.
             is_wanted: returns True if an optimization requests a program.
-            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when
-                they
+            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they
                 are.
             describes_values: returns True if the executor is told the kinds of a program's values, planned or not.
         """

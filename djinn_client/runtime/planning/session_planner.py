@@ -62,8 +62,7 @@ def plans_all(context: ClientContext) -> bool:
     """Return True while every program is planned.
 
     Plans are necessary for memory limits, and for a chosen scheduler or placement policy. They are also created while
-    somebody
-    collects them.
+    somebody collects them.
     """
     settings = context.settings
     assert settings is not None, "a session is open"
@@ -91,8 +90,7 @@ def are_loaded(context: ClientContext, *kinds: str) -> bool:
     """Return True if plugins of these kinds are loaded. Otherwise mark them for `load_plugins`.
 
     The caller holds the sink's lock. A plugin may use the device while it is imported, and other threads may load
-    plugins,
-    so loading a plugin now could deadlock.
+    plugins, so loading a plugin now could deadlock.
     """
     if context.configured()[0].has_loaded(kinds):
         return True

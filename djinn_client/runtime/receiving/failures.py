@@ -130,7 +130,7 @@ class Failures:
     def take_check(self, until: _Run) -> DjinnError | None:
         """Return a failure that no fetch will report, because its op is a check without results, such as an assertion.
 
-        Only submissions of this executor up to this number count.
+        `until`: executor and number of a submission. Later submissions do not count.
         """
         for failure in self.unseen.values():
             if failure.executor != until[0] or failure.sequence > until[1]:

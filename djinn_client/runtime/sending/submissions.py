@@ -35,7 +35,7 @@ from djinn_core.wire.templates import TemplateCache
 
 
 class KnownTemplates:
-    """The templates that one executor has. The executor evicts in the same order.
+    """The templates that one executor has cached. Client and executor evict templates in the same order.
 
     Attributes:
         bound: the last bindings of each template.

@@ -1,8 +1,8 @@
 """Bytes that an op reads and writes, from metadata alone.
 
 Each operand is read once and each result is written once. Elements that share memory (expanded, overlapping) count
-once. An
-op that looks rows up reads only those rows. An op that overwrites does not read the old elements. Views move nothing.
+once. An op that looks rows up reads only those rows. An op that overwrites does not read the old elements. Views move
+nothing.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
 """Device-independent work of an op: its kind, its size, its arithmetic and the memory that it moves.
 
-Results are memoised by form, metadata of operands and results, and scalars. A program of 1,000 ops costs as much as
-its
+Results are memoised by form, metadata of operands and results, and scalars. A program of 1,000 ops costs as much as its
 few dozen distinct ops.
 
-In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which
-PyTorch's counter does
-not know. The work of such a kernel is the sum of the ops that it fuses.
+In evaluation, `nn.TransformerEncoderLayer` and `nn.MultiheadAttention` call kernels for a whole layer, which PyTorch's
+counter does not know. The work of such a kernel is the sum of the ops that it fuses.
 """
 
 from __future__ import annotations
@@ -107,8 +105,7 @@ class Work:
         bytes_read: bytes read from memory.
         bytes_written: bytes written to memory.
         dims: (batch, rows, columns, contracted) of products, and of convolutions, attention and recurrent layers seen
-            as
-            products. For other ops (elements,), of the larger of operands and results.
+            as products. For other ops (elements,), of the larger of operands and results.
         dtype: dtype of the result.
         kernel: positions that a convolution's kernel covers.
         tensors: number of results; large for ops on lists.

@@ -134,10 +134,8 @@ def query_shape(graph: Graph, query: int) -> tuple[int, ...]:
     """Return the shape (batch, heads, queries, width) of a query operand before it was folded for a matrix product.
 
     Products fold batch and heads into one dimension. If query heads share key heads, products also fold heads and
-    queries.
-    The result is the shape of the last 4-dimensional value before the fold, with heads before queries. If no such
-    value
-    exists, the result is the operand's own shape.
+    queries. The result is the shape of the last 4-dimensional value before the fold, with heads before queries. If no
+    such value exists, the result is the operand's own shape.
     """
     shape = graph.meta(query).shape
     for value in chain(graph, query, frozenset({*COPIES, "div", "mul"})):

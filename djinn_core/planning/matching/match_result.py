@@ -55,7 +55,7 @@ class Found:
         return Found(self.graph, self.nodes, {**self.names, name: source})
 
     def __getitem__(self, name: str) -> Node:
-        """Return the node of that name.
+        """Return the node that the match names `name`.
 
         Raises:
             KeyError: the term does not define the name, or it names a graph input.
@@ -66,11 +66,11 @@ class Found:
         return self.graph.nodes[source]
 
     def value(self, name: str) -> int:
-        """Return the value of that name: the first result of its node, or a graph input."""
+        """Return the value that the match names `name`: the first result of its node, or a graph input."""
         return self.graph.flow.value(self.names[name])
 
     def meta(self, name: str) -> TensorMeta:
-        """Return the metadata of the value of that name."""
+        """Return the metadata of the value that the match names `name`."""
         return self.graph.meta(self.value(name))
 
     def described(self) -> dict[str, str]:

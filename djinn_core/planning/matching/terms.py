@@ -66,9 +66,8 @@ class Op(Term):
 
     Attributes:
         names: ops, as in `Node.operation`.
-        operands: terms of its tensor operands, in order. Further operands are not checked. For commutative ops such
-            as `add` and
-            `mul`, the order does not matter.
+        operands: terms of its tensor operands, in order. Further operands are not checked. For commutative ops such as
+            `add` and `mul`, the order does not matter.
         feeds: terms that match any operand.
     """
 

@@ -16,8 +16,7 @@ class BlockHomes:
     """Devices of values while a placement is built. A value's device is called its home.
 
     Values that must be on one device have one home together: they share memory, or one op creates both. The first
-    device that
-    such a value gets is their home. Inputs that already are on a device stay there.
+    device that such a value gets is their home. Inputs that already are on a device stay there.
     """
 
     def __init__(self, context: PlacementContext) -> None:

@@ -19,10 +19,9 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
     """Return the cost of every node on every device, as cost models predict it.
 
     Models that list the op come first, then the general models, in order. A model that raises or returns an invalid
-    estimate is
-    not asked again for this graph, and a warning names it. A model may raise at an op that PyTorch rejects. A node
-    that no model
-    knows costs nothing. Devices that differ only in name, memory, group, queue and missing ops share an estimate.
+    estimate is not asked again for this graph, and a warning names it. A model may raise at an op that PyTorch rejects.
+    A node that no model knows costs nothing. Devices that differ only in name, memory, group, queue and missing ops
+    share an estimate.
     """
     panel = _Panel(tuple(models))
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}

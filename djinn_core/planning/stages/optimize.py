@@ -35,8 +35,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
     """Return the plan after all optimizations ran over `context.plan`, ordered by `before` and `after`.
 
     Each rewrite is verified before it is applied. An optimization that raises, returns another type or breaks an
-    invariant leaves
-    the plan unchanged, and a warning names it.
+    invariant leaves the plan unchanged, and a warning names it.
     """
     plan = context.plan
     for optimization in in_order(optimizations):

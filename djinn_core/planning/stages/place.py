@@ -27,13 +27,10 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
     """Return the first placement that is valid and fits.
 
     The order of attempts: the policy with all devices; the policy without the devices whose memory it exceeded; each
-    fallback; a
-    search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order of ops.
-    If the user
-    pinned some nodes, only the other nodes move.
+    fallback; a search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order
+    of ops. If the user pinned some nodes, only the other nodes move.
 
-    A warning names a policy that fails or breaks a rule. `Placement.refused` lists the placements that do not fit,
-    with
+    A warning names a policy that fails or breaks a rule. `Placement.refused` lists the placements that do not fit, with
     figures.
 
     Raises:

@@ -5,10 +5,8 @@ temporaries count from creation to release. Copies of values from other devices 
 values until they are sent. Both ends of a transfer count its staging copy. Workspace of ops counts as far as cost
 models report it.
 
-An executor receives transfers into host memory as they arrive. On a device in host memory, a transfer therefore
-counts
-from the earliest moment at which the sender may have sent it. A sender that is ahead may send long before the
-receiver
+An executor receives transfers into host memory as they arrive. On a device in host memory, a transfer therefore counts
+from the earliest moment at which the sender may have sent it. A sender that is ahead may send long before the receiver
 waits for the transfer.
 """
 

@@ -1,7 +1,6 @@
 """Convert an order of nodes to the steps of every device: transfers, runs and frees.
 
-A value is sent directly after an op computed or wrote it, received right before its first use, and freed after its
-last
+A value is sent directly after an op computed or wrote it, received right before its first use, and freed after its last
 use. All devices follow one topological order, so no deadlock is possible.
 """
 

@@ -1,11 +1,9 @@
 """Validation of schedules by dry-running their steps.
 
 Every device executes its steps in order; a `Receive` waits for its `Send`. Each storage has a version: the number of
-writes to it so far. A node must find every input present, at the version of program order. A storage is on one
-device, and
-each copy carries the version at which it was sent. So one interleaving of the devices stands for all. No device may
-exceed
-its usable bytes or its configured limit at any time.
+writes to it so far. A node must find every input present, at the version of program order. A storage is on one device,
+and each copy carries the version at which it was sent. So one interleaving of the devices stands for all. No device may
+exceed its usable bytes or its configured limit at any time.
 """
 
 from __future__ import annotations

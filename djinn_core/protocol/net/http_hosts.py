@@ -18,9 +18,8 @@ _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?"
 def own_names(url: str) -> frozenset[str]:
     """Return the allowed host names of the server at `url`.
 
-    They are the names of this machine, the host of `url`, and the names in the variable `HOSTS_VARIABLE`. The
-    variable has names
-    by which clients or a proxy call the server, joined by commas.
+    They are the names of this machine, the host of `url`, and the names in the variable `HOSTS_VARIABLE`. The variable
+    has names by which clients or a proxy call the server, joined by commas.
     """
     listening = urlsplit(url).hostname or ""
     names = ("localhost", socket.gethostname(), listening, *os.environ.get(HOSTS_VARIABLE, "").split(","))

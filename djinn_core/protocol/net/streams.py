@@ -23,18 +23,14 @@ LEAVE_SECONDS: Final = 1.0
 class StreamConnection(Connection):
     """A `Connection` over one byte stream per direction. A subclass moves the bytes.
 
-    Several threads may send; frames do not mix. One thread may receive meanwhile. A failed `send` ends only the
-    sending
-    direction: earlier frames of the other end can still be received. In a forked child, `close` only drops the
-    child's
+    Several threads may send; frames do not mix. One thread may receive meanwhile. A failed `send` ends only the sending
+    direction: earlier frames of the other end can still be received. In a forked child, `close` only drops the child's
     copy of the connection.
 
-    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and
-    `_drop`.
+    A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`.
     It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds received
-    bytes
-    to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` belong to this class: a subclass assigns none
-    of them. `TransportConformance` checks that.
+    bytes to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` belong to this class: a subclass assigns
+    none of them. `TransportConformance` checks that.
 
     Attributes:
         limits: as in `Connection`.
@@ -72,8 +68,7 @@ class StreamConnection(Connection):
         """Write all of `buffers`, and return `()`. `OSError` and `ProtocolError` end the sending direction.
 
         If the other end does not read and an interrupt is pending (`interrupt_mask.pending`), return the unsent rest.
-        It is
-        sent with the next frame.
+        It is sent with the next frame.
         """
 
     def _stripe(self, buffers: Sequence[Buffer]) -> tuple[Sequence[Buffer], Sequence[memoryview]]:

@@ -2,10 +2,8 @@
 
 The kernel probes an idle connection (keep-alive), but retransmits for a quarter of an hour while bytes are in flight.
 The monitor ends a connection if the other machine has acknowledged nothing for a minute. If a program does not read,
-for
-example in a debugger, the kernel of its machine still acknowledges. So such a machine never counts as dead. A
-connection also
-ends when this machine has lost the connection's own address.
+for example in a debugger, the kernel of its machine still acknowledges. So such a machine never counts as dead. A
+connection also ends when this machine has lost the connection's own address.
 """
 
 from __future__ import annotations

@@ -196,8 +196,7 @@ class TlsSocket:
 
         Without `wait`, do not wait for a thread that is flushing: it sends these records, too.
 
-        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest
-        is
+        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest is
         sent before later records.
         """
         while self._outgoing.pending or self._unsent:

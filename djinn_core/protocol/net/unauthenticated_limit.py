@@ -1,8 +1,7 @@
 """Limits of number and age of unauthenticated connections, which have presented neither a token nor a ticket.
 
-If there are too many, the oldest is closed. A client with a token presents it immediately, so its connection is
-hardly ever the
-oldest. Connections are not counted by address, because honest clients may share an address with an attacker.
+If there are too many, the oldest is closed. A client with a token presents it immediately, so its connection is hardly
+ever the oldest. Connections are not counted by address, because honest clients may share an address with an attacker.
 """
 
 from __future__ import annotations

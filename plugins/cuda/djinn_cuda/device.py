@@ -94,9 +94,8 @@ def _sensors(uuid: str) -> dict[str, float]:
 def _memory(index: int, uuid: str) -> tuple[int, int]:
     """Return total and free bytes of GPU `index`, whose unique id is `uuid`.
 
-    If NVML does not know the GPU (for example a slice of a GPU, or an embedded board), CUDA answers. CUDA then takes
-    a few hundred
-    megabytes on the GPU until this process ends.
+    If NVML does not know the GPU (for example a slice of a GPU, or an embedded board), CUDA answers. CUDA then takes a
+    few hundred megabytes on the GPU until this process ends.
     """
     import pynvml
 

@@ -16,8 +16,7 @@ def counters() -> dict[str, int]:
     - `launches`, `graph_launches`, `ops_outside_graphs`: kernel launches.
     - `busy_ns`: simulated time in which the device ran kernels, without copies.
     - `copies_*` and `bytes_*` by direction: `host_to_device`, `pageable_to_device`, `device_to_host`,
-    `device_to_pageable`,
-      `within_device`, `between_devices`.
+      `device_to_pageable`, `within_device`, `between_devices`.
     - `synchronizations`, in total and by cause.
     - `host_allocations`, `pinned_bytes_peak`, `device_allocations`, `out_of_memory`: memory.
     - `missing_waits`, `misuses`: errors of the program.
@@ -53,9 +52,8 @@ def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.
     """Inject a fault into the next op whose name contains `op`, or into a later op.
 
     Args:
-        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op
-            never ends.
-            `slow`: the op takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
+        kind: `sticky`: a device-side assert, after which every call fails until the process ends. `hang`: the op never
+            ends. `slow`: the op takes `seconds` of simulated time longer. `out_of_memory`: the next allocation fails.
         op: part of the op's name, such as `aten::mm`. Copies are `an upload`, `a download` and `a copy between
             devices`.
         after: number of matching ops that run first.
@@ -74,8 +72,8 @@ def configure(**figures: float) -> None:
 
     Args:
         **figures: rates per second: `flops`, `bandwidth`, `link` and `peer`. Seconds: `launch` and `issue`. `pace`:
-            real seconds per
-            simulated second; 0: waits take no time. `memory`: bytes. `queue`: maximum number of pending launches per
+            real seconds per simulated second; 0: waits take no time. `memory`: bytes. `queue`: maximum number of
+            pending launches per
                 stream before
             the host waits.
     """

@@ -20,8 +20,7 @@ class Pinned(PlacementPolicy):
     Other ops run on the device of their data.
 
     A module belongs to the first pattern that matches its path. Patterns are those of `fnmatch`. A pattern also holds
-    for the
-    submodules of a module that it matches.
+    for the submodules of a module that it matches.
     """
 
     name = "pinned"

@@ -1,12 +1,9 @@
 """`capture()`: record the ops of a block as a program without running it.
 
-A model that was built under `torch.device("meta")` has no data. Inside a capture, every PyTorch function gets a
-remote tensor
-with the same metadata in place of a meta tensor. PyTorch then chooses kernels, attention and autograd as for the
-remote
-device. The model itself is not changed. The results have no data (`MetaOnlyStorages`): they are recorded, and never
-sent.
-Optimizers of such a model update the remote tensors, with separate optimizer state.
+A model that was built under `torch.device("meta")` has no data. Inside a capture, every PyTorch function gets a remote
+tensor with the same metadata in place of a meta tensor. PyTorch then chooses kernels, attention and autograd as for the
+remote device. The model itself is not changed. The results have no data (`MetaOnlyStorages`): they are recorded, and
+never sent. Optimizers of such a model update the remote tensors, with separate optimizer state.
 """
 
 from __future__ import annotations
@@ -224,8 +221,7 @@ def capturing() -> Iterator[Capture]:
     """Context manager that records the ops of this thread inside the block.
 
     Factories without a device argument create remote tensors. Nothing is sent unless the code inside needs a result.
-    Recorded ops run
-    later, when code outside needs their results. Ops on meta tensors are recorded and never run.
+    Recorded ops run later, when code outside needs their results. Ops on meta tensors are recorded and never run.
     """
     recorder = current()
     capture, stand_ins = Capture(recorder.unsent), MetaSubstitution()

@@ -109,8 +109,7 @@ def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
 
     Args:
         model: a module whose CPU parameters and buffers are copied to the device inside the block. Writes to the
-            copies, gradients
-            included, are lost after the block.
+            copies, gradients included, are lost after the block.
     """
     with capturing() as under_way, _moved(model):
         captured = context.captures.latest = Captured(under_way)
@@ -148,8 +147,7 @@ def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> Pipe
     """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown device without a session.
 
     Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on
-    plan for all
-    of them, from the present locations of the inputs. Node ids refer to the result's `graph`.
+    plan for all of them, from the present locations of the inputs. Node ids refer to the result's `graph`.
 
     Raises:
         ConfigurationError: the stage does not exist.
@@ -201,13 +199,11 @@ def execute(
     Args:
         schedule: result of `djinn.plan` or `Scheduler` for a captured program.
         inputs: tensors for the graph's inputs: by value id, or a list in the order of `graph.inputs`. If an input is
-            missing, the
-            input of the capture is used, which must still be alive.
+            missing, the input of the capture is used, which must still be alive.
 
     Raises:
         DjinnError: an input differs in metadata from the captured input, the number of inputs is wrong, or a value id
-            is not an
-            input.
+            is not an input.
     """
     graph = Graph(schedule.program)
     nodes = [

@@ -46,8 +46,7 @@ class SemanticMetadata:
         mutates: True if it writes into an operand.
         role: the role from a match, or from the op's family; each node has a role.
         synchronises: True if the client waits for the op, because its result's shape or a returned number depends on
-            data, or its
-            result was fetched during recording.
+            data, or its result was fetched during recording.
         lineage: kinds of inputs that its results derive from.
         is_gradient: True if its results derive from a gradient.
         memory_pattern: how it reads memory.

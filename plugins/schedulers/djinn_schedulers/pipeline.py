@@ -14,8 +14,7 @@ class Pipeline(Scheduler):
     """Scheduler for devices that hold successive stages of a model: they work on successive inputs concurrently.
 
     A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps go first, and the
-    backward pass of
-    a micro-batch runs between the forward passes of later micro-batches.
+    backward pass of a micro-batch runs between the forward passes of later micro-batches.
     """
 
     name = "pipeline"

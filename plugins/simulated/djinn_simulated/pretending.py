@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory of such a tensor."""
+        """Return the bytes of memory that a tensor of this layout takes."""
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize

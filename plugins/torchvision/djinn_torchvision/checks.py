@@ -1,9 +1,8 @@
 """Checks of arguments that torchvision's kernels trust: indices of images, channels and elements, and the sizes of gradients.
 
 If these do not fit, a kernel reads and writes beyond its tensors. Contents are checked on CPUs only, because a kernel
-could read
-secrets of the executor's process. On a GPU the check would wait for the device, and its memory holds values of one
-tenant.
+could read secrets of the executor's process. On a GPU the check would wait for the device, and its memory holds values
+of one tenant.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ class Evidence:
         """Return the phases of matches that reveal prefill or decode; without such matches, the phases of other states.
 
         A few caches in a program with many attentions without a cache do not count. Caches of programs with image or
-        audio input
-        and without text input do not count either.
+        audio input and without text input do not count either.
         """
         if self.kinds and Modality.TEXT not in self.kinds:
             return []

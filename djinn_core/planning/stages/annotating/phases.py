@@ -26,8 +26,8 @@ def drawn_from(graph: Graph) -> int:
     """Return the first node of the image decoder; the number of nodes if there is none.
 
     A decoder's convolutions produce an image with few channels, as large as the input image. The image depends on the
-    input only
-    through a smaller latent. If skip connections bypass the latent, the result is a map of classes or depths.
+    input only through a smaller latent. If skip connections bypass the latent, the result is a map of classes or
+    depths.
     """
     nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
     count = len(graph.nodes)

@@ -69,8 +69,7 @@ def residency_of_gradients(
     """Return the residency of gradients in the shape of a weight, and of the first optimizer state.
 
     Values that share memory with them are included. The optimizer creates its state: copies of gradients, or buffers
-    that it
-    fills.
+    that it fills.
     """
     outside = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}

@@ -2,8 +2,7 @@
 
 State-space layers, recurrent mixers and memories of past inputs are recognised by how they keep their state, not by
 their ops. A state has one of three forms: an existing buffer written in place, an existing value that the program
-appends
-to, or a new buffer that is filled and outlives the program.
+appends to, or a new buffer that is filled and outlives the program.
 """
 
 from __future__ import annotations

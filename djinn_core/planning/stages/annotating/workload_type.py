@@ -34,9 +34,8 @@ _FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 def measured_in_patches(graph: Graph, inputs: Inputs) -> int | None:
     """Return a linear layer that reads float inputs, stacked or cut into patches; None if there is none.
 
-    Such inputs are measurements, which have fewer dimensions than the layer reads. Hidden states of an earlier
-    program have as
-    many.
+    Such inputs are measurements, which have fewer dimensions than the layer reads. Hidden states of an earlier program
+    have as many.
     """
     for operation in ("linear", "addmm"):
         for i in graph.by_op.get(operation, ()):

@@ -2,15 +2,12 @@
 
 This module is imported for `djinn --help`, so the other modules are imported when they are needed.
 
-- `ssh`: command lines of OpenSSH's client, and scripts over one connection. `scripts/`: POSIX sh scripts for the
-remote machine.
-  `records`: local files about each server.
+- `ssh`: command lines of OpenSSH's client, and scripts over one connection. `scripts/`: POSIX sh scripts for the remote
+  machine. `records`: local files about each server.
 - `survey`: facts about the remote machine, and decisions. `wheels`: files to send. `connecting`: the steps of `djinn
-connect`.
-  `tunnel`, `keeper`: the process that keeps the tunnel open.
-- `project_files`: selects the files of a project to send. `jobs`: jobs on the remote machine. `job_runner`: the
-remote parent process
-  of a job.
+  connect`. `tunnel`, `keeper`: the process that keeps the tunnel open.
+- `project_files`: selects the files of a project to send. `jobs`: jobs on the remote machine. `job_runner`: the remote
+  parent process of a job.
 - `connect_commands`, `job_commands`: the command line.
 """
 

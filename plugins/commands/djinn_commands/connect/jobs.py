@@ -177,8 +177,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
     """Write the log of a job, with `follow` until the job has ended.
 
     Return the job's final state. Control sequences are escaped for terminals. A broken connection is reopened by the
-    tunnel's
-    keeper or by this function, and the log continues at its position.
+    tunnel's keeper or by this function, and the log continues at its position.
 
     Raises:
         ConfigurationError: the job does not exist.

@@ -1,10 +1,8 @@
 """The process that keeps a tunnel open.
 
 Each server has one such process, until `djinn disconnect` or the end of the user's login session. It takes over the
-connection
-that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports neither
-Djinn nor
-PyTorch.
+connection that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports
+neither Djinn nor PyTorch.
 """
 
 from __future__ import annotations

@@ -42,8 +42,7 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
     """Return the peak of a program that was scheduled on one device, with all of its inputs on the device from the beginning.
 
     A storage counts once, with the largest extent of its values, from the op that creates it until its last value is
-    freed. Without
-    `caches`, keys and values that no later step reads count as activations.
+    freed. Without `caches`, keys and values that no later step reads count as activations.
 
     Raises:
         ValueError: the program was not scheduled, or was scheduled on several devices.

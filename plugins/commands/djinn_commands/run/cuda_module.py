@@ -106,9 +106,8 @@ _NVTX: dict[str, Any] = {
 class CudaProperties:
     """GPU properties that programs query; sizes in bytes. Unknown numbers have the values of an A100.
 
-    A CPU has no compute capability. Programs get 8.0, the first version with bfloat16 and TF32, because they query
-    the capability to
-    decide whether to use these.
+    A CPU has no compute capability. Programs get 8.0, the first version with bfloat16 and TF32, because they query the
+    capability to decide whether to use these.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """Make `cuda` the name of the remote device, in the process of `djinn run` and in processes that the script spawns.
 
-multiprocessing sends preparation data to a new interpreter before the script's modules and objects. This module adds
-an entry to
-the data, which installs the names when it is unpickled. A forked child has the names anyway.
+multiprocessing sends preparation data to a new interpreter before the script's modules and objects. This module adds an
+entry to the data, which installs the names when it is unpickled. A forked child has the names anyway.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Subsystems of PyTorch that use the name `cuda`, such as autocasting, `torch.compile` and profilers.
 
 PyTorch keeps the autocast state per device type, behind functions that take the type's name. PyTorch's C++ knows one
-accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors
-of
+accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors of
 a traced backward pass. So these tensors keep the own name; otherwise no stream would be found.
 """
 

@@ -1,7 +1,6 @@
 """The device `cuda` for remote tensors, generators, streams and events; types and factories of tensors.
 
-`torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor
-is
+`torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor is
 created in ordinary memory and then pinned, as `tensor.pin_memory()` does.
 """
 

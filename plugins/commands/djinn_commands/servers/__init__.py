@@ -4,7 +4,7 @@ This module is imported for `djinn --help`, so the other modules are imported wh
 
 - `status_commands`, `login_commands`, `doctor_command`: the command line. `logins`, `killing`: their implementation.
 - `status_text`: reports of servers as text; `coordinator`: the same reports as objects. `diagnosis`: problems of the
-installation.
+  installation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The compiler `inductor`: a separate process compiles a graph; the executor loads the library and keeps it on disk.
 
-Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions
-need. The
-library runs without Python.
+Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions need.
+The library runs without Python.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Collectives of `torch.distributed` on remote tensors: their values pass through the clients.
 
-Each process of the group is a client. Clients may have different servers. A collective sends the recorded ops,
-fetches its inputs,
-runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is synchronous,
-even with
-`async_op=True`. Only `send` does not wait for its peer.
+Each process of the group is a client. Clients may have different servers. A collective sends the recorded ops, fetches
+its inputs, runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is
+synchronous, even with `async_op=True`. Only `send` does not wait for its peer.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
 
 A guarded compiled function always records the same ops for inputs of the same metadata. Such a function need not run
-again. Its
-instructions are appended with other values, without dispatch and without tensors for intermediate results.
+again. Its instructions are appended with other values, without dispatch and without tensors for intermediate results.
 `djinn_native/csrc/graph.cpp` holds and appends them.
 """
 
@@ -52,8 +51,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) ->
     """Call `function` with `inputs`.
 
     Return its result (a sequence) and a recorded call to append it again. The recorded call is None if the function
-    waited for a
-    result, or wrote to a tensor that is neither an input nor its own.
+    waited for a result, or wrote to a tensor that is neither an input nor its own.
     """
     recorder = current()
     entries = SentEntries()

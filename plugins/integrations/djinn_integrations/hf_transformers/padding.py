@@ -1,8 +1,7 @@
 """transformers' advice to pass an attention mask: shown when the reply arrives, without waiting in each forward pass.
 
 Without a mask, its models check whether the first or the last token is padding, to warn once. A decoding step has one
-token, which
-the model generated, so it is not checked.
+token, which the model generated, so it is not checked.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ _JITTER_SECONDS: Final = 0.001
 class StepTimes:
     """Measure the duration of a step on both sides.
 
-    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which
-    issues steps, and
-    the executor, which runs them.
+    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues
+    steps, and the executor, which runs them.
     """
 
     def __init__(self, round_trip_seconds: float | None) -> None:

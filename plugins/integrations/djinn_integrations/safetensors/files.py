@@ -1,8 +1,7 @@
 """Open safetensors files on the remote device.
 
 safetensors knows a few device types by name. For other types it passes the device number, which PyTorch takes for the
-remote
-device.
+remote device.
 """
 
 from __future__ import annotations

@@ -98,10 +98,8 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
     """The tensors at an address, by name.
 
     A look-up makes the server read the tensor into a new tensor, and does not wait. If the files have changed since
-    they were opened,
-    or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of safetensors'
-    `safe_open`, and works
-    as a state dict.
+    they were opened, or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of
+    safetensors' `safe_open`, and works as a state dict.
     """
 
     __eq__ = object.__eq__  # a mapping's equality would compare tensors

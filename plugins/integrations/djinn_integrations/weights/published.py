@@ -45,14 +45,12 @@ def publish(
     """Make the server keep tensors under a name, with their current contents, after this program has ended.
 
     Nothing is fetched. All clients of the tenant can attach the name. An earlier publication is replaced once all new
-    tensors are
-    stored.
+    tensors are stored.
 
     Args:
         name: letters, digits, `.`, `_` and `-`.
         tensors: strided tensors by name, such as a state dict. Names in nested dictionaries are joined by dots. CPU
-            tensors are
-            uploaded.
+            tensors are uploaded.
         ttl: seconds after which the name expires; None: the server's maximum.
         metadata: texts to store with the tensors.
 

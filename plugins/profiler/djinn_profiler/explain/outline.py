@@ -66,7 +66,7 @@ Grouping = Callable[[Sequence[int], Callable[[int], Hashable]], Iterable[tuple[H
 
 
 def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """Group ops by module, over all calls."""
+    """Yield groups of ops by module, over all calls."""
     groups: dict[Hashable, list[int]] = {}
     calls: dict[Hashable, int] = {}
     for name, run in groupby(nodes, key):
@@ -76,7 +76,7 @@ def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tu
 
 
 def by_call(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """Group consecutive ops of a module, so that groups are in program order."""
+    """Yield groups of consecutive ops of a module, so that groups are in program order."""
     return [(name, list(run), 1) for name, run in groupby(nodes, key)]
 
 

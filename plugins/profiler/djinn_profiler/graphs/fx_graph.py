@@ -41,9 +41,8 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
 
     Args:
         module: a traced or exported module. Any other module is exported with `inputs`.
-        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed
-            on. In the graph's
-            inputs, the parameters and buffers of `module` precede them.
+        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed on.
+            In the graph's inputs, the parameters and buffers of `module` precede them.
 
     Raises:
         UnsupportedOperation: an input or a value has no metadata.

@@ -32,10 +32,8 @@ _CAPACITY = 128
 class Scheduler:
     """Create schedules: with costs and plugins if these work, otherwise in program order. Thread-safe.
 
-    It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all
-    plugins), *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in
-    one
-    step).
+    It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all plugins),
+    *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one step).
     """
 
     def __init__(

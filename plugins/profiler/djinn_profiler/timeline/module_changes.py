@@ -85,8 +85,7 @@ def module_changes(
     """Yield the modules of a thread over time: at each change a key and name per module, from the outermost inwards.
 
     An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward
-    pass lie in
-    `BACKWARD` and in the modules of the pass's current autograd node.
+    pass lie in `BACKWARD` and in the modules of the pass's current autograd node.
     """
     open_: list[tuple[Keys, tuple[str, ...], _Reference | None]] = [
         ((), (), None)

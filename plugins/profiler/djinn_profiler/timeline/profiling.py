@@ -111,13 +111,11 @@ def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
     """Record a timeline of all threads inside the block: their modules and lines, links, and executors.
 
     Earlier work finishes before the block starts, and the block's work before it ends. Each takes one round trip,
-    outside of the
-    measured time. Only one block can be active at a time.
+    outside of the measured time. Only one block can be active at a time.
 
     Args:
-        ops: True to make executors time each instruction. They then run all programs op by op, even compiled
-            programs, and
-            synchronise the device after each submission. The run is slower, and shows the time of each op.
+        ops: True to make executors time each instruction. They then run all programs op by op, even compiled programs,
+            and synchronise the device after each submission. The run is slower, and shows the time of each op.
 
     Raises:
         DjinnError: another block is active.

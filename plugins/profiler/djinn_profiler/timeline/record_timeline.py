@@ -26,9 +26,8 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
     """Context manager that records raw events of all threads inside the block.
 
     The records are complete when the block has ended. Earlier work finishes before the block starts, and the block's
-    work before it
-    ends: one round trip each, outside of the measured time. `ops`: True to time each instruction, and run programs op
-    by op.
+    work before it ends: one round trip each, outside of the measured time. `ops`: True to time each instruction, and
+    run programs op by op.
 
     Raises:
         DjinnError: another block is active.

@@ -91,8 +91,7 @@ class ThreadRecord:
         calls: flat list of start, end and op of each call on the device.
         times: the same for ops that only C++ saw, until `merge_times`.
         moments: flat list of times and entered scopes during the block. A scope is a weak reference to a module,
-            `BACKWARD`, or the
-            number of an autograd node. None: the thread left a module or `BACKWARD`.
+            `BACKWARD`, or the number of an autograd node. None: the thread left a module or `BACKWARD`.
         changes: result of `module_changes` at the block's end.
         inside: for each open scope of the thread, True if it is a backward pass.
         noted: other activities.

@@ -1,10 +1,8 @@
 """Recording of a timeline: hooks that are installed only while `djinn.profile()` is active.
 
-C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts
-are stored
-unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a long
-run: records
-above them are only counted.
+C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are
+stored unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a
+long run: records above them are only counted.
 """
 
 from __future__ import annotations
@@ -160,8 +158,7 @@ class Recording(Tap, Observer):
         connected: called when a session has begun in the block.
         names: names of modules.
         names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end if
-            instructions are
-            timed.
+            instructions are timed.
         ops_end: time after which calls were not recorded, because the limit was reached; 0: all calls were recorded.
         lost: number of submissions and spans that were dropped.
     """

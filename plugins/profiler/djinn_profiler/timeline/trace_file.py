@@ -1,9 +1,8 @@
 """Trace files: a timeline in the Trace Event Format, which Perfetto and chrome://tracing read.
 
 The format: "Trace Event Format", Google, 2016. Complete events (`X`) of a lane are disjoint or nested. Flow events
-(`s`, `t`, `f`)
-bind to the enclosing slice. Counters are `C`. Names of processes and lanes are metadata (`M`). Times are in
-microseconds.
+(`s`, `t`, `f`) bind to the enclosing slice. Counters are `C`. Names of processes and lanes are metadata (`M`). Times
+are in microseconds.
 """
 
 from __future__ import annotations

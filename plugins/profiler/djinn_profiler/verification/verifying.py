@@ -1,8 +1,7 @@
 """`djinn.verify()`: every op also runs on the CPU, and the first op that differs is named.
 
 The CPU op gets the remote device's operands, so a difference does not propagate to later ops. Ops are batched, and
-their operands
-and results are fetched together. Before an op writes memory that batched ops used, the batch is checked.
+their operands and results are fetched together. Before an op writes memory that batched ops used, the batch is checked.
 """
 
 from __future__ import annotations
