@@ -160,8 +160,8 @@ def served(answer):
 @pytest.mark.parametrize(
     ("begin", "more", "says"),
     [
-        (b"HTTP/1.1 201 Created\r\n", b"X: " + b"a" * 4000 + b"\r\n", "headers take more"),
-        (b"HTTP/1.1 201 Created\r\nX: ", b"a" * 4000, "headers take more"),
+        (b"HTTP/1.1 201 Created\r\n", b"X: " + b"a" * 4000 + b"\r\n", "headers of the response have more"),
+        (b"HTTP/1.1 201 Created\r\nX: ", b"a" * 4000, "headers of the response have more"),
     ],
 )
 def test_endless_http_response_is_bounded(transports, begin, more, says):
