@@ -266,7 +266,7 @@ class Submit(Message, frozen=True):
     Attributes:
         sequence: number of the submission in its session, from 1, without gaps; each is applied exactly once.
         fetch: handles of tensors to return.
-        free: handles to free after the run; unused ones are freed before it.
+        free: handles to free after the run. Values that the run does not use are freed before it.
         digest: BLAKE2b-128 of the encoded template.
         outputs: handles for the template's outputs.
         slot_changes: slots that differ from the template's last run.

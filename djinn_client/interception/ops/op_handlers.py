@@ -140,7 +140,7 @@ def _dense_dim_of_dense(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, An
 
 @handles(aten.new_empty_strided.default)
 def _new_empty_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a copy of a strided gradient for a compressed leaf. PyTorch also asks for the layout of the leaf."""
+    """Handle `aten::new_empty_strided`: return a strided tensor, even if PyTorch also requests the layout of a sparse leaf."""
     return record(func, args, {name: value for name, value in kwargs.items() if name != "layout"})
 
 

@@ -62,8 +62,8 @@ def plan_program(
 ) -> PipelineResult:
     """Plan a program for one device, up to the stage `until`.
 
-    `without`: optimizations to exclude, each with the reason. `make`: `plan` with further facts about the program, or
-    `planned` with a cache.
+    `without`: optimizations to exclude, each with the reason. `make`: the planning function: `plan`, or `planned`
+    with a cache.
     """
     graph = program if isinstance(program, Graph) else Graph(program)
     # A single device leaves no choice. The executor reports missing ops and memory, op by op.
