@@ -172,22 +172,22 @@ def consecutive_groups(context: SchedulingContext, order: Sequence[int]) -> list
 
 
 def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, str, list[int]]]:
-    """Return (stage, device, nodes) of groups.
+    """Return groups of nodes as (stage, device, nodes): each runs on one device, after all groups of earlier stages.
 
-    A device begins a new group before it uses a result of its stage or a later stage.
+    A device begins a new group before it uses a result that another device makes in the same stage or a later one.
     """
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     groups: list[tuple[int, str, list[int]]] = []
     device_of, before = found.device, found.before
     for node in order:
-        device, bytes_needed = device_of[node], 0
+        device, least_stage = device_of[node], 0
         for other in before.get(node, ()):
-            if device_of[other] != device and stage_of[other] >= bytes_needed:
-                bytes_needed = stage_of[other] + 1
+            if device_of[other] != device and stage_of[other] >= least_stage:
+                least_stage = stage_of[other] + 1
         stage, nodes = open_groups.get(device, (-1, []))
-        if stage < bytes_needed or stage < 0:
-            stage, nodes = max(stage + 1, bytes_needed), []
+        if stage < least_stage or stage < 0:
+            stage, nodes = max(stage + 1, least_stage), []
             open_groups[device] = (stage, nodes)
             groups.append((stage, device, nodes))
         nodes.append(node)
