@@ -615,7 +615,7 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
     try:
         return WeightStore(config.directory, config.limit, disk)
     except OSError as error:
-        _log.warning("no weight store: cannot use its directory", error=str(error))
+        _log.warning("the weight store is off: cannot use its directory", error=str(error))
         return None
 
 

@@ -39,7 +39,7 @@ class LaneRuns(Protocol):
         """Store the results of a run, and set its outcome."""
 
     def pause(self, random: bool, *works: RunRequest) -> Steps:
-        """Yield the device in the middle of runs."""
+        """Yield the device in the middle of `works`. `random`: True if they draw random numbers."""
 
 
 @attrs.define(eq=False)

@@ -236,7 +236,7 @@ class ExecutorSession:
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
-        """Return when the idle session's values must leave the device; None: never. Evict them if the time has come."""
+        """Return the time at which the idle session's values must be evicted; None: never. If it has passed, evict them."""
         return self._idle.deadline()
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:

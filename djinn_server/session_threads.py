@@ -88,8 +88,8 @@ class SessionThreads:
         self._leader = 0  # ident of a thread; 0: none leads
         self._runs_since = 0.0  # when the leader began to run a session that is brief; 0.0 while it waits
         self._brief_runs = 0
-        self._is_watched = False  # a follower looks after the leader, or will
-        self._watches = False  # it does
+        self._is_watched = False  # True while a follower watches the leader or is asked to
+        self._watches = False  # True while a follower waits to check the leader
         self._threads = self._free = 0
         self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
         self._changed: deque[SessionTask] = deque()  # paused, or woken

@@ -115,5 +115,5 @@ class Tenancy:
         try:
             return self._shared.of_tenant(badge.tenant, badge.quota.disk)
         except OSError as error:
-            _log.warning("no weight store: cannot use its directory", tenant=badge.tenant, error=str(error))
+            _log.warning("the weight store is off: cannot use its directory", tenant=badge.tenant, error=str(error))
             return None

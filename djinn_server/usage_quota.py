@@ -18,9 +18,9 @@ _LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of al
 
 
 class UsageQuota:
-    """Device time of the tenant in the current hour.
+    """Device time that a tenant has used in the current hour, stored in a file of the tenant.
 
-    `tick` also writes the running turn to the file, so a submission that kills the process is charged.
+    `tick` also writes the seconds of the running turn to the file. So a submission that kills the process is charged.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:

@@ -31,7 +31,7 @@ class InterceptionConformance:
             assert not len(submission.program), "`take` returned ops, and nothing was recorded"
 
     def test_session_without_ops_may_end(self, interception: Interception) -> None:
-        """If no op was recorded, a session can end, facts about it can change, and counts can be read."""
+        """Before any op is recorded, `forget` and `reconsider` can be called, and `ops` and `live` return zeros."""
         interception.forget()
         interception.reconsider()
         assert interception.ops() == (0, 0), "`ops` counts ops, and nothing was recorded"

@@ -286,7 +286,7 @@ class TransportConformance(Ending):
             outcome(future, _SENDING)
 
     def test_both_ends_send_at_once(self, ends: tuple[Connection, Connection]) -> None:
-        """Both ends can send more than all buffers hold at the same time."""
+        """Both ends can send at the same time, each more than all buffers hold."""
         data = bytes(8 << 20)
         sending = [start(send_all, end, [Frame(b"x", [data])] * 6) for end in ends]
         receiving = [start(receive_many, end, 6) for end in ends]

@@ -555,8 +555,8 @@ def template_decisions() -> Sequence[TemplateDecision]:
 def stats() -> Mapping[str, int]:
     """Return counters since the start or the last reset. Sizes are in bytes.
 
-    `plans_for_sizes` also names the plugins that restrict plans to fewer sizes. `sessions, tcp` counts executors whose
-    data the transport with that URL scheme carries.
+    A counter `plans_for_sizes, PLUGIN` means that PLUGIN restricts plans to fewer sizes. A counter `sessions, SCHEME`
+    is the number of executors that are connected by the transport with this URL scheme.
     """
     return context.counters()
 

@@ -37,7 +37,7 @@ class HintUse:
 
     Attributes:
         hint: name of the hints.
-        decision: the consequence of the hints, or the reason why they were ignored, in words.
+        decision: text that says how the hints changed the placement, or why they were ignored.
         seconds_before: predicted time of the program without the decision; None if not predicted.
         seconds_after: predicted time with the decision; None if not predicted.
     """
@@ -53,7 +53,7 @@ class Placement(ShortRepr):
     """Result of the stage `place`: the device of each node and value.
 
     Attributes:
-        decisions: one per node that runs, in order.
+        decisions: device of each node that runs, in order.
         values: device id by value, inputs included: the device of its memory and its writes.
         policy: name of the policy that decided.
         copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight. A

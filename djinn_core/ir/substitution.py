@@ -66,10 +66,10 @@ class Recipe(ShortRepr):
 
 @attrs.frozen(eq=False, repr=False)
 class RewrittenProgram(ShortRepr):
-    """A program that replaces an equivalent program, the original.
+    """A rewritten program, which replaces the original program.
 
     Attributes:
-        program: the new program. Values of the original keep their handles; other values are freed after the program.
+        program: the new program. It keeps the handles of the original's values, and frees its own values at its end.
         origin: the original program.
         slots: for each slot of the program its position in the original's slots, or -1 if it is fixed.
         nodes: for each instruction, its node in the original.

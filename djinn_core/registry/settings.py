@@ -41,7 +41,7 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
     if declared is None:
         if mine:
             raise ConfigurationError(
-                f"The plugin {name!r} has no settings ({mine[0].origin} gives it `{mine[0].name}`)."
+                f"The plugin {name!r} has no settings: remove `{mine[0].name}` from {mine[0].origin}."
             )
         return DeclaredSettings()
     fields = _fields(declared)

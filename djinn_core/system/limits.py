@@ -16,11 +16,11 @@ if sys.platform == "win32":
 
     def limit_data(total: int) -> None:
         """Raise `OSError`: this system has no memory limit for processes."""
-        raise OSError(f"this system does not limit a process to {total:,} bytes")
+        raise OSError(f"Windows cannot limit the memory of this process to {total:,} bytes")
 
     def allow_open_files() -> None:
         """Raise `OSError`: the limit is unknown on Windows."""
-        raise OSError("this system does not say how many files a process may open")
+        raise OSError("Windows does not report how many files a process may open")
 
     def leave_no_cores() -> None:
         """Do nothing: Windows writes no core dumps."""

@@ -333,10 +333,9 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         queue: waiting for a turn on the device.
         decode: reading the submission.
-        execute: device time of the session that became known since its previous reply. On a CPU it is the submission's
-            own time. On an accelerator, events measure it: a submission that waits for the device reports its own
-                time,
-            others report the time of earlier submissions.
+        execute: device time of the session that was measured since its previous reply. On a CPU, it is the time of this
+            submission. On an accelerator, events measure it. If this submission waits for the device, its time is
+            included; otherwise a later reply reports it.
         encode: preparing the results, which includes a wait for the device.
         pressure: memory pressure of the device, as an index into `PRESSURE`.
     """

@@ -64,7 +64,7 @@ class Reassembly:
         return Frame(self._head, self._body)
 
     def place(self, head: bytes, length: int) -> memoryview | None:
-        """Return memory for a piece that begins to arrive. Return None if it belongs to a later frame.
+        """Return the memory that receives a piece of this frame. Return None for a piece of a later frame.
 
         Raises:
             ProtocolError: no such piece is missing.

@@ -23,7 +23,7 @@ class Arguments:
         return name in self._given
 
     def refuse(self, reason: str) -> NoReturn:
-        """Raise an error, because PyTorch does not check this argument."""
+        """Raise an error for an invalid argument. Rules call this for arguments that PyTorch does not check."""
         raise RuntimeError(f"{self.op}: {reason}")
 
     def require(self, condition: bool, reason: str) -> None:

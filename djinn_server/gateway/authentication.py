@@ -109,7 +109,7 @@ class Authentication:
 
     def _check(self, result: object) -> None:
         if not isinstance(result, Identity):
-            raise _InvalidResult(f"`authenticate` returned a {type(result).__name__}, and not with an Identity")
+            raise _InvalidResult(f"`authenticate` must return an Identity or a Denial, not {type(result).__name__}")
         key, monitor, quota = _untyped(result.key), _untyped(result.monitor), _untyped(result.quota)
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise _InvalidResult("the `key` of an identity must be text of at most 64 printable characters")

@@ -17,7 +17,8 @@ class Flag:
     Attributes:
         name: option name, such as `--store-gib`.
         help: text in `--help`.
-        least, above, most: bounds of a number.
+        least, most: inclusive bounds of a number.
+        above: exclusive lower bound, instead of `least`.
         serve_default: default of `djinn serve`, if it differs from the default of the field.
         gib: True if the flag is in GiB; the field is in bytes.
         file: True if the value is the path of a file.

@@ -297,7 +297,7 @@ class ServedRun(StrategyRun):
         if run.outcome.stopped_at is not None:
             raise UnfitRun
         if not run.step < stop <= run.template.count:
-            raise ValueError(f"ops up to {stop} of {run.template.count} cannot be replaced after {run.step} have run")
+            raise ValueError(f"cannot replace ops before op {stop}: {run.step} of {run.template.count} have run")
         steps = run.template.steps[run.step : stop]
         if run.template.random and any(_draws(step.op) for step in steps):
             raise ValueError("an op that draws random numbers cannot be replaced")

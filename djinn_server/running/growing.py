@@ -119,8 +119,8 @@ def find_growth(
 ) -> Growth | None:
     """Find the appends of a template that can be done in place. Return None if there are none.
 
-    An append qualifies if only the ops named above, and further appends, read the input, the result and their views, and if
-    the template returns none of these except the result, once. Then no instruction writes into them or shows their strides.
+    An append qualifies on two conditions. Only the ops of `_READERS` and further appends read its input, its result and their
+    views. Of these values, the template returns only the result, once. Then no op writes into them or shows their strides.
 
     Args:
         steps: steps of the template.

@@ -191,7 +191,7 @@ def trimmer() -> Callable[[], object]:
 
 
 def keep_few_arenas(count: int) -> None:
-    """Let all threads allocate from `count` arenas of glibc. Do nothing with other C libraries."""
+    """Limit glibc to `count` arenas for all threads. Do nothing with other C libraries or if `MALLOC_ARENA_MAX` is set."""
     if "glibc" in platform.libc_ver() and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)
 

@@ -326,7 +326,7 @@ def test_backward_offer_is_refused(running, x, monkeypatch):
     monkeypatch.setattr(Offer, "run", back)
     begin(Relu())
     repeat(two, x, times=4)
-    assert ["cannot be replaced after" in reason for reason in reasons(logged)] == [True]
+    assert ["cannot replace ops before" in reason for reason in reasons(logged)] == [True]
 
 
 def test_out_of_memory_skips_one_run(running, x):

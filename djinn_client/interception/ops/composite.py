@@ -50,8 +50,8 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: it has strided, sparse, quantized and nested ones, each with ops "
-            "of their own, and no MKL-DNN ones. Move its inputs to the CPU first"
+            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: the device has strided, sparse, quantized and nested "
+            "tensors, and no MKL-DNN ones. Move the op's inputs to the CPU first"
         )
     kernel = torch_dispatch.composite_kernel(func)
     if kernel is None and func.name() not in kept_whole:

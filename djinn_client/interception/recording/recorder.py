@@ -328,7 +328,7 @@ class Recorder:
 
     @without_modes
     def ask_later(self, fetch: tuple[int, ...], nbytes: int) -> Ticket:
-        """Send the recorded ops, and request values of `nbytes` bytes. `Sink.wait` returns them later."""
+        """Send the recorded ops and request the values `fetch`, `nbytes` bytes in total. Return a ticket for `Sink.wait`."""
         _open()
         ticket: Ticket = None
         try:
@@ -341,11 +341,11 @@ class Recorder:
         return ticket
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> None:
-        """Upload tensors as remote values.
+        """Upload one tensor as the remote value `handle`. Stored weights are read by the executor.
 
         Raises:
-            UnsupportedOperation: a tensor has too many dimensions; or it is a stored weight, and the call is being
-                recorded for replay.
+            UnsupportedOperation: `source` has too many dimensions; or `source` is a stored weight, and the call is
+                being recorded for replay.
         """
         require_stack_room()
         if isinstance(source, StoredTensor):

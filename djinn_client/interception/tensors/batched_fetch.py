@@ -108,7 +108,7 @@ class BatchedFetch:
 
 
 class SavedStorages(BatchedFetch):
-    """Prediction that the program will fetch the storages that PyTorch accessed. Each storage is read as one tensor."""
+    """Batched fetch of the storages that PyTorch has accessed, each as one tensor of bytes."""
 
     def __init__(self) -> None:
         super().__init__(self._as_bytes)

@@ -214,7 +214,7 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
 
         failure = f"{type(error).__name__}: {error}"
         judged = title("optimization", judge)
-        _log.warning("a plugin failed and is left out", plugin=judged, error=failure, instead="the plan is not changed")
+        _log.warning("a plugin failed in an A/B test", plugin=judged, error=failure, instead="the plan is not changed")
         return True
     return verdict
 

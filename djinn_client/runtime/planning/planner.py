@@ -97,9 +97,9 @@ class Planner:
             planning: called with `recent` before the first program is planned. It imports the planning modules.
             plans_all: returns True while every program is planned.
             is_wanted: returns True if an optimization requests a program.
-            are_loaded: returns True if the optimizations are loaded. Otherwise `ask_optimizations` is called when they
-                are.
-            describes_values: returns True if the executor is told the kinds of a program's values, planned or not.
+            are_loaded: returns True if the optimizations are loaded. Otherwise the caller calls `ask_optimizations`
+                after it has loaded them.
+            describes_values: returns True if submissions tell the executor the kinds of values without a plan, too.
         """
         self._begin_planning = planning
         self._begun: Planning | None = None

@@ -136,14 +136,14 @@ def plan_anew(context: ClientContext) -> None:
 
 
 def switched_off(context: ClientContext, program: Program | Graph) -> Without:
-    """Return the optimizations that are switched off for programs like this in this session, each with the reason."""
+    """Return the optimizations that the session has switched off for programs of this structure, each with the reason."""
     return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
 
 
 def with_measured(
     context: ClientContext, result: PipelineResult, program: Program | Graph | None = None
 ) -> PipelineResult:
-    """Return the result with the times of trials. `program`: the recorded program. None: the program of the schedule."""
+    """Return `result` with the times of A/B tests of `program`. None: the program that the schedule was made for."""
     if context.planner is None:
         return result
     if program is None:

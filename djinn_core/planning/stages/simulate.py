@@ -199,7 +199,7 @@ class _Simulation:
 
 
 def copy_bytes(meta: TensorMeta) -> int:
-    """Return the bytes of a copy of a value on another device. The copy has the strides of the value."""
+    """Return the size in bytes of a copy of a value on another device. The copy has the value's strides."""
     return (meta.extent - meta.offset) * meta.dtype.itemsize if meta.numel else 0
 
 

@@ -77,7 +77,7 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
     """
     match = _DESCRIPTION.fullmatch(description)
     if match is None:
-        raise RuntimeError("fakegpu: this is not a description of exported memory")
+        raise RuntimeError("fakegpu: the description of exported memory is malformed")
     with unix_socket() as line:
         line.settimeout(_SECONDS)
         try:

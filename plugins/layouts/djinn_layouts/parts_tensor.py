@@ -42,7 +42,7 @@ class PartsTensor(torch.Tensor):
             raise
 
     def described(self) -> list[Any]:
-        """Return the tensor as an encoded argument: a word for its kind, numbers, and its parts."""
+        """Return the tensor as an encoded argument: its layout's name, sizes and other parameters, and its parts."""
         raise NotImplementedError
 
     def become(self, other: Any) -> None:

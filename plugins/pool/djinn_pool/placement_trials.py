@@ -146,7 +146,7 @@ NOTICED: Final = 1e-3  # in seconds; shorter programs gain nothing from several 
 
 
 def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
-    """Return the share of a program's time that several executors must be predicted to save.
+    """Return the minimum share of a program's time that several executors must save, by prediction.
 
     `errors`: |predicted - measured| / measured, one per program.
     """

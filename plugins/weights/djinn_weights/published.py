@@ -112,7 +112,7 @@ class PublishedWeights(NamingSource):
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
     def find(self, address: str) -> tuple[str, LocalFile]:
-        """Open a published name, or the address of one of its files. Return the file's address, and the file."""
+        """Open the file of a published name or of a published file's address. Return the file's address and the file."""
         wanted_name = address.removeprefix(f"{SCHEME}:")
         publication = next((newest for newest in self._newest() if newest.name == wanted_name), None)
         path = self._folder / f"{wanted_name}{_SUFFIX}"

@@ -10,7 +10,7 @@ from djinn_cnn.convolution.block import block_at
 
 
 class Convolution(Pattern):
-    """Match a convolution with the bias, norm and activation that only its result passes through."""
+    """Match a convolution together with the bias, norm and activation that follow it as the only readers."""
 
     name = "convolution"
     tolerates_growth = True

@@ -357,9 +357,7 @@ def failure(title: str, host: str, done: Done) -> DjinnError:
 
     last_words = f"\n{done.last_words}" if done.last_words else ""
     if done.broken:
-        return TransportError(
-            f"the connection to {host} broke while {title}. Repeat the command: finished steps are kept{last_words}"
-        )
+        return TransportError(f"the connection to {host} broke while {title}. Repeat the command{last_words}")
     if done.code == _NO_INDEX:
         return StartupError(
             f"{title} failed on {host}: pip reaches no index there, or it lacks a wheel. `pip download -d DIR` brings wheels for its Python, and "

@@ -31,8 +31,8 @@ PATIENCE = 10.0  # timeout in seconds for each address
 def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
     """Store SERVER under a name: an address such as tcps://gpu-box:5556, several joined by commas, or a file that `djinn serve` wrote.
 
-    The server is asked whether it accepts the token. If no authority signed its certificate, you confirm the fingerprint before
-    the token is sent. Afterwards `--server NAME`, the setting `servers` and DJINN_SERVERS accept the name in place of an address.
+    The command sends the token to the server, which must accept it. If no authority signed the server's certificate, you first
+    confirm its fingerprint. Afterwards `--server NAME`, the setting `servers` and DJINN_SERVERS accept the name in place of an address.
     """
     import msgspec
 

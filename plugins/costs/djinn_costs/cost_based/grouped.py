@@ -14,8 +14,8 @@ from djinn_costs.cost_based.units import beside
 def for_groups(options: Options) -> Option | None:
     """Place each group that an optimization has made on its own device.
 
-    The last group runs on the device with most of the inputs. If there are no groups, or if the undivided program is as
-    fast, return None.
+    The last group runs on the device with most of the inputs. If no group exists, or if the division saves less than
+    the required margin, return None.
     """
     if not options.context.plan.hints.get("groups"):
         return None

@@ -14,7 +14,7 @@ _CPU = torch.device("cpu")
 
 
 def adapt_pipeline(module: Any) -> None:
-    """Adapt `transformers.pipelines.base`: `device=0` means the remote device, like a GPU, and so does a missing device."""
+    """Adapt `transformers.pipelines.base`: `device=0`, and no device, select the remote device, as they select a GPU."""
     initialize = module.Pipeline.__init__
 
     @functools.wraps(initialize)

@@ -77,7 +77,7 @@ def loading_stays_on(device: torch.device) -> Iterator[None]:
 
 
 def place_of(device: torch.device | str | int | None) -> torch.device | None:
-    """Return the remote device for tensors from an address when a library asks for `device`; None: the client."""
+    """Return the remote device that gets the tensors of a load to `device`; None: the client gets them."""
     target = _staying.get() or torch.device("cpu" if device is None else device)
     return target if is_remote(target) else None
 

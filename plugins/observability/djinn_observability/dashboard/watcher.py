@@ -49,7 +49,7 @@ class Watcher:
             try:
                 self.history.add(Sample(time.monotonic(), self._server.status(None)))
             except Exception:
-                _log.exception("the history of the dashboard misses a point")
+                _log.exception("reading the server's status failed: the dashboard's history lacks one point")
             self._ended.wait(self._seconds)
 
 

@@ -44,7 +44,7 @@ RANGES_SEEN: Final = 256  # transfers that begin before the end of a submission,
 
 @attrs.frozen
 class WaitParts:
-    """A wait, the modules in which it occurred, and its purpose."""
+    """A wait, the modules in which it occurred, and its parts: the purpose, start and end of each."""
 
     span: Span
     modules: tuple[str, ...]

@@ -309,7 +309,7 @@ class Recording(Tap, Observer):
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """Record a submission, as `Tap.submitted`. It contains the next of the taken instructions."""
+        """Record a submission, as `Tap.submitted`. It contains the oldest taken instructions that were not submitted."""
         record, place = self.mine(), self._take(instructions)
         for sent in record.unplaced:
             if place is not None and sent.begun >= begun:

@@ -26,7 +26,7 @@ class CpuCopies:
         self._bytes: OrderedDict[int, torch.Tensor] = OrderedDict()
 
     def load(self, looks: Iterable[Look]) -> None:
-        """Fetch the storages of the tensors in `looks` that are not cached."""
+        """Fetch the storages of the values in `looks`, unless they are cached."""
         wanted: dict[int, Look] = {}
         unchanged: set[int] = set()
         for value, meta in looks:
