@@ -44,6 +44,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def command(tmp_path, monkeypatch, cache, plain_environment):
     """Return a function that runs a command in this process, with the guide's cost model as the only plugin."""
+    djinn.shut_down()  # earlier tests of this process may have left a session with tensors
     (source,) = re.findall(r"^```python\n(# my_costs.py.+?)^```", GUIDE, flags=re.MULTILINE | re.DOTALL)
     (tmp_path / "my_costs.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
