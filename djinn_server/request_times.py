@@ -2,7 +2,7 @@
 
 A server sees submissions, not requests. It uses these definitions:
 
-- An answer is a submission whose reply has a tensor, for which the client waits.
+- An answer is a submission whose reply has a tensor. The client waits for it.
 - A generation is a prefill that is followed by a decode step. A decode step has attention with one query; a prefill has
   attention with several queries.
 - The first answer of a generation has its first token. Each later answer has one token for each decode step since the

@@ -482,10 +482,8 @@ class ExecutorSession:
         self._answer(turn, self.device.turns.take_seconds(self._turn), connection, connection.send)
 
     def _lane_group(self, turn: DeviceTurn, connection: ExecutorChannel) -> LaneGroup | None:
-        """Return a submission with the next one, if both may run concurrently; alone, if the next one has not arrived but probably will."""
-        quota = self._usage.quota  # a refusal leaves what came before it
-        limited = quota.requests_a_second or quota.values or quota.seconds_an_hour or self._timings is not None
-        if turn.bound is None or limited or (access := self._runs.access(turn.bound, turn.work)) is None:
+        """Return a group of this submission and the next one, if they may run concurrently; of this one alone, if the next one probably comes soon."""
+        if turn.bound is None or (access := self._runs.access(turn.bound, turn.work)) is None:
             return None
         group = LaneGroup(self.device, self._runs, self.values.lock)
         group.add(turn, access)
@@ -509,6 +507,9 @@ class ExecutorSession:
 
     def _join(self, group: LaneGroup, connection: ExecutorChannel) -> bool | None:
         """Add the next message to a group if it is an independent submission. Return False if it is another one, None if none has arrived."""
+        quota = self._usage.quota  # which may refuse a submission once earlier ones are answered
+        if quota.requests_a_second or quota.values or quota.seconds_an_hour or self._timings is not None:
+            return False
         with self.values.lock:  # an upload may arrive
             submit = self._loop.following(connection)
         waits = self._uploads.wanted or self._reads.reading or self._wanted.client_left.is_set()

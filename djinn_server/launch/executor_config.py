@@ -41,7 +41,7 @@ class NetworkConfig:
 
 @attrs.frozen
 class LogConfig:
-    """What the process logs: the minimum `level`, and the parts whose `debug` messages are shown."""
+    """Logging of a process. `level`: minimum level of messages. `debug`: parts of Djinn whose debug messages are shown."""
 
     level: str = "warning"
     debug: str = ""

@@ -63,10 +63,7 @@ class IssuedTurns(Generic[T]):
         return reached
 
     def late(self) -> Any:
-        """Return the event of the newest turn that was issued more than `ahead_seconds` ago and may be incomplete.
-
-        Return None if there is no such turn.
-        """
+        """Return the event of the oldest incomplete turn if it was issued more than `ahead_seconds` ago, else None."""
         with self._lock:
             oldest = self._issued[0] if self._issued else None
         is_late = oldest is not None and time.perf_counter() - oldest.issued > self._runtime.ahead_seconds

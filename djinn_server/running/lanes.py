@@ -1,4 +1,4 @@
-"""Lanes of a CPU: threads in which independent submissions of one session run at the same time.
+"""Threads of a CPU in which independent submissions of one session run at the same time: its lanes.
 
 Each lane uses as many threads of PyTorch as the executor, so an op computes the same bits in each lane.
 """

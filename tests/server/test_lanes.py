@@ -401,6 +401,30 @@ def test_submissions_before_quota_end_are_answered(lanes):
     assert [number for number, _, _ in program.answers] == [1, 2]
 
 
+def test_submissions_before_a_quota_that_begins_meanwhile_are_answered(monkeypatch):
+    begun, plain = threading.Event(), TemplateRun.advance
+
+    class Limited(Program):
+        def receive(self, timeout=None):
+            if len(self._frames) == 1 and not begun.is_set():
+                raise TimeoutError  # the last submission arrives after the quota has begun
+            return super().receive(timeout)
+
+    def limiting(run, stop=None):
+        if run.work.sequence == 2:
+            program.context.usage.quota = Quota(values=1)
+            begun.set()
+            time.sleep(0.2)  # the last submission arrives in the middle of the group
+        return plain(run, stop)
+
+    program = Limited()
+    monkeypatch.setattr(TemplateRun, "advance", limiting)
+    products(program, 4)
+    with pytest.raises(QuotaExceeded):
+        program.run(2, matrices(5))
+    assert [number for number, _, _ in program.answers] == [1, 2, 3]
+
+
 def test_fetch_precedes_later_consumption():
     program, values = Program(), matrices(4)
     program.submit(CONSUME, [handle(1), handle(2)], [handle(100)])
