@@ -73,7 +73,7 @@ INTRODUCTION = f"""# Training runs
 A CNN with batch norm and dropout on scikit-learn's handwritten digits, and a small GPT on Python's own documentation,
 {STEPS} steps each, here and on a server in a process of its own. Each loss is compared, and every parameter and buffer at the
 end. "first apart" is the first step whose losses differ; "bitwise" means that none does. What is tolerated, and why, is in
-[decision 15](../../docs/decisions/0015-what-equal-means.md).
+[decision 15](../../docs/decisions/0015-compare-results-bitwise.md).
 """
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ and planning for a model never seen before.
 Bits differ where a kernel of another kind computes the same:
 
 - In the training step, recurrent layers, which are taken apart there. Attention without dropout is a local CPU's kernel since
-  [decision 6](../../docs/decisions/0006-composites.md).
+  [decision 6](../../docs/decisions/0006-decompose-composite-ops.md).
 - In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
   nothing is differentiated, and the executor's tensors never want gradients.
 - `nn.MultiheadAttention` in evaluation, which is one kernel locally.
