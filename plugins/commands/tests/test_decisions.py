@@ -78,7 +78,7 @@ def test_local_python_version_is_preferred(versions, here, chosen):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ("os Darwin", "was tried on Linux only"),
+        ("os Darwin", "needs Linux: choose another machine"),
         ("free_kib 1000000", "name a folder on another disk with --folder"),
         ("unwritable /data/alice", "name another folder with --folder"),
         ("python none", "--python PATH"),

@@ -207,7 +207,7 @@ def test_a_job_survives_its_submitter_and_is_stopped(box, project):
 
 def test_submit_to_server_without_ssh_is_refused(machine, project):
     done = CliRunner().invoke(submit, ["train.py", "--server", "elsewhere"])
-    assert "not reached over ssh" in str(done.exception)
+    assert "jobs need a server that `djinn connect` set up" in str(done.exception)
     assert "ray job submit" in str(done.exception)
 
 
@@ -240,7 +240,7 @@ def test_keeper_reopens_broken_connection(box, machine):
 
 def test_disconnect_closes_tunnel_and_removes_record(box, machine):
     start_keeper(box)
-    assert "is closed" in run(disconnect, "box").output
+    assert "closed the tunnel" in run(disconnect, "box").output
     assert not Path(control_path("box")).exists()
     assert "removed box" in run(disconnect, "box", "--forget").output
     assert find_record("box") is None

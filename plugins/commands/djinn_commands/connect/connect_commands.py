@@ -14,34 +14,40 @@ from djinn_commands.connect.records import Record, refuse_windows
 @click.argument("destination")
 @click.argument("serve_options", nargs=-1, type=click.UNPROCESSED)
 @click.option("--name", help="Local name of the server. Default: the name of the host.")
-@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of ssh there.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Port of the SSH server.")
 @click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="Private key for ssh.")
 @click.option("-J", "--jump", metavar="HOST", help="Host to jump through, as for ssh.")
-@click.option("-F", "--ssh-config", type=click.Path(exists=True, dir_okay=False), help="In place of ~/.ssh/config.")
+@click.option(
+    "-F",
+    "--ssh-config",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Configuration file of ssh. Default: ~/.ssh/config.",
+)
 @click.option(
     "-o", "--ssh-option", "further", multiple=True, metavar="KEY=VALUE", help="Option of ssh. May be repeated."
 )
 @click.option(
-    "--folder", help="Remote folder for the environment, the server's files and jobs. Default: in your data directory."
+    "--folder",
+    help="Remote folder for the environment, the server's files and jobs. Default: ~/.local/share/djinn/connect.",
 )
 @click.option("--environment", help="Remote environment that has PyTorch and Djinn. Default: a new environment.")
-@click.option("--python", help="Remote Python for the environment. Default: a Python that is found.")
+@click.option("--python", help="Remote Python for a new environment. Default: search the usual folders.")
 @click.option("--torch", help="Requirement for the remote PyTorch. Default: the local version.")
 @click.option(
     "--wheels",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder of wheels to send: PyTorch and others for that machine, and Djinn's, which are built from the checkout otherwise.",
+    help="Local folder of wheels for the remote machine. If it has no wheels of Djinn, they are built from the checkout.",
 )
 @click.option(
     "--update",
     is_flag=True,
-    help="Install the version of Djinn of this machine there, and restart the server. Sessions continue if the versions allow it.",
+    help="Install this machine's version of Djinn on DESTINATION and restart the server. Sessions of a compatible version continue.",
 )
-@click.option("--background", is_flag=True, help="Not under systemd, even if you may have services there.")
+@click.option("--background", is_flag=True, help="Start the server without systemd.")
 @click.option(
-    "--check/--no-check", default=True, help="Train one small step at the end, unless all steps were done already."
+    "--check/--no-check", default=True, help="At the end, run one training step on the server and compare its loss."
 )
-@click.option("--dry-run", is_flag=True, help="Print each command and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the commands without running them.")
 def connect(
     destination: str,
     serve_options: tuple[str, ...],
@@ -63,8 +69,8 @@ def connect(
 ) -> None:
     """Install and start a server on DESTINATION, such as alice@gpu-box, and tunnel to it over ssh.
 
-    No step needs root there. SERVE_OPTIONS, after `--`, are options for `djinn serve` there, such as `-- --device cuda:0`. A
-    repeated call skips the steps that are done; after a failure, repeat the call.
+    No step needs root on DESTINATION. SERVE_OPTIONS, after `--`, are passed to its `djinn serve`, such as `-- --device cuda:0`.
+    A repeated call skips completed steps. After a failure, repeat the call.
     """
     from djinn_commands.connect.connecting import Wish, rehearse
     from djinn_commands.connect.connecting import connect as run
@@ -79,8 +85,8 @@ def connect(
         return
     connected = run(wish, lambda text: click.echo(text, err=True))
     click.echo(
-        f"{connected.name} is connected ({time.monotonic() - begun:.1f} s): DJINN_SERVERS={connected.name} python train.py, or in a program "
-        f'djinn.configure(servers="{connected.name}")'
+        f"{connected.name} is connected ({time.monotonic() - begun:.1f} s). Run a program with `DJINN_SERVERS={connected.name} python train.py`, "
+        f'or call `djinn.configure(servers="{connected.name}")` in it'
     )
 
 
@@ -111,17 +117,22 @@ def _record(
     record_name = name or host
     if destination.startswith("-") or not destination.strip() or any(mark in destination for mark in " /\n"):
         raise click.BadParameter(
-            f"{destination!r} is not an SSH destination: write alice@HOST, or a host of ~/.ssh/config"
+            f"{destination!r} is not an SSH destination: write USER@HOST, or a host of ~/.ssh/config"
         )
     if not is_server_name(record_name):
-        raise click.BadParameter(f"the host {record_name!r} cannot be the server's name: give --name NAME")
+        raise click.BadParameter(
+            f"{record_name!r} cannot be a server name: choose one with --name, of at most 64 letters, digits, dots, hyphens and underscores"
+        )
     for text in (folder, environment):
         if text and ("'" in text or "\n" in text or not text.startswith(("/", "~/"))):
-            raise click.BadParameter(f"{text!r} must be an absolute path, or begin with ~/, without quotes")
+            raise click.BadParameter(
+                f"the remote path {text!r} must begin with / or ~/, and contain no single quote and no line break"
+            )
     existing = find_record(record_name)
     if existing is not None and destination not in {existing.host, existing.name}:
         raise click.ClickException(
-            f"the name {record_name!r} belongs to {existing.host}: give this one another --name, or `djinn disconnect --forget {record_name}` first"
+            f"the server name {record_name!r} is in use for {existing.host}: choose another --name for {destination}, or free it with "
+            f"`djinn disconnect --forget {record_name}`"
         )
     record = existing or Record(record_name, destination, options)
     if existing is None:
@@ -139,7 +150,7 @@ def _check_free(name: str) -> None:
 
     if any(one.name == name for one in list_logins()):
         raise click.ClickException(
-            f"{name!r} is the name of a log-in: give this server another --name, or run `djinn logout {name}`"
+            f"{name!r} is already the name of a log-in: choose another --name for this server, or run `djinn logout {name}` first"
         )
 
 
@@ -157,12 +168,12 @@ def disconnect(name: str, stop: bool, forget: bool) -> None:
 
     record = find_record(name)
     if record is None:
-        raise click.ClickException(f"`djinn connect` has made no server {name!r}")
+        raise click.ClickException(f"`djinn connect` has set up no server {name!r}: {_record_names()}")
     if stop:
         end_server(record)
-        click.echo(f"the server on {record.host} has ended")
+        click.echo(f"stopped the server on {record.host}")
     closed = stop_keeper(name)
-    click.echo(f"the tunnel to {name} is closed" if closed else f"there was no tunnel to {name}")
+    click.echo(f"closed the tunnel to {name}" if closed else f"no tunnel to {name} was open")
     if forget:
         from djinn_commands.servers.logins import forget_login, list_logins
 
@@ -170,5 +181,12 @@ def disconnect(name: str, stop: bool, forget: bool) -> None:
             forget_login(name)
         forget_record(name)
         click.echo(
-            f"removed {name} from this machine; its files on {record.host} are in {record.folder or 'your data directory'}"
+            f"removed {name} from this machine. Its files on {record.host} remain in {record.folder or 'your data directory there'}"
         )
+
+
+def _record_names() -> str:
+    from djinn_commands.connect.records import list_records
+
+    names = ", ".join(record.name for record in list_records())
+    return f"it knows {names}" if names else "it knows no server yet"

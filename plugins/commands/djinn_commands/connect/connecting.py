@@ -36,7 +36,6 @@ from djinn_commands.connect.ssh import (
     run_command,
 )
 from djinn_commands.connect.survey import (
-    GIB,
     Python,
     Survey,
     choose_python,
@@ -62,17 +61,17 @@ Say = Callable[[str], None]
 
 @attrs.frozen
 class Wish:
-    """The request of the user.
+    """The arguments of one `djinn connect`.
 
     Attributes:
-        record: the server, as named or as stored.
-        python: its remote path; empty: searched.
-        torch: the requirement.
-        wheels: a folder of wheels.
-        serve: further arguments of `djinn serve`; None: the present arguments.
+        record: the stored record of the server, or a new record.
+        python: path of the remote Python for a new environment. If it is empty, the survey script searches one.
+        torch: pip requirement for the remote PyTorch. If it is empty, the local version is required.
+        wheels: local folder of wheels, or None to build Djinn's wheels from the checkout.
+        serve: options for `djinn serve`, or None to keep the options of its last start.
         update: True to install the current wheels and restart the server.
-        background: True to run without systemd.
-        check: True to train a step at the end.
+        background: True to start the server without systemd.
+        check: True to run a training step at the end.
     """
 
     record: Record
@@ -91,7 +90,7 @@ def default_torch() -> str:
 
 
 def connect(wish: Wish, say: Say) -> Record:
-    """Do all missing steps until the server can be used under its name. Return its record.
+    """Run the missing steps until programs can use the server by its name. Return the server's record.
 
     Raises:
         ConfigurationError: the user must change the request or the remote machine.
@@ -105,14 +104,16 @@ def connect(wish: Wish, say: Say) -> Record:
                 return wish.record
             return _Connecting(wish, say).run()
     except filelock.Timeout:
-        raise refused(f"another `djinn connect` is setting up {name!r}: wait for it") from None
+        raise refused(
+            f"another `djinn connect` is setting up {name!r}: wait until it ends, then repeat this command"
+        ) from None
 
 
 def is_up(wish: Wish) -> bool:
     """Return True if the server runs, its tunnel is open and its log-in exists.
 
     Raises:
-        ConfigurationError: the server runs with other options than the requested options.
+        ConfigurationError: the server runs, and its options differ from the requested options.
     """
     record = wish.record
     state = tunnel_state(record.name)
@@ -132,21 +133,25 @@ def is_up(wish: Wish) -> bool:
 def _check_options(wish: Wish, running: str) -> None:
     if wish.serve is not None and shlex.join(wish.serve) != running:
         raise refused(
-            f"the server on {wish.record.host} runs with {running or 'no options'}, not with "
-            f"{shlex.join(wish.serve) or 'none'}: stop it and its sessions with `djinn disconnect --stop "
-            f"{wish.record.name}`, then repeat this command"
+            f"the server on {wish.record.host} runs with {running or 'no options'}, and you asked for {shlex.join(wish.serve)}: end the server "
+            f"and its sessions with `djinn disconnect --stop {wish.record.name}`, then repeat this command"
         )
 
 
 class _Served(msgspec.Struct):
-    """The fields of the remote connection file that this client reads."""
+    """The fields that `djinn connect` reads from the server's connection file.
+
+    Attributes:
+        urls: addresses at which the server listens.
+        token: token of the tenant.
+    """
 
     urls: tuple[str, ...]
     token: str
 
 
 class _Connecting:
-    """A call of `djinn connect` with steps to do."""
+    """Runs the steps of one `djinn connect`."""
 
     def __init__(self, wish: Wish, say: Say) -> None:
         self.wish = wish
@@ -155,7 +160,7 @@ class _Connecting:
         self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
 
     def run(self) -> Record:
-        """Run the steps. Close the connection if no tunnel uses it."""
+        """Run the steps and return the server's record. Close the connection if no tunnel uses it."""
         try:
             return self._run_steps()
         finally:
@@ -174,7 +179,7 @@ class _Connecting:
         self._log_in(content.token)
         save_record(self.record)
         if self.wish.check:
-            with self._step("train a step there"):
+            with self._step("run a training step on the server"):
                 self.say(f"    {train_a_step(self.record.name)}")
         return self.record
 
@@ -214,11 +219,11 @@ class _Connecting:
             has_torch = wheels.named("torch") is not None
             bytes_needed = needed_room(bool(survey.gpus), total(wheels.files), unpacked(wheels.files), has_torch)
             if reason := objection(survey, _HERE, bytes_needed):
-                raise refused(f"{self.record.host} cannot serve: {reason}")
+                raise refused(f"{self.record.host} cannot run a server: {reason}")
             python = choose_python(survey.pythons, _HERE)
             assert python is not None  # otherwise `objection` has returned a reason
             self._send(wheels)
-            with self._step(f"make an environment with Python {python} and {torch}"):
+            with self._step(f"create an environment with Python {python} and {torch}"):
                 output = self._make(survey, python, wheels, torch, Path(folder))
                 self.say(f"    PyTorch {output.partition(' ')[0]}")
         return attrs.evolve(survey, torch=output)
@@ -237,7 +242,7 @@ class _Connecting:
         gpus = bool(survey.gpus)
         result = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
         if result.code == _NO_INDEX:
-            self.say("    no index there that has everything: the rest is downloaded here and sent")
+            self.say("    pip's index there lacks wheels: this machine downloads and sends them")
             wheels = attrs.evolve(wheels, files=(*wheels.files, *download(survey, python, wheels, torch, built)))
             self._send(wheels)
             result = self.connection.run(environment_script(self.record, python, wheels, torch, gpus=gpus))
@@ -246,7 +251,10 @@ class _Connecting:
         return read_survey(result.output).torch
 
     def _ask_torch(self, survey: Survey) -> Survey:
-        """Check the remote PyTorch again if no earlier check found a usable GPU to serve. Return the updated survey."""
+        """Ask the remote PyTorch about the GPU if a GPU is to be served and no earlier check found it usable.
+
+        Return the survey, updated by the answer.
+        """
         if not must_ask_torch(survey, self.wish.serve):
             return survey
         with self._step("ask PyTorch about the GPU"):
@@ -254,22 +262,22 @@ class _Connecting:
             survey = attrs.evolve(survey, torch=read_survey(output).torch)
             self.say(f"    PyTorch {survey.torch}")
             if not must_ask_torch(survey, self.wish.serve):
-                self.say("    a running server keeps its options: --update restarts it")
+                self.say("    a running server keeps its options until --update restarts it")
         return survey
 
     def _check_torch(self, survey: Survey) -> None:
-        """Raise `StartupError` if the remote PyTorch cannot use the remote GPU."""
+        """Raise `StartupError` if a GPU is to be served and the remote PyTorch cannot use it."""
         if must_ask_torch(survey, self.wish.serve):
             from djinn.errors import StartupError
 
             raise StartupError(
-                f"{self.record.host} has a GPU ({survey.gpus[0]}: name, memory, driver), and its PyTorch cannot use it ({survey.torch}). "
-                "Name a build that fits the driver: --update --torch REQUIREMENT, with its wheel in --wheels DIR or from an index that pip "
-                "uses there. Or serve the CPU: `-- --device cpu`"
+                f"PyTorch on {self.record.host} ({survey.torch}) cannot use the GPU (name, memory, driver: {survey.gpus[0]}). Repeat the command "
+                "with `--update --torch REQUIREMENT` for a build that fits the driver; add `--wheels DIR` if pip's index there lacks it. Or "
+                "serve the CPU with `-- --device cpu`"
             )
 
     def _serve(self) -> _Served:
-        with self._step("start the server, unless it runs"):
+        with self._step("start the server if it does not run"):
             script = serve_script(self.record, self.wish.serve, self.wish.update, self.wish.background)
             output = self._run("starting the server", script)
             head, _, content = output.partition("connection\n")
@@ -280,7 +288,7 @@ class _Connecting:
             from djinn.errors import StartupError
 
             raise StartupError(
-                f"the server's connection file from {self.record.host} cannot be read: {error}"
+                f"the server's connection file on {self.record.host} is invalid ({error}): repeat the command with --update"
             ) from error
 
     def _tunnel(self, urls: tuple[str, ...]) -> None:
@@ -289,7 +297,8 @@ class _Connecting:
         remote = port_of(urls)
         if remote is None:
             raise StartupError(
-                f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, and not on a TCP port"
+                f"the server on {self.record.host} listens at {one_line(', '.join(urls))}, which a tunnel cannot reach: remove the "
+                "options after `--` that change its address or transport, then repeat the command with --update"
             )
         state = tunnel_state(self.record.name)
         if tunnel.is_kept(self.record.name) and state and state.is_open and state.remote == remote:
@@ -304,7 +313,7 @@ class _Connecting:
                 if begun.is_open:
                     return
                 reason = begun.reason
-        raise TransportError(f"the tunnel to {self.record.host} cannot be opened: {reason}. Repeat this command")
+        raise TransportError(f"the tunnel to {self.record.host} cannot be opened: {reason}. Repeat the command")
 
     def _log_in(self, token: str) -> None:
         from djinn_client.runtime.connecting.logins import Login
@@ -317,7 +326,7 @@ class _Connecting:
 
 
 def open_or_raise(connection: SshConnection) -> None:
-    """Open a connection unless it is open.
+    """Open the connection if it is closed.
 
     Raises:
         TransportError: the connection cannot be opened.
@@ -326,50 +335,60 @@ def open_or_raise(connection: SshConnection) -> None:
     if reason := connection.open(asks=has_terminal()):
         from djinn.errors import TransportError
 
-        raise TransportError(f"no connection to {host}: {reason}\n{_advice(reason, connection.destination)}")
+        raise TransportError(f"ssh cannot connect to {host}: {reason}\n{_advice(reason, connection.destination)}")
 
 
 def _advice(reason: str, destination: Destination) -> str:
     by_hand = shlex.join(["ssh", *destination.options, destination.host])
     if "Host key verification failed" in reason or "IDENTIFICATION" in reason:
-        return f"Its host key is not known here, or it changed: `{by_hand}` shows it. Accept it there if it is right, and repeat this"
+        return f"The host key is unknown or has changed. Run `{by_hand}`, accept the key if it is right, and repeat the command"
     if "Permission denied" in reason:
         return (
-            f"It did not accept your key: name one with -i FILE or in ~/.ssh/config, put it there with `ssh-copy-id`, or add it to ssh-agent, "
-            f"until `{by_hand}` works. Then repeat this"
+            f"The host did not accept your key. Name a key with -i FILE or in ~/.ssh/config, install it with `ssh-copy-id`, or add it to "
+            f"ssh-agent. When `{by_hand}` works, repeat the command"
         )
-    return f"See if `{by_hand}` works, and repeat this"
+    return f"When `{by_hand}` works, repeat the command"
 
 
 def refused(text: str) -> ConfigurationError:
-    """Return an error that the user can fix.
-
-    Its class is imported late, because it imports PyTorch, which successful calls need not wait for.
-    """
+    """Return a `ConfigurationError`. Importing its class imports PyTorch, so successful calls do not import it."""
     from djinn.errors import ConfigurationError
 
     return ConfigurationError(text)
 
 
 def failure(title: str, host: str, done: Done) -> DjinnError:
-    """Return the error for a failed script."""
+    """Return the error for a script that failed on `host`, with the end of the script's error output.
+
+    `title`: the step as a gerund, such as "sending wheels".
+    """
     from djinn.errors import StartupError, TransportError
 
-    last_words = f"\n{done.last_words}" if done.last_words else ""
+    last_words = f". The remote script wrote:\n{done.last_words}" if done.last_words else ""
     if done.broken:
-        return TransportError(f"the connection to {host} broke while {title}. Repeat the command{last_words}")
+        return TransportError(f"the connection to {host} broke while {title}: repeat the command{last_words}")
     if done.code == _NO_INDEX:
         return StartupError(
-            f"{title} failed on {host}: pip reaches no index there, or it lacks a wheel. `pip download -d DIR` brings wheels for its Python, and "
-            f"--wheels DIR sends them{last_words}"
+            f"{title} on {host} failed: pip there reaches no index, or the index lacks a wheel. Download wheels for that machine with "
+            f"`pip download -d DIR`, and repeat the command with `--wheels DIR`{last_words}"
         )
     return StartupError(
-        f"{title} failed on {host} (exit status {done.code}); fix the reported error and repeat the command{last_words}"
+        f"{title} on {host} failed with exit status {done.code}: fix the cause and repeat the command{last_words}"
     )
 
 
 def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> tuple[Path, ...]:
-    """Download wheels that neither the remote machine nor `wheels` has, from the index that the local pip uses.
+    """Download PyTorch and the dependencies of Djinn's wheels for the remote machine, from the local pip's index.
+
+    Args:
+        survey: the remote machine.
+        python: its Python.
+        wheels: wheels that need not be downloaded.
+        torch: pip requirement for PyTorch.
+        built: the folder for the downloaded files.
+
+    Returns:
+        The files that `wheels` does not have.
 
     Raises:
         StartupError: pip does not find a wheel.
@@ -383,15 +402,15 @@ def download(survey: Survey, python: Python, wheels: Wheels, torch: str, built: 
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         raise StartupError(
-            f"pip finds no wheels for Python {python.version[0]}.{python.version[1]} on {survey.machine}, neither there nor here. Name a folder that "
-            f"has them with --wheels DIR\n{process.stderr[-1500:]}"
+            f"neither this machine's pip nor the remote pip finds all wheels for Python {python.version[0]}.{python.version[1]} on {survey.machine}. "
+            f"Put the missing wheels into a folder and repeat the command with `--wheels DIR`. pip wrote:\n{process.stderr[-1500:]}"
         )
     own = {file.name for file in wheels.files}
     return tuple(sorted(file for file in into.glob("*.whl") if file.name not in own))
 
 
 def platform_options(survey: Survey, python: Python) -> list[str]:
-    """Return pip's options for the remote platform: its Python, and every manylinux tag that its C library allows."""
+    """Return pip's options for the remote Python and for every manylinux tag that the remote C library supports."""
     major, minor = python.minor
     libc = survey.libc.rpartition(".")[2]
     newest = int(libc) if survey.libc.startswith("glibc 2.") and libc.isdecimal() else 17
@@ -408,7 +427,7 @@ def platform_options(survey: Survey, python: Python) -> list[str]:
 
 
 def port_of(urls: tuple[str, ...]) -> int | None:
-    """Return the port of a server's first TCP address; None if it has no TCP address."""
+    """Return the port of a server's first TCP address, or None if it has no TCP address."""
     for url in urls:
         with contextlib.suppress(ValueError):  # it is no URL
             parts = urlsplit(url)
@@ -418,21 +437,26 @@ def port_of(urls: tuple[str, ...]) -> int | None:
 
 
 def look_script(record: Record, python: str) -> Script:
-    """Return the script that surveys the remote machine."""
+    """Return the script that surveys the remote machine. If `python` is empty, the script searches interpreters."""
     return Script(("look",), {**record.place, "wanted": python})
 
 
 def environment_script(record: Record, python: Python, wheels: Wheels, torch: str, *, gpus: bool = True) -> Script:
     """Return the script that creates the environment.
 
-    `gpus`: True if the machine has GPUs, and the script must check that PyTorch can use them.
+    Args:
+        record: the server.
+        python: the interpreter for the environment.
+        wheels: wheels that were sent.
+        torch: pip requirement for PyTorch.
+        gpus: True if the machine has GPUs. The script then also reports whether PyTorch can use them.
     """
     values = {
         "python": python.path,
         "version": ".".join(map(str, python.version)),
         "requirements": "\n".join(requirements(wheels, torch)),
         "stamp": stamp_of(wheels, torch),
-        # All wheels may have been sent; then no distant index is needed.
+        # If PyTorch's wheel was sent, all other wheels probably were, and pip needs no index.
         "offline": "yes" if wheels.named("torch") else "no",
         "check": _LOOK_AT_TORCH if gpus else _VERSION_OF_TORCH,
     }
@@ -440,7 +464,14 @@ def environment_script(record: Record, python: Python, wheels: Wheels, torch: st
 
 
 def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool, background: bool) -> Script:
-    """Return the script that starts the server."""
+    """Return the script that starts the server if it does not run.
+
+    Args:
+        record: the server.
+        options: options for `djinn serve`, or None for the options of its last start.
+        restart: True to end a running server first.
+        background: True to start the server without systemd.
+    """
     values = {
         "options": shlex.join(options or ()),
         "given": "no" if options is None else "yes",
@@ -452,7 +483,7 @@ def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool,
 
 
 def rehearse(wish: Wish) -> Iterator[str]:
-    """Yield the commands of a first call, without running them. Results of earlier steps are in angle brackets."""
+    """Yield the commands of a first `djinn connect`. Angle brackets stand for results of earlier commands."""
     record, control = wish.record, control_path(wish.record.name)
     python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), wish.torch or default_torch()
     steps: list[tuple[str, Script]] = [("check the machine", look_script(record, wish.python))]
@@ -464,27 +495,27 @@ def rehearse(wish: Wish) -> Iterator[str]:
             "stamp": "<digest of the wheels>",
         }
         steps += [
-            ("which wheels are there", Script(("have",), record.place)),
-            ("take the others, from standard input", Script(("receive",), record.place)),
-            ("make an environment", attrs.evolve(made, values={**made.values, **values})),
+            ("list the wheels that the machine has", Script(("have",), record.place)),
+            ("receive the other wheels on standard input", Script(("receive",), record.place)),
+            ("create an environment", attrs.evolve(made, values={**made.values, **values})),
         ]
     steps.append(("start the server", serve_script(record, wish.serve, wish.update, wish.background)))
-    yield f"# connect, once\n{shlex.join(open_command(record.destination, control, asks=has_terminal()))}"
+    yield f"# open one connection for all commands\n{shlex.join(open_command(record.destination, control, asks=has_terminal()))}"
     for title, script in steps:
         command = shlex.join(run_command(record.destination, control, len(script.text())))
         yield f"# {title}\n{command} <<'END'\n{script.text()}END"
     forward = control_command(
         record.destination, control, "forward", *forward_arguments(record.local or 1, record.remote or 1)
     )
-    yield f"# open the tunnel, between ports that are found out\n{shlex.join(forward)}"
-    yield f"# keep it open\n{shlex.join([sys.executable, '-P', '-m', 'djinn_commands.connect.keeper', record.name])}"
+    yield f"# open the tunnel (ports are chosen at run time)\n{shlex.join(forward)}"
+    yield f"# keep the tunnel open\n{shlex.join([sys.executable, '-P', '-m', 'djinn_commands.connect.keeper', record.name])}"
 
 
 def train_a_step(name: str) -> str:
-    """Run one training step on the server and locally. Return a sentence about both.
+    """Run one training step on the server and locally. Return a line with both losses and the time.
 
     Raises:
-        StartupError: the results differ.
+        StartupError: the losses differ by more than one part in a thousand.
     """
     import torch
 
@@ -506,15 +537,15 @@ def train_a_step(name: str) -> str:
     seconds = time.monotonic() - begun
     if not torch.allclose(torch.tensor(there), torch.tensor(here), rtol=1e-3):
         raise djinn.errors.StartupError(
-            f"a step of training gives a loss of {there} there and {here} here: see `djinn doctor`"
+            f"the server {name!r} is connected, but a training step has the loss {there} on it and {here} locally: run `djinn doctor`"
         )
     device = torch.accelerator.current_accelerator()
-    return f"loss {there:.6f} there, {here:.6f} here, on {device}, in {seconds:.1f} s with the first connection"
+    return f"loss {there:.6f} on {device}, {here:.6f} locally; {seconds:.1f} s with connection setup"
 
 
 @contextlib.contextmanager
 def connected(record: Record) -> Iterator[SshConnection]:
-    """Yield a connection to a known machine: the tunnel's connection, or else a new connection for this block.
+    """Yield the tunnel's connection to the machine, or open a connection for the block if no tunnel is open.
 
     Raises:
         TransportError: the connection cannot be opened.
@@ -531,7 +562,7 @@ def connected(record: Record) -> Iterator[SshConnection]:
 
 
 def end_server(record: Record) -> None:
-    """End the server.
+    """End the server and its sessions.
 
     Raises:
         StartupError: the server does not end.
@@ -541,8 +572,3 @@ def end_server(record: Record) -> None:
         result = connection.run(Script(("server", "end"), record.place))
         if result.code:
             raise failure("ending the server", record.host, result)
-
-
-def room(size: float) -> str:
-    """Return a number of bytes as text for the user."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / (1 << 20):.1f} MiB"

@@ -40,16 +40,20 @@ _server = click.option(
     help="Also send this path, even if .gitignore or its name excludes it. May be repeated.",
 )
 @click.option(
-    "--limit-mib", type=click.IntRange(1), default=100, show_default=True, help="MiB of files that may be sent."
+    "--limit-mib",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Largest total size of the sent files, in MiB.",
 )
-@click.option("--requirements/--no-requirements", "installs", default=True, help="Install what the project requires.")
+@click.option("--requirements/--no-requirements", "installs", default=True, help="Install the project's requirements.")
 @click.option(
     "-f",
     "--follow",
     is_flag=True,
-    help="Show the log until the job ends, with its exit status. Ctrl-C ends that, not the job.",
+    help="Show the log until the job ends, and exit with the job's status. Ctrl-C ends the display, not the job.",
 )
-@click.option("--dry-run", is_flag=True, help="List the files that would be sent, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="List the files without sending them.")
 def submit(
     script: Path,
     arguments: tuple[str, ...],
@@ -72,7 +76,9 @@ def submit(
     record = _record(server)
     root = project or (Path.cwd() if script.resolve().is_relative_to(Path.cwd()) else script.resolve().parent)
     if not script.resolve().is_relative_to(root.resolve()):
-        raise click.BadParameter(f"{script} is not in {root}, which is sent: name its folder with --project")
+        raise click.BadParameter(
+            f"{script} is not in {root}, the folder to send: name a folder that contains it with --project"
+        )
     relative = script.resolve().relative_to(root.resolve()).as_posix()
     if too_much := objection(_empty(root), 1):
         raise click.ClickException(too_much)
@@ -85,7 +91,7 @@ def submit(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     if requirements:
-        click.echo(f"installs for it, once: {', '.join(requirements)}", err=True)
+        click.echo(f"installs the job's requirements, unless an earlier job did: {', '.join(requirements)}", err=True)
     if dry_run:
         for path, size in files.files.items():
             click.echo(f"{size:12,}  {_listed([path])}")
@@ -93,13 +99,14 @@ def submit(
     job, server_name = known.submit(record, files, relative, arguments, requirements)
     if not server_name:
         click.echo(
-            f"no server runs on {record.host}: `djinn connect {record.name}` starts it, if the script uses it", err=True
+            f"no server runs on {record.host}. If the script needs it, start it with `djinn connect {record.name}`",
+            err=True,
         )
     click.echo(job)
     if follow:
         _follow(record, job)
     else:
-        click.echo(f"`djinn logs -f {job} --server {record.name}` shows its output", err=True)
+        click.echo(f"`djinn logs -f {job} --server {record.name}` shows the job's output", err=True)
 
 
 def _empty(root: Path) -> ProjectFiles:
@@ -114,19 +121,17 @@ def _show(found: ProjectFiles) -> None:
         if size >= 1 << 20:
             click.echo(f"    {_size(size)}  {_listed([path])}", err=True)
     if found.ignored:
-        click.echo(f"not sent, as .gitignore says: {found.ignored:,} entries", err=True)
+        click.echo(f"not sent, excluded by .gitignore: {found.ignored:,} files and folders", err=True)
     if found.secrets:
-        click.echo(
-            f"not sent, as they look like secrets (--include PATTERN sends them): {_listed(found.secrets)}", err=True
-        )
+        click.echo(f"not sent, names of secrets (--include PATTERN sends them): {_listed(found.secrets)}", err=True)
     if found.links:
-        click.echo(f"not sent, as they lead out of the folder: {_listed(found.links)}", err=True)
+        click.echo(f"not sent, links to files outside the folder: {_listed(found.links)}", err=True)
 
 
 @click.command(name="jobs")
 @_server
-@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a job.")
-@click.option("--remove", metavar="JOB", help="Remove a job that has ended, with its log and files there.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per job.")
+@click.option("--remove", metavar="JOB", help="Remove a job that has ended, with its remote log and files.")
 def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
     """List the jobs on the server's machine."""
     from djinn_commands.connect import jobs as known
@@ -176,7 +181,7 @@ def _table(found: list[Job]) -> None:
     "-f", "--follow", is_flag=True, help="Follow the log until the job ends, then exit with the job's status."
 )
 def logs(job: str, server: str | None, follow: bool) -> None:
-    """Show the output of JOB, given by its name or the beginning of its name."""
+    """Show the output of JOB. JOB is a job's name or the unique beginning of a name."""
     from djinn_commands.connect import jobs as known
 
     record = _record(server)
@@ -203,17 +208,17 @@ def stop(job: str, server: str | None) -> None:
 @click.argument("into", type=click.Path(path_type=Path, file_okay=False), default=".")
 @_server
 def fetch(job: str, path: str, into: Path, server: str | None) -> None:
-    """Copy PATH, a file or folder below JOB's working directory, into the folder INTO (default: the working directory)."""
+    """Copy PATH, a file or folder of JOB's working directory, into the local folder INTO (default: `.`)."""
     from djinn_commands.connect import jobs as known
 
     fetched = known.fetch(_record(server), job, path, into)
     if fetched.left_out:
-        click.echo(f"not copied, as they lead elsewhere: {_listed(fetched.left_out)}", err=True)
+        click.echo(f"not copied, special files and links out of {path}: {_listed(fetched.left_out)}", err=True)
     click.echo(f"{into / path}: {fetched.count:,} files, {_size(fetched.size)}")
 
 
 def _record(server: str | None) -> Record:
-    """Return the server record by name, or by the environment."""
+    """Return the record of the server named by `--server`, by `DJINN_SERVERS`, or the only connected server."""
     import os
 
     refuse_windows()
@@ -224,14 +229,15 @@ def _record(server: str | None) -> Record:
 
 
 def _follow(record: Record, job: str) -> None:
-    """Show a log to its end, then exit with the job's exit status."""
+    """Print the log until the job ends, then exit the process with the job's exit status."""
     from djinn_commands.connect import jobs as known
 
     try:
         exit_code = known.copy_log(record, job, sys.stdout.buffer, follow=True)
     except KeyboardInterrupt:
         click.echo(
-            f"\n{job} goes on: `djinn logs -f {job} --server {record.name}`, `djinn stop {job} --server {record.name}`",
+            f"\n{job} continues. Follow it with `djinn logs -f {job} --server {record.name}`, or end it with "
+            f"`djinn stop {job} --server {record.name}`",
             err=True,
         )
         raise SystemExit(130) from None

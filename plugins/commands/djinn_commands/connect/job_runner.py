@@ -3,8 +3,9 @@
 The client sends this file with each job. It needs only Python's standard library and filelock. It runs in the job's folder, in its
 own process session, and records the job's progress in files:
 
-- `job.json`, sent by the client: the program to run. `files/`: the project's files, the working directory.
-- `log`: the job's output. `pid`: this process. `state`: `preparing`, then `running`. `ended`: seconds and exit status, after the end.
+- `job.json`, sent by the client: the script, its arguments and requirements. `files/`: the project's files, the working directory.
+- `log`: the job's output. `pid`: id of this process. `state`: `preparing`, then `running`.
+- `ended`, written at the end: Unix time in seconds and exit status.
 - `stop`: created by `djinn stop`, to distinguish a stop from a failure.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 
 
 def write(name: str, text: str) -> None:
-    """Write a file of the job atomically."""
+    """Write a file in the working directory atomically."""
     aside = Path(f".{name}.new")
     aside.write_text(text)
     aside.replace(name)
@@ -36,7 +37,10 @@ def log_line(text: str) -> None:
 
 
 def named_files(wanted: list[str]) -> list[Path]:
-    """Return project files that requirements name: wheels, and nested lists (`-r`, `-c`) with their files."""
+    """Return the project files that requirement lines name: wheels, nested lists (`-r`, `-c`), and files named in these lists.
+
+    `wanted`: requirement lines of the project.
+    """
     paths: list[Path] = []
     lines = [(line, Path("files")) for line in wanted]
     for line, beside in lines:
@@ -50,10 +54,14 @@ def named_files(wanted: list[str]) -> list[Path]:
 
 
 def environment(job: dict[str, Any], folder: Path) -> Path:
-    """Return the job's Python.
+    """Return the path of the Python that runs the job.
 
-    It is the server's Python, or an environment on top of it with the project's requirements. The environment is
-    created once.
+    A job without requirements uses the server's Python. Otherwise it uses an environment with the requirements on top of the
+    server's packages. Jobs with equal requirements share one environment.
+
+    Args:
+        job: the content of `job.json`.
+        folder: Djinn's folder on this machine.
     """
     base = Path(sys.executable)
     requirements = job["requirements"]
@@ -89,7 +97,10 @@ def environment(job: dict[str, Any], folder: Path) -> Path:
 
 
 def name_server(job: dict[str, Any], connection: Path) -> None:
-    """Create a log-in under the client's name for the server, so that the script finds it on both machines."""
+    """Create a log-in with the client's name for the server, so that this name works in scripts on both machines.
+
+    `connection`: the server's connection file, to which the log-in becomes a link.
+    """
     base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     link = base / "djinn" / "servers" / f"{job['server']}.json"
     if not link.exists() and not link.is_symlink():
@@ -98,7 +109,7 @@ def name_server(job: dict[str, Any], connection: Path) -> None:
 
 
 def main() -> None:
-    """Run the job of the working directory to its end."""
+    """Run the job whose folder is the working directory, and record its exit status."""
     job = json.loads(Path("job.json").read_text())
     folder = Path.cwd().parents[1]
     write("pid", f"{os.getpid()}\n")
@@ -131,7 +142,10 @@ def main() -> None:
         code = child.wait()
         result["code"] = code if code >= 0 else 128 - code
     except subprocess.CalledProcessError as error:
-        log_line(f"the environment cannot be created: {Path(error.cmd[0]).name} ended with {error.returncode}")
+        log_line(
+            f"the environment for the requirements cannot be created: {Path(error.cmd[0]).name} ended with exit status {error.returncode}. "
+            "Correct the project's requirements and submit the job again"
+        )
     finally:
         finish()
 

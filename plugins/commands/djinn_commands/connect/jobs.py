@@ -40,12 +40,15 @@ _ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
 
 @attrs.frozen
 class Job:
-    """A job, as read from its folder.
+    """A job, as read from its remote folder.
 
     Attributes:
-        code: exit status; None before the end.
-        begun: Unix time of the start.
-        ended: Unix time of the end; for a running job the present time.
+        id: name of the job.
+        state: `preparing`, `running`, `done`, `failed`, `stopped`, or `lost` if its process vanished.
+        code: exit status, or None if the job recorded none.
+        begun: Unix time of the start, in seconds.
+        ended: Unix time of the end, in seconds. Without a recorded end, it is the time of the query.
+        command: script and arguments.
     """
 
     id: str
@@ -57,17 +60,17 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Return True if the job has ended."""
+        """Return True if the job is neither preparing nor running."""
         return self.state in _ENDED
 
     @property
     def exit_code(self) -> int:
-        """Return the exit status for a command that followed the job: the job's own status, or 1 if it has none."""
+        """Return the job's exit status, or 1 if the job recorded none."""
         return 1 if self.code is None else self.code
 
 
 def read_jobs(text: str) -> list[Job]:
-    """Return the jobs in the output of `jobs.sh`, the latest last.
+    """Return the jobs in the output of `jobs.sh`, sorted by start.
 
     Raises:
         ValueError: a line is malformed; the message shows it.
@@ -85,10 +88,14 @@ def read_jobs(text: str) -> list[Job]:
 
 
 def choose_record(server: str | None, configured: Sequence[str]) -> Record:
-    """Return the server record: by name, by the setting `servers`, or the only connected server.
+    """Return the record of the server that a job command addresses.
+
+    Args:
+        server: the name of the option `--server`, or None.
+        configured: names of the setting `servers`. If both arguments are empty, the only recorded server is chosen.
 
     Raises:
-        ConfigurationError: no server matches, several match, or the server was not connected over ssh.
+        ConfigurationError: no server matches, several match, or `djinn connect` did not set up the server.
     """
     records = list_records()
     names = [server] if server else list(configured) or [record.name for record in records]
@@ -99,18 +106,20 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
 
 def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
     if not names:
-        return refused("no server was connected over ssh yet: `djinn connect alice@gpu-box`")
+        return refused(
+            "jobs need a server that `djinn connect` set up, and there is none: run `djinn connect USER@HOST`"
+        )
     if len(names) > 1:
-        return refused(f"there are several servers: name one of {', '.join(names)} with --server")
-    there = f"Those that were: {', '.join(known)}" if known else "None was yet"
+        return refused(f"the job command matches several servers: choose one of {', '.join(names)} with --server")
+    there = f"choose one of {', '.join(known)} with --server, or " if known else ""
     return refused(
-        f"{names[0]!r} was not reached over ssh, and jobs are processes of your account on its machine: `djinn connect alice@HOST --name NAME` first, "
-        f"with another name than that of a log-in. {there}. On a Ray cluster, use `ray job submit` (docs/servers.md)"
+        f"jobs need a server that `djinn connect` set up, and {names[0]!r} is none: {there}run `djinn connect USER@HOST --name NAME` with a new "
+        "NAME. On a Ray cluster, use `ray job submit` (docs/servers.md)"
     )
 
 
 def new_id(script: str) -> str:
-    """Return a name for a job of a script. Names sort by time."""
+    """Return a new job name: the script's name, the time, and a random suffix."""
     stem = "".join(mark if mark.isalnum() and mark.isascii() else "-" for mark in Path(script).stem).strip("-")[:24]
     return f"{stem or 'job'}-{time.strftime('%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
@@ -118,14 +127,14 @@ def new_id(script: str) -> str:
 def submit(
     record: Record, project: ProjectFiles, script: str, arguments: Sequence[str], requirements: Sequence[str]
 ) -> tuple[str, bool]:
-    """Send the project and start the job. Return its name, and whether a server runs on the machine.
+    """Send the project and start a job. Return the job's name, and True if a server runs on the machine.
 
     Args:
         record: the server.
         project: files to send.
-        script: path relative to the project's folder.
+        script: path of the script, relative to the project's folder.
         arguments: arguments of the script.
-        requirements: requirements to install for the job, a line each.
+        requirements: lines in pip's requirements format, to install for the job.
 
     Raises:
         StartupError: the job could not be started.
@@ -147,13 +156,18 @@ def submit(
     uploads = {f"files/{path}": project.root / path for path in project.files}
     with connected(record) as connection:
         output = _run(
-            record, connection, "submitting the job", Script(("submit",), {**record.place, "job": job}), uploads, texts
+            record,
+            connection,
+            f"submitting job {job}",
+            Script(("submit",), {**record.place, "job": job}),
+            uploads,
+            texts,
         )
     return job, "no server" not in output
 
 
 def list_jobs(record: Record, job: str = "") -> list[Job]:
-    """Return the jobs on the machine whose names begin with `job`; by default all.
+    """Return the jobs on the server's machine whose names begin with `job`. By default, return all.
 
     Raises:
         TransportError: the connection failed or broke.
@@ -163,7 +177,7 @@ def list_jobs(record: Record, job: str = "") -> list[Job]:
 
 
 def find_job(record: Record, job: str) -> Job:
-    """Return the job with that name, or the only job whose name begins with it.
+    """Return the job named `job`, or else the only job whose name begins with `job`.
 
     Raises:
         ConfigurationError: no job matches, or several match.
@@ -174,10 +188,10 @@ def find_job(record: Record, job: str) -> Job:
 
 
 def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
-    """Write the log of a job, with `follow` until the job has ended.
+    """Write the log of a job to `to`, and return the job as it is after the last byte.
 
-    Return the job's final state. Control sequences are escaped for terminals. A broken connection is reopened by the
-    tunnel's keeper or by this function, and the log continues at its position.
+    With `follow`, wait for new output until the job has ended. If the connection breaks, reconnect and continue at the same
+    offset of the log. If `to` is a terminal, escape control sequences other than colours.
 
     Raises:
         ConfigurationError: the job does not exist.
@@ -208,12 +222,12 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
             if code != BROKEN:
                 return _find(record, connection, job)
             if not follow:
-                raise failure("reading the log", record.host, Done(code, "", ""))
+                raise failure(f"reading the log of job {job}", record.host, Done(code, "", ""))
             time.sleep(_RECONNECT_SECONDS)
 
 
 def stop_job(record: Record, job: str) -> Job:
-    """End a job with all its processes. Return the job's final state.
+    """End all processes of a job. Return the job with its final state.
 
     Raises:
         ConfigurationError: the job does not exist.
@@ -222,12 +236,12 @@ def stop_job(record: Record, job: str) -> Job:
     with connected(record) as connection:
         name = _find(record, connection, job).id
         values = {"job": name, "seconds": str(_STOP_SECONDS)}
-        _run(record, connection, "stopping the job", Script(("stop",), {**record.place, **values}))
+        _run(record, connection, f"stopping job {name}", Script(("stop",), {**record.place, **values}))
         return _find(record, connection, name)
 
 
 def remove_job(record: Record, job: str) -> None:
-    """Remove a job that has ended, with its files.
+    """Remove a job that has ended, with its remote log and files.
 
     Raises:
         ConfigurationError: the job does not exist.
@@ -236,14 +250,16 @@ def remove_job(record: Record, job: str) -> None:
     """
     with connected(record) as connection:
         name = _find(record, connection, job).id
-        _run(record, connection, "removing the job", Script(("remove",), {**record.place, "job": name}))
+        _run(record, connection, f"removing job {name}", Script(("remove",), {**record.place, "job": name}))
 
 
 @attrs.define
 class FetchedFiles:
-    """Files that were copied from a job: their number and bytes.
+    """Result of copying files from a job.
 
     Attributes:
+        count: number of copied files.
+        size: bytes of the copied files.
         left_out: special files, and links that lead out of the requested path. They were not copied.
     """
 
@@ -255,7 +271,7 @@ class FetchedFiles:
 def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
     """Copy a file or folder of a job into a local folder.
 
-    Nothing else in that folder is written, whatever the remote machine sends.
+    Only files below `into / path` are written, even if the remote machine sends other names.
 
     Args:
         record: the server.
@@ -264,13 +280,15 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
         into: a local folder, created if it is missing.
 
     Raises:
-        ConfigurationError: the job does not exist, or `path` leads out of its folder.
-        StartupError: the file does not exist, or the remote machine sent a different file.
+        ConfigurationError: the job does not exist, or `path` leads out of its working directory.
+        StartupError: `path` does not exist, or the remote machine sent a file outside it.
         TransportError: the connection failed or broke.
     """
     wanted_path = PurePosixPath(path)
     if wanted_path.is_absolute() or ".." in wanted_path.parts or not wanted_path.parts:
-        raise refused(f"{path!r} must be below the working directory of the job, such as out/model.pt")
+        raise refused(
+            f"cannot fetch {path!r}: name a path relative to the job's working directory, such as out/model.pt"
+        )
     into.mkdir(parents=True, exist_ok=True)
     fetched = FetchedFiles()
     with connected(record) as connection:
@@ -283,7 +301,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
             except tarfile.ReadError:  # the archive is empty or incomplete
                 code = process.wait() or BROKEN
     if code:
-        raise failure(f"fetching {path} of {name}", record.host, Done(code, "", ""))
+        raise failure(f"fetching {path} of job {name}", record.host, Done(code, "", ""))
     return fetched
 
 
@@ -294,7 +312,7 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
         if not name.is_relative_to(wanted) or ".." in name.parts:
             from djinn.errors import StartupError
 
-            raise StartupError(f"the remote machine sent {member.name!r} instead of {wanted}; it was not copied")
+            raise StartupError(f"the remote machine sent {member.name!r} instead of {wanted}: the fetch was stopped")
         alone = name == wanted and not member.isdir()
         folder = into / (wanted.parent if alone else wanted)
         target = None if alone and not member.isfile() else _safe(member, wanted.parent if alone else wanted, folder)
@@ -307,7 +325,10 @@ def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetche
 
 
 def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfile.TarInfo | None:
-    """Return an archive member renamed below `above`, to be unpacked into `folder`; None if it leads out of the folder."""
+    """Return a copy of an archive member with a name relative to `above`, or None if it must not be unpacked into `folder`.
+
+    Special files and links that lead out of `folder` must not be unpacked.
+    """
     below = copy.copy(member)
     below.name = PurePosixPath(member.name).relative_to(above).as_posix()
     if member.islnk():
@@ -332,18 +353,18 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
     except ValueError as error:
         from djinn.errors import StartupError
 
-        raise StartupError(f"the list of jobs that {record.host} sent cannot be read: {error}") from error
+        raise StartupError(f"{record.host} sent an invalid list of jobs: {error}") from error
 
 
 def _find(record: Record, connection: SshConnection, job: str) -> Job:
     if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
-        raise refused(f"{job!r} is not a job name")
+        raise refused(f"{job!r} is not a job name: `djinn jobs --server {record.name}` lists the jobs")
     listing = _list(record, connection, job)
     exact = [one for one in listing if one.id == job]
     if len(exact or listing) != 1:
         there = ", ".join(one.id for one in listing or _list(record, connection, "")[-8:]) or "none"
         raise refused(
-            f"{'several jobs begin with' if listing else 'there is no job'} {job!r} on {record.name}: {there}"
+            f"{'several jobs have names that begin with' if listing else 'there is no job'} {job!r} on {record.name}: choose from {there}"
         )
     return (exact or listing)[0]
 

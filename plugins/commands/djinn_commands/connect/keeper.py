@@ -1,8 +1,7 @@
-"""The process that keeps a tunnel open.
+"""The keeper: a process that keeps the tunnel to one server open.
 
-Each server has one such process, until `djinn disconnect` or the end of the user's login session. It takes over the
-connection that `djinn connect` opened. If the connection breaks, it reconnects with exponential backoff. It imports
-neither Djinn nor PyTorch.
+It runs until `djinn disconnect` or the end of the user's login session. It takes over the connection that `djinn connect`
+opened. If the connection breaks, it reconnects with exponential backoff. It imports neither Djinn nor PyTorch.
 """
 
 from __future__ import annotations
@@ -39,17 +38,22 @@ _FINAL: Final = re.compile(
 
 
 def is_final(reason: str) -> bool:
-    """Return True if only the user can fix the error of a connection."""
+    """Return True if a retry cannot fix this error of ssh, for example a refused key."""
     return _FINAL.search(reason) is not None
 
 
 def next_pause(pause: float, lasted: float) -> float:
-    """Return the seconds until the next attempt, after a pause of `pause` and a tunnel that `lasted` this many seconds."""
+    """Return the seconds to wait before the next attempt to connect.
+
+    Args:
+        pause: seconds of the previous wait.
+        lasted: seconds for which the last attempt and its connection lasted.
+    """
     return _FIRST if lasted > _LONGEST else min(pause * 2, _LONGEST)
 
 
 def keep(record: Record) -> None:
-    """Keep the tunnel open until it fails for good or this process is ended."""
+    """Keep the tunnel open. Return when an error occurs that a retry cannot fix."""
     connection = SshConnection(record.destination, control_path(record.name))
     pause = _FIRST
     while True:
@@ -71,7 +75,7 @@ def keep(record: Record) -> None:
 
 @contextlib.contextmanager
 def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
-    """Context manager with a process that ends with the connection."""
+    """Yield a process that ends when the connection breaks. Kill it at the end of the block."""
     process = subprocess.Popen(
         hold_command(connection), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -91,7 +95,7 @@ def _end(*_: object) -> None:
 
 
 def _detached() -> int:
-    """Fork a child that no terminal ends. Return 0 in the child, and the child's process id in this process."""
+    """Fork a child in its own session, which survives its terminal. Return 0 in the child, its process id in the parent."""
     if sys.platform != "win32":
         if child := os.fork():
             return child
@@ -101,7 +105,7 @@ def _detached() -> int:
 
 
 def main(name: str) -> None:
-    """Keep the tunnel of a record in a detached process, and print its id. Only one process per record can run."""
+    """Start the keeper of the record `name` as a detached process and print its process id. A record has at most one keeper."""
     if child := _detached():
         sys.stdout.write(f"{child}\n")
         return
@@ -110,7 +114,7 @@ def main(name: str) -> None:
     signal.signal(signal.SIGTERM, _end)
     record = find_record(name)
     if record is None:
-        raise SystemExit(f"there is no record {name!r}")
+        raise SystemExit(f"there is no record of a server {name!r}: repeat `djinn connect`")
     try:
         with filelock.FileLock(record_path(name, ".lock"), timeout=0):
             try:
@@ -118,7 +122,9 @@ def main(name: str) -> None:
             finally:
                 SshConnection(record.destination, control_path(name)).close()
     except filelock.Timeout:
-        raise SystemExit("another process keeps this tunnel open") from None
+        raise SystemExit(
+            f"another process keeps the tunnel to {name!r} open: end it with `djinn disconnect {name}`"
+        ) from None
 
 
 if __name__ == "__main__":

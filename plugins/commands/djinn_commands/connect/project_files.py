@@ -29,14 +29,14 @@ _LARGEST_COUNT: Final = 20_000
 
 @attrs.frozen
 class ProjectFiles:
-    """Sent and excluded files of a project.
+    """The files of a project that are sent with a job, and the excluded paths.
 
     Attributes:
-        root: the folder.
-        files: relative paths, in order, with sizes.
-        secrets: paths that look like secrets.
-        links: links that lead out of the folder.
-        ignored: number of entries that `.gitignore` excludes.
+        root: the project's folder. All paths are relative to it.
+        files: size in bytes of each file to send.
+        secrets: paths with names of secrets. They are not sent.
+        links: symbolic links to targets outside the folder. They are not sent.
+        ignored: number of files and folders that `.gitignore` excludes.
     """
 
     root: Path
@@ -47,11 +47,11 @@ class ProjectFiles:
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
+        """Return the total bytes of the files to send."""
         return sum(self.files.values())
 
     def largest(self, count: int = 5) -> list[tuple[str, int]]:
-        """Return the largest files, with their sizes."""
+        """Return paths and sizes in bytes of the `count` largest files."""
         return sorted(self.files.items(), key=lambda item: -item[1])[:count]
 
 
@@ -64,9 +64,9 @@ def is_secret(name: str) -> bool:
 
 
 def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
-    """Return the files of the folder `root` to send.
+    """Select the files to send from the folder `root`.
 
-    `included`: patterns as in `.gitignore` of files to send even if they are excluded.
+    `included`: patterns in the syntax of `.gitignore`. Matching files are sent even if a rule excludes them.
     """
     included_spec = pathspec.GitIgnoreSpec.from_lines(included)
     files: dict[str, int] = {}
@@ -91,7 +91,10 @@ def find_files(root: Path, included: Sequence[str] = ()) -> ProjectFiles:
 
 
 def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str, bool]]:
-    """Yield relative path, name and whether `.gitignore` excludes it, of each file and each wholly excluded folder."""
+    """Yield each file and each folder that is excluded as a whole, as (relative path, name, is excluded by `.gitignore`).
+
+    `chosen`: patterns of the user. A folder that may contain matching paths is not excluded as a whole.
+    """
     rules: dict[str, pathspec.GitIgnoreSpec] = {}
     for folder, names, file_names in os.walk(root):
         here = Path(folder).relative_to(root).as_posix()
@@ -118,9 +121,9 @@ def _walk(root: Path, chosen: pathspec.GitIgnoreSpec) -> Iterator[tuple[str, str
 
 
 def _ignored(path: str, rules: dict[str, pathspec.GitIgnoreSpec]) -> bool:
-    """Return True if the last matching `.gitignore` rule excludes a path.
+    """Return True if the last matching `.gitignore` rule excludes `path`.
 
-    Rules of inner folders come after rules of outer folders.
+    `rules`: rules by the folder of their file, such as `src/`. Rules of inner folders override rules of outer folders.
     """
     ignored = False
     for prefix in sorted(rules, key=len):
@@ -131,32 +134,34 @@ def _ignored(path: str, rules: dict[str, pathspec.GitIgnoreSpec]) -> bool:
 
 
 def _may_hold(folder: str, chosen: pathspec.GitIgnoreSpec) -> bool:
-    """Return True if a folder may contain a requested path."""
+    """Return True if `folder` may contain a path that a pattern of the user names."""
     return any(str(getattr(one, "pattern", "")).lstrip("/").startswith(f"{folder}/") for one in chosen.patterns)
 
 
 def objection(found: ProjectFiles, limit: int) -> str:
-    """Return the reason why these files cannot be sent, with advice; empty if they can."""
+    """Return why these files cannot be sent, with advice, or an empty string if they can.
+
+    `limit`: largest allowed total size in bytes.
+    """
     home = Path.home().resolve()
     root = found.root.resolve()
     if root == home or root in home.parents:
-        return (
-            f"{root} has all your files and is not a project: change to the project's folder, or name it with --project"
-        )
+        return f"{root} contains your home folder and is not a project: change to the project's folder, or name it with --project"
     if found.size <= limit and len(found.files) <= _LARGEST_COUNT:
         return ""
     largest = "\n".join(f"    {size / (1 << 20):8.1f} MiB  {path}" for path, size in found.largest())
     return (
-        f"{root} has {len(found.files):,} files of {found.size / (1 << 20):.1f} MiB to send, more than {limit / (1 << 20):.0f} MiB or {_LARGEST_COUNT:,} "
-        f"files. Leave out what the job does not need in .gitignore, or allow more with --limit-mib. The largest:\n{largest}"
+        f"{root} has {len(found.files):,} files of {found.size / (1 << 20):.1f} MiB to send, and at most {_LARGEST_COUNT:,} files of "
+        f"{limit / (1 << 20):.0f} MiB may be sent. Exclude files that the job does not need in .gitignore, or allow more MiB with --limit-mib. The "
+        f"largest files:\n{largest}"
     )
 
 
 def project_requirements(root: Path) -> tuple[str, ...]:
-    """Return the requirements of a project, one per line, from `requirements.txt` or else from `pyproject.toml`.
+    """Return the requirement lines of a project, from `requirements.txt` or else from `pyproject.toml`.
 
     Raises:
-        ValueError: the file cannot be read.
+        ValueError: `pyproject.toml` is not valid TOML.
     """
     requirements_file = root / "requirements.txt"
     if requirements_file.is_file():

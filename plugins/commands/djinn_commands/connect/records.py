@@ -1,4 +1,4 @@
-"""Local files about servers that are reached over ssh. The token is stored only in the log-in."""
+"""Local files about servers that `djinn connect` set up. A token is stored only in the log-in."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A server that is connected over ssh.
+    """A server that `djinn connect` set up or is about to set up.
 
     Attributes:
         name: name of the server and its log-in.
-        host: as in `Destination`.
-        options: as in `Destination`.
-        folder: Djinn's remote folder; empty: the user's data directory.
-        environment: a remote environment of the user that has Djinn; empty: the environment that Djinn created.
-        local: the local port of the tunnel.
-        remote: the remote port of the tunnel.
-        login: the file of the log-in.
+        host: the destination for ssh, such as `alice@gpu-box`.
+        options: options for ssh, such as `-p 2222`.
+        folder: Djinn's remote folder. If it is empty, scripts use the user's data directory.
+        environment: the user's remote environment with Djinn. If it is empty, scripts use the environment that Djinn creates.
+        local: local port of the tunnel, or 0 before the first tunnel.
+        remote: remote port of the tunnel, or 0 before the first tunnel.
+        login: path of the log-in, or empty before the first log-in.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> dict[str, str]:
-        """Return the variables of every script."""
+        """Return the shell variables that every script needs."""
         return {"folder": self.folder, "environment": self.environment}
 
 
@@ -60,7 +60,12 @@ class TunnelState(msgspec.Struct, frozen=True):
     """The state of a tunnel, as reported by its keeper.
 
     Attributes:
+        process: process id of the keeper.
+        local: local port of the tunnel.
+        remote: remote port of the tunnel.
+        is_open: True if the tunnel is open.
         reason: why the tunnel is not open.
+        ended: True if the keeper has given up.
     """
 
     process: int
@@ -72,14 +77,14 @@ class TunnelState(msgspec.Struct, frozen=True):
 
 
 def records_directory() -> Path:
-    """Return the directory of the records, which only the user can read."""
+    """Create the directory of the records, readable by the user only, and return its path."""
     path = platformdirs.user_state_path("djinn") / "connect"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
 def record_path(name: str, suffix: str = _SUFFIX) -> Path:
-    """Return the path of a server's record. With another suffix, return the path of another file about the server."""
+    """Return the path of the file about the server `name` that has this suffix. By default, it is the record."""
     return records_directory() / f"{name}{suffix}"
 
 
@@ -95,36 +100,36 @@ def forget_record(name: str) -> None:
 
 
 def find_record(name: str) -> Record | None:
-    """Return the record with that name; None if it is missing or another version wrote it."""
+    """Return the record of the server `name`, or None if it is missing or unreadable."""
     return _read(record_path(name), Record)
 
 
 def list_records() -> list[Record]:
-    """Return all records, by name."""
+    """Return all records, sorted by name."""
     names = sorted(path.name.removesuffix(_SUFFIX) for path in records_directory().glob(f"*{_SUFFIX}"))
     return [record for name in names if (record := find_record(name))]
 
 
 def save_record(record: Record) -> None:
-    """Replace a record."""
+    """Write a record atomically. It replaces the previous record of the server."""
     _write(record_path(record.name), record)
 
 
 def tunnel_state(name: str) -> TunnelState | None:
-    """Return the keeper's last state; None if the keeper wrote no state."""
+    """Return the state that the keeper of the server `name` wrote last, or None if it wrote none."""
     return _read(record_path(name, ".tunnel"), TunnelState)
 
 
 def save_tunnel_state(name: str, state: TunnelState) -> None:
-    """Replace the keeper's state."""
+    """Write the state of the tunnel to the server `name` atomically."""
     _write(record_path(name, ".tunnel"), state)
 
 
 def control_path(name: str) -> Path:
-    """Return the path of the connection's socket, in a private directory with a short path.
+    """Return the path of the control socket of ssh for the server `name`, in a private directory with a short path.
 
     Raises:
-        PermissionError: the directory belongs to another user.
+        PermissionError: other users can access the directory.
     """
     short = hashlib.sha256(os.fsencode(record_path(name))).hexdigest()[:12]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -136,7 +141,9 @@ def control_path(name: str) -> Path:
     base.mkdir(mode=0o700, exist_ok=True)
     status = base.lstat()
     if status.st_uid != user_id() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISDIR(status.st_mode):
-        raise PermissionError(f"{base} is not yours alone: remove it, or set XDG_RUNTIME_DIR")
+        raise PermissionError(
+            f"other users can access {base}, the folder for ssh's sockets: remove it, or set XDG_RUNTIME_DIR to a private folder"
+        )
     return base / short
 
 
@@ -144,13 +151,13 @@ def refuse_windows() -> None:
     """Raise `click.ClickException` on Windows, where ssh cannot share a connection."""
     if sys.platform == "win32":
         raise click.ClickException(
-            "on Windows, ssh shares no connections, which this needs: use it in WSL (`wsl --install`), or start `djinn serve` there by hand and "
-            "use `djinn login`"
+            "this command needs shared ssh connections, which ssh on Windows does not have: run it in WSL (`wsl --install`), or start `djinn serve` "
+            "on the remote machine by hand and use `djinn login`"
         )
 
 
 def user_id() -> int:
-    """Return this process's user id; 0 on Windows, where the commands are refused."""
+    """Return the user id of this process. On Windows, where these commands are refused, return 0."""
     if sys.platform == "win32":
         return 0
     else:  # noqa: RET505 - mypy looks at one platform at a time

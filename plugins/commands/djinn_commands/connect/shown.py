@@ -13,19 +13,19 @@ _BEGUN: Final = re.compile(r"\x1b(?:\[[0-9;]{0,32})?\Z")
 
 
 def one_line(text: str) -> str:
-    """Return `text` with all invisible characters escaped."""
+    """Return `text` with escapes for line ends and all other unprintable characters."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 class LogText:
-    """Escape a log that arrives in chunks: cursor movements and queries are escaped, colours are kept."""
+    """Escapes a log that arrives in chunks. Colours remain; cursor movements and other control sequences are escaped."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = ""  # an escape sequence that may continue in the next chunk
 
     def add(self, piece: bytes, *, last: bool = False) -> str:
-        """Return the escaped text of the next chunk."""
+        """Return the escaped text of the next chunk. An incomplete character or sequence is held back unless `last` is True."""
         text = self._begun + self._decoder.decode(piece, last)
         match = None if last else _BEGUN.search(text)
         self._begun = match.group() if match is not None else ""

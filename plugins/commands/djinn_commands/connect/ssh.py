@@ -1,7 +1,7 @@
-"""OpenSSH's client: its command lines, and scripts that are run on the remote machine over one connection.
+"""OpenSSH's client: its command lines, and scripts that run on the remote machine over one connection.
 
-One connection, a master of ssh's `ControlMaster`, is authenticated once. Later commands use its socket and read no configuration. A
-script is sent on standard input, before its data, because other users can see command lines and the remote login shell is unknown.
+ssh authenticates one connection as a master of `ControlMaster`. Later commands use the master's socket and read no configuration.
+A script is sent on standard input, before its data, because other users can see command lines and the remote login shell is unknown.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Destination:
     """A remote machine, as ssh addresses it.
 
     Attributes:
-        host: as in ssh's command line, such as `alice@gpu-box`.
-        options: further options for ssh, such as `-p 2222`.
+        host: destination in ssh's command line, such as `alice@gpu-box`.
+        options: options for ssh, such as `-p 2222`.
     """
 
     host: str
@@ -60,13 +60,18 @@ class Destination:
 
 @attrs.frozen
 class Script:
-    """A script for POSIX sh: files of `scripts/` in order, and their variables."""
+    """A script for POSIX sh.
+
+    Attributes:
+        names: files of `scripts/` to join after `common.sh`, without their suffix.
+        values: shell variables that are set before.
+    """
 
     names: tuple[str, ...]
     values: Mapping[str, str] = attrs.field(factory=dict)
 
     def text(self, mark: str = "") -> str:
-        """Return the whole script. Its output for Djinn begins after the line `mark`."""
+        """Return the whole script. If `mark` is not empty, the script prints it as a line before its own output."""
         assignments = [f"{key}={shlex.quote(value)}" for key, value in sorted(self.values.items())]
         folder = files("djinn_commands.connect").joinpath("scripts")
         common, *parts = [folder.joinpath(f"{name}.sh").read_text() for name in ("common", *self.names)]
@@ -78,8 +83,9 @@ class Done:
     """The result of a script.
 
     Attributes:
-        output: standard output.
-        errors: standard error.
+        code: exit status of ssh, which is the script's own status unless the connection broke.
+        output: standard output of the script.
+        errors: standard error of the script and of ssh.
     """
 
     code: int
@@ -88,20 +94,23 @@ class Done:
 
     @property
     def broken(self) -> bool:
-        """Return True if the connection broke or did not exist."""
+        """Return True if ssh failed: the connection broke or did not exist."""
         return self.code == BROKEN
 
     @property
     def last_words(self) -> str:
-        """Return the end of its error output, escaped for a terminal."""
+        """Return the last 8 lines of the error output, escaped for a terminal."""
         lines = [one_line(line) for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
         return "\n".join(lines[-8:])
 
 
 def open_command(destination: Destination, control: Path, *, asks: bool) -> list[str]:
-    """Return the command that authenticates and leaves a connection in the background.
+    """Return the command that authenticates and leaves a master connection in the background.
 
-    `asks`: True if it may ask for a password.
+    Args:
+        destination: the remote machine.
+        control: path of the control socket that the command creates.
+        asks: True if ssh may ask for a password or about an unknown host key.
     """
     quiet = () if asks else ("-o", "BatchMode=yes")
     return [
@@ -121,7 +130,7 @@ def open_command(destination: Destination, control: Path, *, asks: bool) -> list
 
 
 def control_command(destination: Destination, control: Path, order: str, *arguments: str) -> list[str]:
-    """Return the command that controls the connection: `check`, `forward`, `cancel` or `exit`."""
+    """Return the command that sends an order to the master connection: `check`, `forward`, `cancel` or `exit`."""
     return ["ssh", "-F", "/dev/null", "-S", str(control), "-O", order, *arguments, "--", destination.host]
 
 
@@ -131,37 +140,42 @@ def forward_arguments(local: int, remote: int) -> tuple[str, str]:
 
 
 def run_command(destination: Destination, control: Path, size: int) -> list[str]:
-    """Return the command that runs a script of `size` bytes from its standard input, quoted for any login shell."""
+    """Return the command that reads a script of `size` bytes from its standard input and runs it, quoted for any login shell."""
     remote = f"exec sh -c 'eval \"$(dd bs=1 count={size} 2>/dev/null)\"'"
     return ["ssh", *_SHARED, "-S", str(control), "-T", "--", destination.host, remote]
 
 
 class Source(Protocol):
-    """Data for the standard input of a script."""
+    """A function that writes data to the standard input of a script."""
 
     def __call__(self, to: IO[bytes]) -> None:
-        """Write all of the data."""
+        """Write all data to `to`."""
         ...
 
 
 class SshConnection:
-    """A connection to a remote machine that is open, or is opened by `open`."""
+    """A master connection of ssh to a remote machine.
+
+    Attributes:
+        destination: the remote machine.
+        control: path of the control socket.
+    """
 
     def __init__(self, destination: Destination, control: Path) -> None:
         self.destination = destination
         self.control = control
 
     def is_open(self) -> bool:
-        """Return True if there is a connection, which may be about to break."""
+        """Return True if the master process runs. Its network connection may already be broken."""
         return self.control.exists() and self._order("check").returncode == 0
 
     def open(self, *, asks: bool) -> str:
-        """Open the connection if it is closed. Return an empty text or the error.
+        """Open the connection if it is closed. Return the error message, or an empty string.
 
-        `asks`: True to ask for passwords and unknown host keys on the terminal.
+        `asks`: True if ssh may ask for passwords and about unknown host keys on the terminal.
         """
         if shutil.which("ssh") is None:
-            return "there is no ssh on this machine: install OpenSSH's client"
+            return "this machine has no command `ssh`: install OpenSSH's client"
         if self.is_open():
             return ""
         with contextlib.suppress(FileNotFoundError):
@@ -184,12 +198,12 @@ class SshConnection:
         self._order("exit")
 
     def forward(self, local: int, remote: int) -> str:
-        """Forward a local port to a remote port. Return an empty text or the error."""
+        """Forward a local port to a remote port. Return the error message, or an empty string."""
         result = self._order("forward", *forward_arguments(local, remote))
         return "" if result.returncode == 0 else result.stderr.strip() or f"ssh ended with code {result.returncode}"
 
     def run(self, script: Script, data: Source | None = None) -> Done:
-        """Run a script to its end, and return its result. `data`: its standard input."""
+        """Run a script to its end and return its result. `data` writes the script's standard input."""
         mark = _mark()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(script, mark, output, errors)
@@ -212,9 +226,9 @@ class SshConnection:
 
     @contextlib.contextmanager
     def running(self, script: Script) -> Iterator[subprocess.Popen[bytes]]:
-        """Context manager that runs a script and streams its output. The process is killed at the end of the block.
+        """Start a script and yield its process, with the script's output at `stdout`. Kill the process at the end of the block.
 
-        Its standard error is inherited.
+        Standard error goes to the standard error of this process.
         """
         mark = _mark()
         process = self._start(script, mark, subprocess.PIPE, None)
@@ -252,12 +266,12 @@ def _mark() -> str:
 
 
 def hold_command(connection: SshConnection) -> list[str]:
-    """Return a command that runs as long as the connection and its own standard input are open."""
+    """Return a command that ends when the connection breaks or its standard input is closed."""
     return [*run_command(connection.destination, connection.control, 0)[:-1], "exec cat >/dev/null"]
 
 
 def has_terminal() -> bool:
-    """Return True if ssh can ask the user."""
+    """Return True if this process has a terminal on which ssh can ask the user."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR))
     except OSError:

@@ -1,4 +1,4 @@
-"""Facts about the remote machine, and pure decisions based on them."""
+"""Facts about the remote machine, and decisions that depend on these facts only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FURTHER: Final = 1.3  # disk blocks, compiled modules, pip itself, logs
 
 @attrs.frozen
 class Python:
-    """A remote Python interpreter."""
+    """A remote Python interpreter: its version and absolute path."""
 
     version: tuple[int, int, int]
     path: str
 
     @property
     def minor(self) -> tuple[int, int]:
-        """Return its minor version, such as (3, 12). Wheels are built for a minor version."""
+        """Return the major and minor version, such as (3, 12), for which wheels are built."""
         return self.version[:2]
 
     def __str__(self) -> str:
@@ -37,15 +37,21 @@ class Python:
 
 @attrs.frozen
 class Survey:
-    """Findings of the script `look.sh` about the remote machine.
+    """Facts about the remote machine, from the script `look.sh`. A text is empty if the fact is unknown.
 
     Attributes:
-        free: free bytes on the disk; None if unknown.
-        memory: bytes of memory; None if unknown.
+        system: operating system, such as `Linux`.
+        machine: processor architecture, such as `x86_64`.
+        release: name of the distribution.
+        libc: C library and its version, such as `glibc 2.36`.
+        folder: absolute path of Djinn's remote folder.
+        free: free bytes on the disk of `folder`, or None if unknown.
+        memory: bytes of main memory, or None if unknown.
+        pythons: interpreters on the machine.
         gpus: name, memory and driver of each GPU, as nvidia-smi writes them.
-        installed: stamp of an existing environment; empty without an environment.
-        unwritable: a folder without write permission.
-        torch: PyTorch's version and CUDA version in that environment, ending with `True` if CUDA works.
+        installed: stamp (`stamp_of`) of the environment that Djinn created, empty if it does not exist.
+        unwritable: the folder without write permission that prevents the installation, or empty.
+        torch: PyTorch's version and CUDA version in the environment, ending with `True` if CUDA works.
         options: options of the server's last start, as words of sh.
     """
 
@@ -64,7 +70,7 @@ class Survey:
     options: str = ""
 
     def lines(self) -> list[str]:
-        """Return the findings, for the user."""
+        """Return the facts as lines for the user."""
         facts = [f"{self.release or self.system} on {self.machine}"]
         facts.append("Python " + (", ".join(map(str, self.pythons)) or "none"))
         facts += [f"GPU {gpu}" for gpu in self.gpus] or ["no GPU that nvidia-smi shows"]
@@ -74,7 +80,7 @@ class Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """Parse the output of `look.sh`, and escape it for a terminal."""
+    """Parse the output of `look.sh`. All texts are escaped for a terminal."""
     facts: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -110,31 +116,34 @@ def _pythons(lines: Iterable[str]) -> Iterable[Python]:
 
 
 def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | None:
-    """Return the interpreter for the environment: the local minor version, which local wheels fit, or else the newest."""
+    """Return the newest interpreter of the local minor version, for which local wheels fit, or else the newest of all.
+
+    Return None if no interpreter is at least `OLDEST`. `here`: the local version, such as (3, 12).
+    """
     fit = [one for one in pythons if one.minor >= OLDEST]
     same = [one for one in fit if one.minor == here]
     return max(same or fit, key=lambda one: one.version, default=None)
 
 
 def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
-    """Return True if a GPU is to be served and the remote PyTorch has not reported that it can use one.
+    """Return True if a GPU is to be served and the remote PyTorch has not reported that it can use it.
 
     Args:
-        survey: the findings.
-        serve: options of `djinn serve`; None: the options of its last start.
+        survey: facts about the machine.
+        serve: options of `djinn serve`, or None for the options of its last start.
     """
     options = survey.options.split() if serve is None else serve
     return bool(survey.gpus) and not survey.torch.endswith(" True") and "cpu" not in options
 
 
 def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
-    """Return the bytes that the environment takes while it is created.
+    """Return the free bytes that the creation of the environment needs.
 
     Args:
         gpus: True if the machine has GPUs, so that pip installs PyTorch for CUDA.
-        packed: bytes of the sent wheels.
-        unpacked: bytes of the files in them.
-        has_torch: True if PyTorch is among them, so that nearly all packages are.
+        packed: bytes of the wheels to send.
+        unpacked: bytes of the files in these wheels.
+        has_torch: True if these wheels contain PyTorch. Then they contain nearly all packages.
     """
     if has_torch:
         return int((packed + unpacked) * _FURTHER)
@@ -142,20 +151,26 @@ def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
 
 
 def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
-    """Return the reason why no environment can be created, with advice; empty if it can."""
+    """Return why no environment can be created, with advice, or an empty string if it can.
+
+    Args:
+        survey: facts about the machine.
+        here: the local version of Python, such as (3, 12).
+        needed: free bytes that the creation needs.
+    """
     if survey.system != "Linux":
-        return f"the machine runs {survey.system or 'an unknown system'}, and `djinn serve` was tried on Linux only"
+        return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` needs Linux: choose another machine"
     if choose_python(survey.pythons, here) is None:
         versions = ", ".join(map(str, survey.pythons)) or "none"
         return (
-            f"no Python {OLDEST[0]}.{OLDEST[1]} or newer was found on the machine (found: {versions}). Install one, which needs no root with uv "
-            "(`uv python install`) or conda, and name it with --python PATH if it is not found then"
+            f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer in the usual folders (found: {versions}). Install one, without root by uv "
+            "(`uv python install`) or conda, or name its path with --python PATH"
         )
     if survey.unwritable:
-        return f"you cannot write to {survey.unwritable} there: name another folder with --folder"
+        return f"you have no permission to write to its folder {survey.unwritable}: name another folder with --folder"
     if survey.free is not None and survey.free < needed and not survey.installed:
         return (
-            f"{survey.folder} there has {survey.free / GIB:.1f} GiB free, and PyTorch with Djinn takes about {needed / GIB:.1f}: make room, or "
-            "name a folder on another disk with --folder"
+            f"the disk of its folder {survey.folder} has {survey.free / GIB:.1f} GiB free, and PyTorch with Djinn needs about "
+            f"{needed / GIB:.1f} GiB: delete files, or name a folder on another disk with --folder"
         )
     return ""

@@ -19,7 +19,7 @@ _PATIENCE: Final = 60.0  # timeout in seconds, for steps that usually take less 
 
 
 def is_kept(name: str) -> bool:
-    """Return True if a process keeps the tunnel with this name open."""
+    """Return True if the keeper of the server `name` runs."""
     lock = filelock.FileLock(record_path(name, ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -30,7 +30,7 @@ def is_kept(name: str) -> bool:
 
 
 def free_port() -> int:
-    """Return a free loopback port."""
+    """Return a TCP port that is free on 127.0.0.1."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -38,7 +38,7 @@ def free_port() -> int:
 
 
 def start_keeper(record: Record) -> TunnelState:
-    """Start the keeper. Replace a keeper with other ports. Return the result of its first attempt."""
+    """Start the keeper of the record's tunnel, instead of a running keeper. Return its state after the first attempt."""
     stop_keeper(record.name)
     with contextlib.suppress(FileNotFoundError):
         record_path(record.name, ".tunnel").unlink()
@@ -56,7 +56,7 @@ def start_keeper(record: Record) -> TunnelState:
     if (state := tunnel_state(record.name)) is not None and state.process == process:
         return state  # it has just ended by itself
     log_text = record_path(record.name, ".keeper.log").read_text(errors="replace").strip()
-    return TunnelState(process, reason=log_text or "the process that keeps the tunnel open sent no report", ended=True)
+    return TunnelState(process, reason=log_text or "the process that keeps the tunnel open wrote no state", ended=True)
 
 
 def _is_running(process: int) -> bool:
@@ -68,7 +68,7 @@ def _is_running(process: int) -> bool:
 
 
 def stop_keeper(name: str) -> bool:
-    """End the keeper and its connection. Return False if no keeper was running."""
+    """End the keeper of the server `name` and its connection. Return False if no keeper was running."""
     deadline = time.monotonic() + _PATIENCE
     was_there = False
     while is_kept(name) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Wheels to send: wheels of Djinn and its plugins, built from the checkout or taken from a folder, and other wheels of that folder."""
+"""Wheels to send: Djinn and its plugins, built from the checkout or taken from a folder, and the folder's other wheels."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ class Wheels:
     """Wheel files to send.
 
     Attributes:
-        left_out: locally installed plugins that cannot be sent, with the reason.
+        files: local paths of the wheels.
+        left_out: a message for each locally installed plugin that cannot be sent: its name and the reason.
     """
 
     files: tuple[Path, ...]
     left_out: tuple[str, ...] = ()
 
     def named(self, distribution: str) -> Path | None:
-        """Return the wheel of a distribution."""
+        """Return the path of a distribution's wheel, or None if it is missing."""
         prefix = f"{distribution.replace('-', '_')}-"
         return next((file for file in self.files if file.name.lower().startswith(prefix)), None)
 
@@ -52,37 +53,39 @@ class Wheels:
         return tuple(file for file in self.files if file.name.startswith(("djinn-", "djinn_")))
 
     def digests(self) -> dict[Path, str]:
-        """Return the SHA-256 of each wheel."""
+        """Return the SHA-256 of each wheel, in hexadecimal."""
         return {file: _digest(file) for file in self.files}
 
 
 def find_wheels(folder: Path | None, into: Path) -> Wheels:
-    """Return the wheels of a folder.
+    """Return the wheels of `folder` and pip's wheel. If `folder` is None or has no wheel of Djinn, add wheels built from the checkout.
 
-    If the folder lacks Djinn's own wheels, or no folder is given, build them into `into`.
+    `into`: the folder for the built wheels.
 
     Raises:
-        ConfigurationError: Djinn is not installed from a checkout, and the folder lacks a wheel of Djinn or of its
-            server.
+        ConfigurationError: `folder` has a wheel of Djinn and lacks its server's, or Djinn is not installed from a
+            checkout, or a wheel cannot be built.
     """
     wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(wheels).named("djinn") is not None:
         if absent := [name for name in _NEEDED_THERE if Wheels(wheels).named(name) is None]:
             raise _refused(
-                f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs. `make dist` in a checkout "
-                "builds all wheels"
+                f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs: add the wheels of the same "
+                "release (`make dist` in a checkout builds them)"
             )
         return Wheels((*wheels, *_pip()))
     projects, left_out = _projects()
     if not any(project.name == "djinn" for project in projects):
         raise _refused(
-            "there is no wheel of Djinn to send: Djinn is not installed from a checkout here. `make dist` in a checkout builds all wheels "
-            "into dist/, or take those that it was installed from: name their folder with --wheels DIR"
+            "there is no wheel of Djinn to send, because Djinn is not installed from a checkout here: repeat the command with `--wheels DIR`, "
+            "where DIR has the wheels of the release (`make dist` in a checkout builds them into dist/)"
         )
     command = [sys.executable, "-c", _BUILD, str(into), *(str(project.folder) for project in projects)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        raise _refused(f"the wheels of the checkout cannot be built:\n{process.stderr[-2000:]}")
+        raise _refused(
+            f"the checkout's wheels cannot be built: fix the error, or name a folder of wheels with --wheels DIR. hatchling wrote:\n{process.stderr[-2000:]}"
+        )
     return Wheels((*sorted(into.glob("*.whl")), *wheels, *_pip()), left_out)
 
 
@@ -99,7 +102,7 @@ class _Project:
 
 
 def _projects() -> tuple[list[_Project], tuple[str, ...]]:
-    """Return the source folders of Djinn, its plugins and the server's packages, and the plugins without a folder."""
+    """Return the source folders of Djinn, its plugins and the server's packages, and a message for each plugin without one."""
     projects, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
     names -= _NEEDED_THERE.keys()
@@ -133,31 +136,31 @@ def _backend(folder: Path) -> str:
 
 
 def _pip() -> tuple[Path, ...]:
-    """Return the wheel of pip that Python bundles, for machines whose Python has none."""
+    """Return the wheel of pip that the local Python bundles, for machines whose Python has no pip."""
     import ensurepip
 
     return tuple(sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl")))[-1:]
 
 
 def requirements(wheels: Wheels, torch: str) -> tuple[str, ...]:
-    """Return the remote requirements, one per line: PyTorch, and Djinn's wheels by their paths in the environment's folder."""
+    """Return pip's requirement lines for the remote environment: PyTorch, and the remote paths of Djinn's wheels."""
     return (torch, *(f"./wheels/{file.name}" for file in wheels.own))
 
 
 def stamp_of(wheels: Wheels, torch: str) -> str:
-    """Return a digest of the installed files, to detect changes."""
+    """Return a digest of Djinn's wheels and the requirement `torch`. It changes if the environment must be updated."""
     digests = sorted(f"{file.name} {_digest(file)}" for file in wheels.own)
     return hashlib.sha256("\n".join([torch, *digests]).encode()).hexdigest()[:16]
 
 
 def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
-    """Return the wheels that the remote machine lacks, by the output of `have.sh`."""
+    """Return the wheels that the remote machine lacks. `listing`: the output of `have.sh`."""
     there = {name.strip(): digest for digest, _, name in (line.partition("  ") for line in listing.splitlines())}
     return tuple(file for file, digest in wheels.digests().items() if there.get(file.name) != digest)
 
 
 def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -> Source:
-    """Return a source that writes a tar archive: first files with these texts, then the files under their names.
+    """Return a source that writes a tar archive of `texts` (contents by name), then `files` (local paths by name).
 
     The last member is an empty file `whole`, because tar accepts an archive that is cut between two members.
     """
@@ -177,19 +180,19 @@ def archive(files: Mapping[str, Path], texts: Mapping[str, str] | None = None) -
 
 
 def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return the member without owner: root's tar would set the owner, which fails in a container without that user."""
+    """Return the member with owner 0. Root's tar sets owners, which fails in a container that lacks the user."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member
 
 
 def total(files: Iterable[Path]) -> int:
-    """Return the bytes of files."""
+    """Return the total bytes of the files."""
     return sum(file.stat().st_size for file in files)
 
 
 def unpacked(files: Iterable[Path]) -> int:
-    """Return the bytes of the files in wheels."""
+    """Return the total bytes of the files inside wheels."""
     size = 0
     for file in files:
         with zipfile.ZipFile(file) as wheel:

@@ -5,7 +5,7 @@ cd "$folder/server"
 before=$(cat options 2>/dev/null || :)
 [ "$given" = yes ] || options=$before
 if [ "$restart" != yes ] && [ "$options" != "$before" ] && runs; then
-    say "the server runs with other options ($before): djinn disconnect --stop ends it"
+    say "the server runs with other options ($before): end it with djinn disconnect --stop first"
     exit 12
 fi
 [ "$restart" != yes ] || stop_server
@@ -58,7 +58,7 @@ END
         waited=$((waited + 1))
         if [ -n "${first:-}" ] && ! kill -0 "$first" 2>/dev/null || [ "$waited" -gt "$((seconds * 5))" ]; then
             [ -s "$connection" ] && break
-            say "the server does not start. The end of $folder/server/log:"
+            say "the server did not start. The end of $folder/server/log:"
             tail -n 12 log >&2
             rm -f port
             stop_server

@@ -1,6 +1,6 @@
 # Takes a job, as a tar archive on standard input, and starts it. `job`: its name.
 python=$environment/bin/python
-[ -x "$python" ] || { say "there is no environment at $python: djinn connect makes it"; exit 8; }
+[ -x "$python" ] || { say "there is no environment at $python: create it with djinn connect"; exit 8; }
 mkdir -p "$folder/jobs"
 cd "$folder/jobs"
 rm -rf "$job.new"
