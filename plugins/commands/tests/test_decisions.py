@@ -19,18 +19,18 @@ from djinn_commands.connect.jobs import read_jobs
 from djinn_commands.connect.keeper import is_final, next_pause
 from djinn_commands.connect.project_files import find_files, is_secret, project_requirements
 from djinn_commands.connect.project_files import objection as too_much
-from djinn_commands.connect.shown import LogText
-from djinn_commands.connect.ssh import Destination, Done, Script, open_command, run_command
+from djinn_commands.connect.ssh import Destination, Script, ScriptResult, open_command, run_command
 from djinn_commands.connect.survey import (
     GIB,
     Python,
     Survey,
     choose_python,
     must_ask_torch,
-    needed_room,
+    needed_bytes,
     objection,
     read_survey,
 )
+from djinn_commands.connect.terminal_escapes import LogEscaper
 from djinn_commands.connect.wheels import _projects, archive, find_wheels
 
 FOUND = """os Linux
@@ -102,12 +102,12 @@ def test_pytorch_without_gpu_answer_is_asked_again():
 
 
 def test_needed_disk_space_is_estimated_from_wheels():
-    assert 1200 << 20 < needed_room(False, 200 << 20, 800 << 20, True) < 1400 << 20
-    assert needed_room(True, 1 << 20, 1 << 20, False) > needed_room(False, 1 << 20, 1 << 20, False)
+    assert 1200 << 20 < needed_bytes(False, 200 << 20, 800 << 20, True) < 1400 << 20
+    assert needed_bytes(True, 1 << 20, 1 << 20, False) > needed_bytes(False, 1 << 20, 1 << 20, False)
 
 
 def test_script_arguments_are_quoted():
-    script = Script(("look",), {"folder": "/x/it's", "wanted": ""})
+    script = Script(("survey",), {"folder": "/x/it's", "wanted": ""})
     assert "folder='/x/it'\"'\"'s'\n" in script.text()
     command = run_command(Destination("alice@box"), "/run/socket", 100)
     assert not any("it's" in word for word in command)
@@ -128,11 +128,11 @@ def test_reconnect_pauses_grow_and_refusal_is_final():
 
 
 def test_broken_connection_differs_from_failed_step():
-    assert failure("looking", "box", Done(255, "", "")).code == "transport"
-    told = failure("creating the environment", "box", Done(5, "", "one\n\nNo space left on device\n"))
+    assert failure("looking", "box", ScriptResult(255, "", "")).code == "transport"
+    told = failure("creating the environment", "box", ScriptResult(5, "", "one\n\nNo space left on device\n"))
     assert told.code == "startup"
     assert "No space left on device" in str(told)
-    assert "--wheels DIR" in str(failure("creating the environment", "box", Done(6, "", "")))
+    assert "--wheels DIR" in str(failure("creating the environment", "box", ScriptResult(6, "", "")))
 
 
 def test_server_packages_are_sent_from_checkout():
@@ -195,11 +195,11 @@ def test_invalid_job_list_is_refused(line):
 
 
 def test_remote_text_cannot_control_the_terminal():
-    assert Done(1, "", "\x1b]0;title\x07gone\n").last_words == r"\x1b]0;title\x07gone"
+    assert ScriptResult(1, "", "\x1b]0;title\x07gone\n").error_tail == r"\x1b]0;title\x07gone"
     (job,) = read_jobs("a\tdone\t0\t1\t2\t3\trm\x1b[2J")
     assert job.command == r"rm\x1b[2J"
     assert read_survey("os \x1b[2J\nmachine m").lines()[0] == r"\x1b[2J on m"
-    text = LogText()
+    text = LogEscaper()
     shown = [text.add(piece) for piece in (b"50 %\r\xc3", b"\xa9\x1b[3", b"1mred\x1b[0m\n\x1b", b"]52;c;\x07", b"\x1b")]
     assert "".join([*shown, text.add(b"", last=True)]) == "50 %\ré\x1b[31mred\x1b[0m\n\\x1b]52;c;\\x07\\x1b"
 

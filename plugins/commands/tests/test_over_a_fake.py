@@ -17,7 +17,7 @@ from servers import wait_for
 import djinn_commands.connect
 from djinn.testing.commands import CommandConformance
 from djinn_commands.connect.connect_commands import connect, disconnect
-from djinn_commands.connect.connecting import environment_script, look_script
+from djinn_commands.connect.connecting import environment_script, survey_script
 from djinn_commands.connect.job_commands import fetch, jobs, logs, stop, submit
 from djinn_commands.connect.records import Record, control_path, find_record, save_record, tunnel_state
 from djinn_commands.connect.ssh import Script, SshConnection
@@ -90,7 +90,7 @@ def test_survey_and_wheel_upload(machine, tmp_path):
     assert connection.open(asks=False) == ""
     place = {"folder": "~/a folder", "environment": ""}
     survey = read_survey(
-        connection.run(look_script(Record("box", "alice@box", folder="~/a folder"), sys.executable)).output
+        connection.run(survey_script(Record("box", "alice@box", folder="~/a folder"), sys.executable)).output
     )
     assert survey.folder == str(machine.home / "a folder")
     assert survey.pythons
@@ -309,9 +309,9 @@ def test_job_with_incomplete_files_does_not_start(box, machine, project):
 
     connection = SshConnection(box.destination, control_path("box"))
     assert connection.open(asks=False) == ""
-    values = {**box.place, "job": "train-1"}
+    values = {**box.script_variables, "job": "train-1"}
     assert connection.run(Script(("submit",), values), break_off).code == 3
-    assert connection.run(Script(("receive",), box.place), break_off).code == 3
+    assert connection.run(Script(("receive",), box.script_variables), break_off).code == 3
     assert "no jobs" in run(jobs).output
 
 

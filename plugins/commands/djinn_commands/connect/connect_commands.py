@@ -72,18 +72,20 @@ def connect(
     No step needs root on DESTINATION. SERVE_OPTIONS, after `--`, are passed to its `djinn serve`, such as `-- --device cuda:0`.
     A repeated call skips completed steps. After a failure, repeat the call.
     """
-    from djinn_commands.connect.connecting import Wish, rehearse
+    from djinn_commands.connect.connecting import ConnectRequest, dry_run_commands
     from djinn_commands.connect.connecting import connect as run
 
     begun = time.monotonic()
     options = _ssh_options(port, identity, jump, ssh_config, further)
     record = _record(destination, name, options, folder, environment)
-    wish = Wish(record, python or "", torch or "", wheels, serve_options or None, update, background, check)
+    request = ConnectRequest(
+        record, python or "", torch or "", wheels, serve_options or None, update, background, check
+    )
     if dry_run:
-        for text in rehearse(wish):
+        for text in dry_run_commands(request):
             click.echo(f"{text}\n")
         return
-    connected = run(wish, lambda text: click.echo(text, err=True))
+    connected = run(request, lambda text: click.echo(text, err=True))
     click.echo(
         f"{connected.name} is connected ({time.monotonic() - begun:.1f} s). Run a program with `DJINN_SERVERS={connected.name} python train.py`, "
         f'or call `djinn.configure(servers="{connected.name}")` in it'

@@ -22,11 +22,10 @@ import msgspec
 
 from djinn_commands.connect import tunnel
 from djinn_commands.connect.records import Record, control_path, record_path, save_record, tunnel_state
-from djinn_commands.connect.shown import one_line
 from djinn_commands.connect.ssh import (
     Destination,
-    Done,
     Script,
+    ScriptResult,
     Source,
     SshConnection,
     control_command,
@@ -40,11 +39,21 @@ from djinn_commands.connect.survey import (
     Survey,
     choose_python,
     must_ask_torch,
-    needed_room,
+    needed_bytes,
     objection,
     read_survey,
 )
-from djinn_commands.connect.wheels import Wheels, archive, find_wheels, missing, requirements, stamp_of, total, unpacked
+from djinn_commands.connect.terminal_escapes import one_line
+from djinn_commands.connect.wheels import (
+    Wheels,
+    archive,
+    find_wheels,
+    missing_wheels,
+    requirements,
+    stamp_of,
+    total_bytes,
+    unpacked_bytes,
+)
 
 if TYPE_CHECKING:
     from djinn import DjinnError
@@ -52,15 +61,15 @@ if TYPE_CHECKING:
 
 _START_SECONDS: Final = 120
 _NO_INDEX: Final = 6  # exit status of environment.sh
-_HERE: Final = (sys.version_info.major, sys.version_info.minor)
-_LOOK_AT_TORCH: Final = "import torch; print('torch', torch.__version__, 'for CUDA', torch.version.cuda, 'available:', torch.cuda.is_available())"
-_VERSION_OF_TORCH: Final = "from importlib.metadata import version; print('torch', version('torch'))"
+_LOCAL_PYTHON: Final = (sys.version_info.major, sys.version_info.minor)
+_CHECK_TORCH: Final = "import torch; print('torch', torch.__version__, 'for CUDA', torch.version.cuda, 'available:', torch.cuda.is_available())"
+_PRINT_TORCH_VERSION: Final = "from importlib.metadata import version; print('torch', version('torch'))"
 
 Say = Callable[[str], None]
 
 
 @attrs.frozen
-class Wish:
+class ConnectRequest:
     """The arguments of one `djinn connect`.
 
     Attributes:
@@ -89,7 +98,7 @@ def default_torch() -> str:
     return f"torch=={metadata.version('torch').partition('+')[0]}"
 
 
-def connect(wish: Wish, say: Say) -> Record:
+def connect(request: ConnectRequest, say: Say) -> Record:
     """Run the missing steps until programs can use the server by its name. Return the server's record.
 
     Raises:
@@ -97,48 +106,48 @@ def connect(wish: Wish, say: Say) -> Record:
         StartupError: a step failed on the remote machine.
         TransportError: the connection failed or broke.
     """
-    name = wish.record.name
+    name = request.record.name
     try:
         with filelock.FileLock(record_path(name, ".connect.lock"), timeout=0):
-            if is_up(wish):
-                return wish.record
-            return _Connecting(wish, say).run()
+            if is_up(request):
+                return request.record
+            return _Connecting(request, say).run()
     except filelock.Timeout:
-        raise refused(
+        raise configuration_error(
             f"another `djinn connect` is setting up {name!r}: wait until it ends, then repeat this command"
         ) from None
 
 
-def is_up(wish: Wish) -> bool:
+def is_up(request: ConnectRequest) -> bool:
     """Return True if the server runs, its tunnel is open and its log-in exists.
 
     Raises:
         ConfigurationError: the server runs, and its options differ from the requested options.
     """
-    record = wish.record
+    record = request.record
     state = tunnel_state(record.name)
-    if wish.update or not record.login or not Path(record.login).exists() or state is None or not state.is_open:
+    if request.update or not record.login or not Path(record.login).exists() or state is None or not state.is_open:
         return False
     connection = SshConnection(record.destination, control_path(record.name))
     if not tunnel.is_kept(record.name):
         return False
-    result = connection.run(Script(("server", "state"), record.place))
+    result = connection.run(Script(("server", "state"), record.script_variables))
     facts = dict(line.partition(" ")[::2] for line in result.output.splitlines())
     if result.code or "server" not in facts:
         return False
-    _check_options(wish, facts.get("options", ""))
+    _check_options(request, facts.get("options", ""))
     return True
 
 
-def _check_options(wish: Wish, running: str) -> None:
-    if wish.serve is not None and shlex.join(wish.serve) != running:
-        raise refused(
-            f"the server on {wish.record.host} runs with {running or 'no options'}, and you asked for {shlex.join(wish.serve)}: end the server "
-            f"and its sessions with `djinn disconnect --stop {wish.record.name}`, then repeat this command"
+def _check_options(request: ConnectRequest, running: str) -> None:
+    if request.serve is not None and shlex.join(request.serve) != running:
+        raise configuration_error(
+            f"the server on {request.record.host} runs with {running or 'no options'}, and you asked for {shlex.join(request.serve)}: end the server "
+            f"and its sessions with `djinn disconnect --stop {request.record.name}`, then repeat this command"
         )
 
 
-class _Served(msgspec.Struct):
+class _RemoteConnectionFile(msgspec.Struct):
     """The fields that `djinn connect` reads from the server's connection file.
 
     Attributes:
@@ -153,11 +162,11 @@ class _Served(msgspec.Struct):
 class _Connecting:
     """Runs the steps of one `djinn connect`."""
 
-    def __init__(self, wish: Wish, say: Say) -> None:
-        self.wish = wish
+    def __init__(self, request: ConnectRequest, say: Say) -> None:
+        self.request = request
         self.say: Say = lambda text: say(one_line(text))  # much of the text comes from the remote machine
-        self.record = wish.record
-        self.connection = SshConnection(wish.record.destination, control_path(wish.record.name))
+        self.record = request.record
+        self.connection = SshConnection(request.record.destination, control_path(request.record.name))
 
     def run(self) -> Record:
         """Run the steps and return the server's record. Close the connection if no tunnel uses it."""
@@ -171,14 +180,14 @@ class _Connecting:
         self._open()
         survey = self._survey_machine()
         if not self.record.environment:
-            install = self.wish.update or not survey.installed
+            install = self.request.update or not survey.installed
             survey = self._install(survey) if install else self._ask_torch(survey)
             self._check_torch(survey)
         content = self._serve()
         self._tunnel(content.urls)
         self._log_in(content.token)
         save_record(self.record)
-        if self.wish.check:
+        if self.request.check:
             with self._step("run a training step on the server"):
                 self.say(f"    {train_a_step(self.record.name)}")
         return self.record
@@ -202,7 +211,7 @@ class _Connecting:
 
     def _survey_machine(self) -> Survey:
         with self._step("check the machine"):
-            survey = read_survey(self._run("checking the machine", look_script(self.record, self.wish.python)))
+            survey = read_survey(self._run("checking the machine", survey_script(self.record, self.request.python)))
             for line in survey.lines():
                 self.say(f"    {line}")
         if survey.folder and not self.record.folder:
@@ -210,17 +219,19 @@ class _Connecting:
         return survey
 
     def _install(self, survey: Survey) -> Survey:
-        torch = self.wish.torch or default_torch()
+        torch = self.request.torch or default_torch()
         with tempfile.TemporaryDirectory(prefix="djinn-wheels-") as folder:
             with self._step("find the wheels of Djinn"):
-                wheels = find_wheels(self.wish.wheels, Path(folder))
+                wheels = find_wheels(self.request.wheels, Path(folder))
                 for reason in wheels.left_out:
                     self.say(f"    not sent: {reason}")
             has_torch = wheels.named("torch") is not None
-            bytes_needed = needed_room(bool(survey.gpus), total(wheels.files), unpacked(wheels.files), has_torch)
-            if reason := objection(survey, _HERE, bytes_needed):
-                raise refused(f"{self.record.host} cannot run a server: {reason}")
-            python = choose_python(survey.pythons, _HERE)
+            bytes_needed = needed_bytes(
+                bool(survey.gpus), total_bytes(wheels.files), unpacked_bytes(wheels.files), has_torch
+            )
+            if reason := objection(survey, _LOCAL_PYTHON, bytes_needed):
+                raise configuration_error(f"{self.record.host} cannot run a server: {reason}")
+            python = choose_python(survey.pythons, _LOCAL_PYTHON)
             assert python is not None  # otherwise `objection` has returned a reason
             self._send(wheels)
             with self._step(f"create an environment with Python {python} and {torch}"):
@@ -229,12 +240,12 @@ class _Connecting:
         return attrs.evolve(survey, torch=output)
 
     def _send(self, wheels: Wheels) -> None:
-        absent = missing(wheels, self._run("listing wheels", Script(("have",), self.record.place)))
+        absent = missing_wheels(wheels, self._run("listing wheels", Script(("have",), self.record.script_variables)))
         if not absent:
             return
-        with self._step(f"send {len(absent)} wheels, {total(absent) / (1 << 20):.1f} MiB"):
+        with self._step(f"send {len(absent)} wheels, {total_bytes(absent) / (1 << 20):.1f} MiB"):
             by_name = {file.name: file for file in sorted(absent, key=lambda file: file.stat().st_size)}
-            self._run("sending wheels", Script(("receive",), self.record.place), archive(by_name))
+            self._run("sending wheels", Script(("receive",), self.record.script_variables), archive(by_name))
 
     def _make(self, survey: Survey, python: Python, wheels: Wheels, torch: str, built: Path) -> str:
         # Import PyTorch meanwhile, because a later step needs it.
@@ -255,19 +266,21 @@ class _Connecting:
 
         Return the survey, updated by the answer.
         """
-        if not must_ask_torch(survey, self.wish.serve):
+        if not must_ask_torch(survey, self.request.serve):
             return survey
         with self._step("ask PyTorch about the GPU"):
-            output = self._run("asking PyTorch", Script(("torch",), {**self.record.place, "check": _LOOK_AT_TORCH}))
+            output = self._run(
+                "asking PyTorch", Script(("torch",), {**self.record.script_variables, "check": _CHECK_TORCH})
+            )
             survey = attrs.evolve(survey, torch=read_survey(output).torch)
             self.say(f"    PyTorch {survey.torch}")
-            if not must_ask_torch(survey, self.wish.serve):
+            if not must_ask_torch(survey, self.request.serve):
                 self.say("    a running server keeps its options until --update restarts it")
         return survey
 
     def _check_torch(self, survey: Survey) -> None:
         """Raise `StartupError` if a GPU is to be served and the remote PyTorch cannot use it."""
-        if must_ask_torch(survey, self.wish.serve):
+        if must_ask_torch(survey, self.request.serve):
             from djinn.errors import StartupError
 
             raise StartupError(
@@ -276,14 +289,14 @@ class _Connecting:
                 "serve the CPU with `-- --device cpu`"
             )
 
-    def _serve(self) -> _Served:
+    def _serve(self) -> _RemoteConnectionFile:
         with self._step("start the server if it does not run"):
-            script = serve_script(self.record, self.wish.serve, self.wish.update, self.wish.background)
+            script = serve_script(self.record, self.request.serve, self.request.update, self.request.background)
             output = self._run("starting the server", script)
             head, _, content = output.partition("connection\n")
             self.say(f"    {'under systemd' if 'systemd' in head else 'in the background'}")
         try:
-            return msgspec.json.decode(content, type=_Served)
+            return msgspec.json.decode(content, type=_RemoteConnectionFile)
         except msgspec.MsgspecError as error:
             from djinn.errors import StartupError
 
@@ -335,10 +348,12 @@ def open_or_raise(connection: SshConnection) -> None:
     if reason := connection.open(asks=has_terminal()):
         from djinn.errors import TransportError
 
-        raise TransportError(f"ssh cannot connect to {host}: {reason}\n{_advice(reason, connection.destination)}")
+        raise TransportError(
+            f"ssh cannot connect to {host}: {reason}\n{_connection_advice(reason, connection.destination)}"
+        )
 
 
-def _advice(reason: str, destination: Destination) -> str:
+def _connection_advice(reason: str, destination: Destination) -> str:
     by_hand = shlex.join(["ssh", *destination.options, destination.host])
     if "Host key verification failed" in reason or "IDENTIFICATION" in reason:
         return f"The host key is unknown or has changed. Run `{by_hand}`, accept the key if it is right, and repeat the command"
@@ -350,30 +365,30 @@ def _advice(reason: str, destination: Destination) -> str:
     return f"When `{by_hand}` works, repeat the command"
 
 
-def refused(text: str) -> ConfigurationError:
+def configuration_error(text: str) -> ConfigurationError:
     """Return a `ConfigurationError`. Importing its class imports PyTorch, so successful calls do not import it."""
     from djinn.errors import ConfigurationError
 
     return ConfigurationError(text)
 
 
-def failure(title: str, host: str, done: Done) -> DjinnError:
+def failure(title: str, host: str, done: ScriptResult) -> DjinnError:
     """Return the error for a script that failed on `host`, with the end of the script's error output.
 
     `title`: the step as a gerund, such as "sending wheels".
     """
     from djinn.errors import StartupError, TransportError
 
-    last_words = f". The remote script wrote:\n{done.last_words}" if done.last_words else ""
+    error_tail = f". The remote script wrote:\n{done.error_tail}" if done.error_tail else ""
     if done.broken:
-        return TransportError(f"the connection to {host} broke while {title}: repeat the command{last_words}")
+        return TransportError(f"the connection to {host} broke while {title}: repeat the command{error_tail}")
     if done.code == _NO_INDEX:
         return StartupError(
             f"{title} on {host} failed: pip there reaches no index, or the index lacks a wheel. Download wheels for that machine with "
-            f"`pip download -d DIR`, and repeat the command with `--wheels DIR`{last_words}"
+            f"`pip download -d DIR`, and repeat the command with `--wheels DIR`{error_tail}"
         )
     return StartupError(
-        f"{title} on {host} failed with exit status {done.code}: fix the cause and repeat the command{last_words}"
+        f"{title} on {host} failed with exit status {done.code}: fix the cause and repeat the command{error_tail}"
     )
 
 
@@ -436,9 +451,9 @@ def port_of(urls: tuple[str, ...]) -> int | None:
     return None
 
 
-def look_script(record: Record, python: str) -> Script:
+def survey_script(record: Record, python: str) -> Script:
     """Return the script that surveys the remote machine. If `python` is empty, the script searches interpreters."""
-    return Script(("look",), {**record.place, "wanted": python})
+    return Script(("survey",), {**record.script_variables, "wanted": python})
 
 
 def environment_script(record: Record, python: Python, wheels: Wheels, torch: str, *, gpus: bool = True) -> Script:
@@ -458,9 +473,9 @@ def environment_script(record: Record, python: Python, wheels: Wheels, torch: st
         "stamp": stamp_of(wheels, torch),
         # If PyTorch's wheel was sent, all other wheels probably were, and pip needs no index.
         "offline": "yes" if wheels.named("torch") else "no",
-        "check": _LOOK_AT_TORCH if gpus else _VERSION_OF_TORCH,
+        "check": _CHECK_TORCH if gpus else _PRINT_TORCH_VERSION,
     }
-    return Script(("environment",), {**record.place, **values})
+    return Script(("environment",), {**record.script_variables, **values})
 
 
 def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool, background: bool) -> Script:
@@ -479,27 +494,27 @@ def serve_script(record: Record, options: tuple[str, ...] | None, restart: bool,
         "background": "yes" if background else "no",
         "seconds": str(_START_SECONDS),
     }
-    return Script(("server", "serve"), {**record.place, **values})
+    return Script(("server", "serve"), {**record.script_variables, **values})
 
 
-def rehearse(wish: Wish) -> Iterator[str]:
+def dry_run_commands(request: ConnectRequest) -> Iterator[str]:
     """Yield the commands of a first `djinn connect`. Angle brackets stand for results of earlier commands."""
-    record, control = wish.record, control_path(wish.record.name)
-    python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), wish.torch or default_torch()
-    steps: list[tuple[str, Script]] = [("check the machine", look_script(record, wish.python))]
+    record, control = request.record, control_path(request.record.name)
+    python, wheels, torch = Python((0, 0, 0), "<the Python found>"), Wheels(()), request.torch or default_torch()
+    steps: list[tuple[str, Script]] = [("check the machine", survey_script(record, request.python))]
     if not record.environment:
-        made = environment_script(record, python, wheels, torch)
+        environment = environment_script(record, python, wheels, torch)
         values = {
             "version": "<its version>",
             "requirements": f"{torch}\n<wheels of Djinn>",
             "stamp": "<digest of the wheels>",
         }
         steps += [
-            ("list the wheels that the machine has", Script(("have",), record.place)),
-            ("receive the other wheels on standard input", Script(("receive",), record.place)),
-            ("create an environment", attrs.evolve(made, values={**made.values, **values})),
+            ("list the wheels that the machine has", Script(("have",), record.script_variables)),
+            ("receive the other wheels on standard input", Script(("receive",), record.script_variables)),
+            ("create an environment", attrs.evolve(environment, values={**environment.values, **values})),
         ]
-    steps.append(("start the server", serve_script(record, wish.serve, wish.update, wish.background)))
+    steps.append(("start the server", serve_script(record, request.serve, request.update, request.background)))
     yield f"# open one connection for all commands\n{shlex.join(open_command(record.destination, control, asks=has_terminal()))}"
     for title, script in steps:
         command = shlex.join(run_command(record.destination, control, len(script.text())))
@@ -569,6 +584,6 @@ def end_server(record: Record) -> None:
         TransportError: the connection failed or broke.
     """
     with connected(record) as connection:
-        result = connection.run(Script(("server", "end"), record.place))
+        result = connection.run(Script(("server", "end"), record.script_variables))
         if result.code:
             raise failure("ending the server", record.host, result)

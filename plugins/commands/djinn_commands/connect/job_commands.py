@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 
 from djinn_commands.connect.records import refuse_windows
-from djinn_commands.connect.shown import one_line
+from djinn_commands.connect.terminal_escapes import one_line
 
 if TYPE_CHECKING:
     from djinn_commands.connect.jobs import Job
     from djinn_commands.connect.project_files import ProjectFiles
     from djinn_commands.connect.records import Record
 
-_server = click.option(
+_server_option = click.option(
     "--server", help="Name of the server (`djinn connect`). Default: the configured server, or the only server."
 )
 
@@ -27,7 +27,7 @@ _server = click.option(
 @click.command(name="submit", context_settings={"ignore_unknown_options": False})
 @click.argument("script", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-@_server
+@_server_option
 @click.option(
     "--project",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -70,7 +70,7 @@ def submit(
     Djinn sends the project's files, except secrets and files that .gitignore excludes. It installs the requirements of
     requirements.txt or pyproject.toml for the job. ARGUMENTS, after `--`, are passed to the script.
     """
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
     from djinn_commands.connect.project_files import find_files, objection, project_requirements
 
     record = _record(server)
@@ -83,7 +83,7 @@ def submit(
     if too_much := objection(_empty(root), 1):
         raise click.ClickException(too_much)
     files = find_files(root, (*include, f"/{relative}"))
-    _show(files)
+    _print_selection(files)
     if too_much := objection(files, limit_mib << 20):
         raise click.ClickException(too_much)
     try:
@@ -96,7 +96,7 @@ def submit(
         for path, size in files.files.items():
             click.echo(f"{size:12,}  {_listed([path])}")
         return
-    job, server_name = known.submit(record, files, relative, arguments, requirements)
+    job, server_name = remote_jobs.submit(record, files, relative, arguments, requirements)
     if not server_name:
         click.echo(
             f"no server runs on {record.host}. If the script needs it, start it with `djinn connect {record.name}`",
@@ -115,7 +115,7 @@ def _empty(root: Path) -> ProjectFiles:
     return ProjectFiles(root, {})
 
 
-def _show(found: ProjectFiles) -> None:
+def _print_selection(found: ProjectFiles) -> None:
     click.echo(f"sends {len(found.files):,} files of {found.root.resolve()}, {_size(found.size)}", err=True)
     for path, size in found.largest(3):
         if size >= 1 << 20:
@@ -129,19 +129,19 @@ def _show(found: ProjectFiles) -> None:
 
 
 @click.command(name="jobs")
-@_server
+@_server_option
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per job.")
 @click.option("--remove", metavar="JOB", help="Remove a job that has ended, with its remote log and files.")
 def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
     """List the jobs on the server's machine."""
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
 
     record = _record(server)
     if remove:
-        known.remove_job(record, remove)
+        remote_jobs.remove_job(record, remove)
         click.echo(f"removed {remove}")
         return
-    found = known.list_jobs(record)
+    found = remote_jobs.list_jobs(record)
     if as_json:
         rows = [
             {
@@ -158,10 +158,10 @@ def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
     elif not found:
         click.echo(f"no jobs on {record.name}")
     else:
-        _table(found)
+        _print_table(found)
 
 
-def _table(found: list[Job]) -> None:
+def _print_table(found: list[Job]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -176,29 +176,29 @@ def _table(found: list[Job]) -> None:
 
 @click.command(name="logs")
 @click.argument("job")
-@_server
+@_server_option
 @click.option(
     "-f", "--follow", is_flag=True, help="Follow the log until the job ends, then exit with the job's status."
 )
 def logs(job: str, server: str | None, follow: bool) -> None:
     """Show the output of JOB. JOB is a job's name or the unique beginning of a name."""
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
 
     record = _record(server)
     if follow:
         _follow(record, job)
     else:
-        known.copy_log(record, job, sys.stdout.buffer, follow=False)
+        remote_jobs.copy_log(record, job, sys.stdout.buffer, follow=False)
 
 
 @click.command(name="stop")
 @click.argument("job")
-@_server
+@_server_option
 def stop(job: str, server: str | None) -> None:
     """Stop JOB and all its processes."""
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
 
-    stopped = known.stop_job(_record(server), job)
+    stopped = remote_jobs.stop_job(_record(server), job)
     click.echo(f"{stopped.id}: {stopped.state}")
 
 
@@ -206,12 +206,12 @@ def stop(job: str, server: str | None) -> None:
 @click.argument("job")
 @click.argument("path")
 @click.argument("into", type=click.Path(path_type=Path, file_okay=False), default=".")
-@_server
+@_server_option
 def fetch(job: str, path: str, into: Path, server: str | None) -> None:
     """Copy PATH, a file or folder of JOB's working directory, into the local folder INTO (default: `.`)."""
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
 
-    fetched = known.fetch(_record(server), job, path, into)
+    fetched = remote_jobs.fetch(_record(server), job, path, into)
     if fetched.left_out:
         click.echo(f"not copied, special files and links out of {path}: {_listed(fetched.left_out)}", err=True)
     click.echo(f"{into / path}: {fetched.count:,} files, {_size(fetched.size)}")
@@ -230,10 +230,10 @@ def _record(server: str | None) -> Record:
 
 def _follow(record: Record, job: str) -> None:
     """Print the log until the job ends, then exit the process with the job's exit status."""
-    from djinn_commands.connect import jobs as known
+    from djinn_commands.connect import jobs as remote_jobs
 
     try:
-        exit_code = known.copy_log(record, job, sys.stdout.buffer, follow=True)
+        ended_job = remote_jobs.copy_log(record, job, sys.stdout.buffer, follow=True)
     except KeyboardInterrupt:
         click.echo(
             f"\n{job} continues. Follow it with `djinn logs -f {job} --server {record.name}`, or end it with "
@@ -241,8 +241,8 @@ def _follow(record: Record, job: str) -> None:
             err=True,
         )
         raise SystemExit(130) from None
-    click.echo(f"{exit_code.id}: {exit_code.state}", err=True)
-    raise SystemExit(exit_code.exit_code)
+    click.echo(f"{ended_job.id}: {ended_job.state}", err=True)
+    raise SystemExit(ended_job.exit_code)
 
 
 def _listed(paths: Iterable[str]) -> str:

@@ -17,12 +17,12 @@ from typing import IO, TYPE_CHECKING, Final, cast
 
 import attrs
 
-from djinn_commands.connect.connecting import connected, failure, refused
+from djinn_commands.connect.connecting import configuration_error, connected, failure
 from djinn_commands.connect.keeper import is_final
 from djinn_commands.connect.project_files import ProjectFiles
 from djinn_commands.connect.records import Record, find_record, list_records, user_id
-from djinn_commands.connect.shown import LogText, one_line
-from djinn_commands.connect.ssh import BROKEN, Done, Script, SshConnection
+from djinn_commands.connect.ssh import BROKEN, Script, ScriptResult, SshConnection
+from djinn_commands.connect.terminal_escapes import LogEscaper, one_line
 from djinn_commands.connect.wheels import archive
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 _STOP_SECONDS: Final = 15
 _RECONNECT_SECONDS: Final = 2.0
 # Of `jobs.sh`: name, state, exit status, begin, end, now, command.
-_LINE: Final = re.compile(
+_JOB_LINE: Final = re.compile(
     r"([\w-]{1,200})\t(preparing|running|done|failed|stopped|lost)\t(-?\d{1,9}|)\t(\d{1,11})\t(\d{1,11}|)\t(\d{1,11})\t(.*)",
     re.ASCII,
 )
-_ENDED: Final = frozenset({"done", "failed", "stopped", "lost"})
+_FINAL_STATES: Final = frozenset({"done", "failed", "stopped", "lost"})
 
 
 @attrs.frozen
@@ -61,7 +61,7 @@ class Job:
     @property
     def is_over(self) -> bool:
         """Return True if the job is neither preparing nor running."""
-        return self.state in _ENDED
+        return self.state in _FINAL_STATES
 
     @property
     def exit_code(self) -> int:
@@ -79,7 +79,7 @@ def read_jobs(text: str) -> list[Job]:
     for line in text.splitlines():
         if line.count("\t") != 6:  # other output of the login shell
             continue
-        read = _LINE.fullmatch(line)
+        read = _JOB_LINE.fullmatch(line)
         if read is None:
             raise ValueError(f"{one_line(line[:200])!r} is not a valid line of the job list")
         name, state, code, begun, ended, now, command = read.groups()
@@ -106,13 +106,15 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
 
 def _no_server(names: Sequence[str], known: Sequence[str]) -> ConfigurationError:
     if not names:
-        return refused(
+        return configuration_error(
             "jobs need a server that `djinn connect` set up, and there is none: run `djinn connect USER@HOST`"
         )
     if len(names) > 1:
-        return refused(f"the job command matches several servers: choose one of {', '.join(names)} with --server")
+        return configuration_error(
+            f"the job command matches several servers: choose one of {', '.join(names)} with --server"
+        )
     there = f"choose one of {', '.join(known)} with --server, or " if known else ""
-    return refused(
+    return configuration_error(
         f"jobs need a server that `djinn connect` set up, and {names[0]!r} is none: {there}run `djinn connect USER@HOST --name NAME` with a new "
         "NAME. On a Ray cluster, use `ray job submit` (docs/servers.md)"
     )
@@ -159,7 +161,7 @@ def submit(
             record,
             connection,
             f"submitting job {job}",
-            Script(("submit",), {**record.place, "job": job}),
+            Script(("submit",), {**record.script_variables, "job": job}),
             uploads,
             texts,
         )
@@ -198,7 +200,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
         TransportError: the connection failed, or broke without `follow`.
     """
     job = find_job(record, job).id
-    position, text = 0, LogText() if to.isatty() else None
+    position, text = 0, LogEscaper() if to.isatty() else None
     while True:
         with contextlib.ExitStack() as stack:
             try:
@@ -209,7 +211,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
                 time.sleep(_RECONNECT_SECONDS)
                 continue
             values = {"job": job, "from": str(position + 1), "follow": "yes" if follow else "no"}
-            with connection.running(Script(("logs",), {**record.place, **values})) as process:
+            with connection.running(Script(("logs",), {**record.script_variables, **values})) as process:
                 stream = cast("IO[bytes]", process.stdout)
                 while part := stream.read1(1 << 16):  # type: ignore[attr-defined]
                     to.write(part if text is None else text.add(part).encode(errors="replace"))
@@ -222,7 +224,7 @@ def copy_log(record: Record, job: str, to: IO[bytes], *, follow: bool) -> Job:
             if code != BROKEN:
                 return _find(record, connection, job)
             if not follow:
-                raise failure(f"reading the log of job {job}", record.host, Done(code, "", ""))
+                raise failure(f"reading the log of job {job}", record.host, ScriptResult(code, "", ""))
             time.sleep(_RECONNECT_SECONDS)
 
 
@@ -236,7 +238,7 @@ def stop_job(record: Record, job: str) -> Job:
     with connected(record) as connection:
         name = _find(record, connection, job).id
         values = {"job": name, "seconds": str(_STOP_SECONDS)}
-        _run(record, connection, f"stopping job {name}", Script(("stop",), {**record.place, **values}))
+        _run(record, connection, f"stopping job {name}", Script(("stop",), {**record.script_variables, **values}))
         return _find(record, connection, name)
 
 
@@ -250,7 +252,7 @@ def remove_job(record: Record, job: str) -> None:
     """
     with connected(record) as connection:
         name = _find(record, connection, job).id
-        _run(record, connection, f"removing job {name}", Script(("remove",), {**record.place, "job": name}))
+        _run(record, connection, f"removing job {name}", Script(("remove",), {**record.script_variables, "job": name}))
 
 
 @attrs.define
@@ -286,14 +288,16 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
     """
     wanted_path = PurePosixPath(path)
     if wanted_path.is_absolute() or ".." in wanted_path.parts or not wanted_path.parts:
-        raise refused(
+        raise configuration_error(
             f"cannot fetch {path!r}: name a path relative to the job's working directory, such as out/model.pt"
         )
     into.mkdir(parents=True, exist_ok=True)
     fetched = FetchedFiles()
     with connected(record) as connection:
         name = _find(record, connection, job).id
-        with connection.running(Script(("fetch",), {**record.place, "job": name, "path": str(wanted_path)})) as process:
+        with connection.running(
+            Script(("fetch",), {**record.script_variables, "job": name, "path": str(wanted_path)})
+        ) as process:
             try:
                 with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
                     _unpack(archived, wanted_path, into, fetched)
@@ -301,7 +305,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
             except tarfile.ReadError:  # the archive is empty or incomplete
                 code = process.wait() or BROKEN
     if code:
-        raise failure(f"fetching {path} of job {name}", record.host, Done(code, "", ""))
+        raise failure(f"fetching {path} of job {name}", record.host, ScriptResult(code, "", ""))
     return fetched
 
 
@@ -347,7 +351,7 @@ def _safe(member: tarfile.TarInfo, above: PurePosixPath, folder: Path) -> tarfil
 
 
 def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
-    output = _run(record, connection, "listing jobs", Script(("jobs",), {**record.place, "job": job}))
+    output = _run(record, connection, "listing jobs", Script(("jobs",), {**record.script_variables, "job": job}))
     try:
         return read_jobs(output)
     except ValueError as error:
@@ -358,12 +362,12 @@ def _list(record: Record, connection: SshConnection, job: str) -> list[Job]:
 
 def _find(record: Record, connection: SshConnection, job: str) -> Job:
     if not job or not all(mark.isascii() and (mark.isalnum() or mark in "-_") for mark in job):
-        raise refused(f"{job!r} is not a job name: `djinn jobs --server {record.name}` lists the jobs")
+        raise configuration_error(f"{job!r} is not a job name: `djinn jobs --server {record.name}` lists the jobs")
     listing = _list(record, connection, job)
     exact = [one for one in listing if one.id == job]
     if len(exact or listing) != 1:
         there = ", ".join(one.id for one in listing or _list(record, connection, "")[-8:]) or "none"
-        raise refused(
+        raise configuration_error(
             f"{'several jobs have names that begin with' if listing else 'there is no job'} {job!r} on {record.name}: choose from {there}"
         )
     return (exact or listing)[0]

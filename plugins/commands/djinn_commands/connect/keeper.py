@@ -29,44 +29,44 @@ from djinn_commands.connect.records import (
 )
 from djinn_commands.connect.ssh import SshConnection, hold_command
 
-_FIRST: Final = 0.5  # seconds between two attempts
-_LONGEST: Final = 60.0
+_FIRST_PAUSE: Final = 0.5  # seconds between two attempts
+_LONGEST_PAUSE: Final = 60.0
 # Errors that a retry does not fix; the remote side would take retries for password guessing.
-_FINAL: Final = re.compile(
+_FINAL_ERRORS: Final = re.compile(
     r"Permission denied|Host key verification failed|REMOTE HOST IDENTIFICATION|Too many authentication failures"
 )
 
 
 def is_final(reason: str) -> bool:
     """Return True if a retry cannot fix this error of ssh, for example a refused key."""
-    return _FINAL.search(reason) is not None
+    return _FINAL_ERRORS.search(reason) is not None
 
 
-def next_pause(pause: float, lasted: float) -> float:
+def next_pause(pause: float, connected_seconds: float) -> float:
     """Return the seconds to wait before the next attempt to connect.
 
     Args:
         pause: seconds of the previous wait.
-        lasted: seconds for which the last attempt and its connection lasted.
+        connected_seconds: seconds for which the last attempt and its connection connected_seconds.
     """
-    return _FIRST if lasted > _LONGEST else min(pause * 2, _LONGEST)
+    return _FIRST_PAUSE if connected_seconds > _LONGEST_PAUSE else min(pause * 2, _LONGEST_PAUSE)
 
 
 def keep(record: Record) -> None:
     """Keep the tunnel open. Return when an error occurs that a retry cannot fix."""
     connection = SshConnection(record.destination, control_path(record.name))
-    pause = _FIRST
+    pause = _FIRST_PAUSE
     while True:
         begun = time.monotonic()
         reason = connection.open(asks=False) or connection.forward(record.local, record.remote)
         if not reason:
-            _say(record, is_open=True)
-            with _held(connection) as holder:
+            _report(record, is_open=True)
+            with _connection_holder(connection) as holder:
                 holder.wait()
             reason = "the connection broke"
         else:
             connection.close()
-        _say(record, reason=reason, ended=is_final(reason))
+        _report(record, reason=reason, ended=is_final(reason))
         if is_final(reason):
             return
         pause = next_pause(pause, time.monotonic() - begun)
@@ -74,7 +74,7 @@ def keep(record: Record) -> None:
 
 
 @contextlib.contextmanager
-def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
+def _connection_holder(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process that ends when the connection breaks. Kill it at the end of the block."""
     process = subprocess.Popen(
         hold_command(connection), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -86,11 +86,11 @@ def _held(connection: SshConnection) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def _say(record: Record, *, is_open: bool = False, reason: str = "", ended: bool = False) -> None:
+def _report(record: Record, *, is_open: bool = False, reason: str = "", ended: bool = False) -> None:
     save_tunnel_state(record.name, TunnelState(os.getpid(), record.local, record.remote, is_open, reason, ended))
 
 
-def _end(*_: object) -> None:
+def _exit(*_: object) -> None:
     raise SystemExit(0)
 
 
@@ -111,7 +111,7 @@ def main(name: str) -> None:
         return
     quiet = os.open(os.devnull, os.O_RDWR)
     os.dup2(quiet, sys.stdout.fileno())  # so that the reader of the id does not wait
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _exit)
     record = find_record(name)
     if record is None:
         raise SystemExit(f"there is no record of a server {name!r}: repeat `djinn connect`")

@@ -17,7 +17,7 @@ import platformdirs
 
 from djinn_commands.connect.ssh import Destination
 
-_LONGEST: Final = 84  # maximum bytes of a socket path, minus the suffix that ssh appends before it binds
+_MAX_SOCKET_PATH: Final = 84  # maximum bytes of a socket path, minus the suffix that ssh appends before it binds
 _SUFFIX: Final = ".json"
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Record(msgspec.Struct, frozen=True):
         return Destination(self.host, self.options)
 
     @property
-    def place(self) -> dict[str, str]:
+    def script_variables(self) -> dict[str, str]:
         """Return the shell variables that every script needs."""
         return {"folder": self.folder, "environment": self.environment}
 
@@ -134,7 +134,7 @@ def control_path(name: str) -> Path:
     short = hashlib.sha256(os.fsencode(record_path(name))).hexdigest()[:12]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for base in (Path(runtime) / "djinn" if runtime else None, records_directory()):
-        if base is not None and len(os.fsencode(base)) + len(short) < _LONGEST:
+        if base is not None and len(os.fsencode(base)) + len(short) < _MAX_SOCKET_PATH:
             base.mkdir(mode=0o700, parents=True, exist_ok=True)
             return base / short
     base = Path(tempfile.gettempdir(), f"djinn-ssh-{user_id()}")

@@ -20,11 +20,11 @@ from typing import IO, Final, Protocol
 
 import attrs
 
-from djinn_commands.connect.shown import one_line
+from djinn_commands.connect.terminal_escapes import one_line
 
 # Seconds without a reply after which a connection counts as broken: interval times count.
-_ALIVE: Final = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
-_OPEN: Final = (
+_KEEPALIVE_OPTIONS: Final = ("-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
+_MASTER_OPTIONS: Final = (
     "-o",
     "ConnectTimeout=20",
     "-o",
@@ -41,7 +41,16 @@ _OPEN: Final = (
     "ClearAllForwardings=yes",
 )
 # Only through the socket: a new connection would have to be authenticated again.
-_SHARED: Final = ("-F", "/dev/null", "-o", "ControlMaster=no", "-o", "ProxyCommand=false", "-o", "BatchMode=yes")
+_SOCKET_OPTIONS: Final = (
+    "-F",
+    "/dev/null",
+    "-o",
+    "ControlMaster=no",
+    "-o",
+    "ProxyCommand=false",
+    "-o",
+    "BatchMode=yes",
+)
 BROKEN: Final = 255  # exit status of ssh's own errors
 
 
@@ -79,7 +88,7 @@ class Script:
 
 
 @attrs.frozen
-class Done:
+class ScriptResult:
     """The result of a script.
 
     Attributes:
@@ -98,7 +107,7 @@ class Done:
         return self.code == BROKEN
 
     @property
-    def last_words(self) -> str:
+    def error_tail(self) -> str:
         """Return the last 8 lines of the error output, escaped for a terminal."""
         lines = [one_line(line) for line in self.errors.replace("\r", "\n").splitlines() if line.strip()]
         return "\n".join(lines[-8:])
@@ -116,8 +125,8 @@ def open_command(destination: Destination, control: Path, *, asks: bool) -> list
     return [
         "ssh",
         *destination.options,
-        *_ALIVE,
-        *_OPEN,
+        *_KEEPALIVE_OPTIONS,
+        *_MASTER_OPTIONS,
         *quiet,
         "-M",
         "-S",
@@ -142,7 +151,7 @@ def forward_arguments(local: int, remote: int) -> tuple[str, str]:
 def run_command(destination: Destination, control: Path, size: int) -> list[str]:
     """Return the command that reads a script of `size` bytes from its standard input and runs it, quoted for any login shell."""
     remote = f"exec sh -c 'eval \"$(dd bs=1 count={size} 2>/dev/null)\"'"
-    return ["ssh", *_SHARED, "-S", str(control), "-T", "--", destination.host, remote]
+    return ["ssh", *_SOCKET_OPTIONS, "-S", str(control), "-T", "--", destination.host, remote]
 
 
 class Source(Protocol):
@@ -167,7 +176,7 @@ class SshConnection:
 
     def is_open(self) -> bool:
         """Return True if the master process runs. Its network connection may already be broken."""
-        return self.control.exists() and self._order("check").returncode == 0
+        return self.control.exists() and self._control("check").returncode == 0
 
     def open(self, *, asks: bool) -> str:
         """Open the connection if it is closed. Return the error message, or an empty string.
@@ -195,14 +204,14 @@ class SshConnection:
 
     def close(self) -> None:
         """Close the connection, with all of its channels."""
-        self._order("exit")
+        self._control("exit")
 
     def forward(self, local: int, remote: int) -> str:
         """Forward a local port to a remote port. Return the error message, or an empty string."""
-        result = self._order("forward", *forward_arguments(local, remote))
+        result = self._control("forward", *forward_arguments(local, remote))
         return "" if result.returncode == 0 else result.stderr.strip() or f"ssh ended with code {result.returncode}"
 
-    def run(self, script: Script, data: Source | None = None) -> Done:
+    def run(self, script: Script, data: Source | None = None) -> ScriptResult:
         """Run a script to its end and return its result. `data` writes the script's standard input."""
         mark = _mark()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -221,8 +230,8 @@ class SshConnection:
             output.seek(0)
             errors.seek(0)
             printed = output.read().decode(errors="replace")
-            _, _, rest = printed.partition(f"{mark}\n")
-            return Done(code, rest, errors.read().decode(errors="replace"))
+            _, _, script_output = printed.partition(f"{mark}\n")
+            return ScriptResult(code, script_output, errors.read().decode(errors="replace"))
 
     @contextlib.contextmanager
     def running(self, script: Script) -> Iterator[subprocess.Popen[bytes]]:
@@ -256,7 +265,7 @@ class SshConnection:
             process.stdin.flush()
         return process
 
-    def _order(self, order: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _control(self, order: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = control_command(self.destination, self.control, order, *arguments)
         return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 

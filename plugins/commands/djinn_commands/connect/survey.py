@@ -8,7 +8,7 @@ from typing import Final
 
 import attrs
 
-from djinn_commands.connect.shown import one_line
+from djinn_commands.connect.terminal_escapes import one_line
 
 KIB: Final = 1024
 GIB: Final = 1 << 30
@@ -16,7 +16,7 @@ OLDEST: Final = (3, 11)
 # Unpacked bytes of an environment if the wheels do not tell: with PyTorch for CPUs, and for CUDA with its libraries.
 _CPU_SIZE: Final = 2 * GIB
 _CUDA_SIZE: Final = 9 * GIB
-_FURTHER: Final = 1.3  # disk blocks, compiled modules, pip itself, logs
+_OVERHEAD: Final = 1.3  # disk blocks, compiled modules, pip itself, logs
 
 
 @attrs.frozen
@@ -37,7 +37,7 @@ class Python:
 
 @attrs.frozen
 class Survey:
-    """Facts about the remote machine, from the script `look.sh`. A text is empty if the fact is unknown.
+    """Facts about the remote machine, from the script `survey.sh`. A text is empty if the fact is unknown.
 
     Attributes:
         system: operating system, such as `Linux`.
@@ -80,7 +80,7 @@ class Survey:
 
 
 def read_survey(text: str) -> Survey:
-    """Parse the output of `look.sh`. All texts are escaped for a terminal."""
+    """Parse the output of `survey.sh`. All texts are escaped for a terminal."""
     facts: dict[str, list[str]] = {}
     for line in text.splitlines():
         key, _, value = line.partition(" ")
@@ -115,13 +115,13 @@ def _pythons(lines: Iterable[str]) -> Iterable[Python]:
             yield Python((int(match[1]), int(match[2]), int(match[3])), match[4])
 
 
-def choose_python(pythons: Iterable[Python], here: tuple[int, int]) -> Python | None:
+def choose_python(pythons: Iterable[Python], local_version: tuple[int, int]) -> Python | None:
     """Return the newest interpreter of the local minor version, for which local wheels fit, or else the newest of all.
 
-    Return None if no interpreter is at least `OLDEST`. `here`: the local version, such as (3, 12).
+    Return None if no interpreter is at least `OLDEST`. `local_version`: the local version, such as (3, 12).
     """
     fit = [one for one in pythons if one.minor >= OLDEST]
-    same = [one for one in fit if one.minor == here]
+    same = [one for one in fit if one.minor == local_version]
     return max(same or fit, key=lambda one: one.version, default=None)
 
 
@@ -136,7 +136,7 @@ def must_ask_torch(survey: Survey, serve: Iterable[str] | None) -> bool:
     return bool(survey.gpus) and not survey.torch.endswith(" True") and "cpu" not in options
 
 
-def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
+def needed_bytes(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
     """Return the free bytes that the creation of the environment needs.
 
     Args:
@@ -146,21 +146,21 @@ def needed_room(gpus: bool, packed: int, unpacked: int, has_torch: bool) -> int:
         has_torch: True if these wheels contain PyTorch. Then they contain nearly all packages.
     """
     if has_torch:
-        return int((packed + unpacked) * _FURTHER)
+        return int((packed + unpacked) * _OVERHEAD)
     return _CUDA_SIZE if gpus else _CPU_SIZE
 
 
-def objection(survey: Survey, here: tuple[int, int], needed: int) -> str:
+def objection(survey: Survey, local_version: tuple[int, int], needed: int) -> str:
     """Return why no environment can be created, with advice, or an empty string if it can.
 
     Args:
         survey: facts about the machine.
-        here: the local version of Python, such as (3, 12).
+        local_version: the local version of Python, such as (3, 12).
         needed: free bytes that the creation needs.
     """
     if survey.system != "Linux":
         return f"it runs {survey.system or 'an unknown system'}, and `djinn serve` needs Linux: choose another machine"
-    if choose_python(survey.pythons, here) is None:
+    if choose_python(survey.pythons, local_version) is None:
         versions = ", ".join(map(str, survey.pythons)) or "none"
         return (
             f"it has no Python {OLDEST[0]}.{OLDEST[1]} or newer in the usual folders (found: {versions}). Install one, without root by uv "

@@ -15,7 +15,7 @@ import filelock
 
 from djinn_commands.connect.records import Record, TunnelState, record_path, tunnel_state
 
-_PATIENCE: Final = 60.0  # timeout in seconds, for steps that usually take less than one
+_TIMEOUT: Final = 60.0  # timeout in seconds, for steps that usually take less than one
 
 
 def is_kept(name: str) -> bool:
@@ -48,7 +48,7 @@ def start_keeper(record: Record) -> TunnelState:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, cwd="/", check=False, text=True
         )
     process = int(begun.stdout or 0)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while process and _is_running(process) and time.monotonic() < deadline:
         if (state := tunnel_state(record.name)) is not None and state.process == process:
             return state
@@ -69,7 +69,7 @@ def _is_running(process: int) -> bool:
 
 def stop_keeper(name: str) -> bool:
     """End the keeper of the server `name` and its connection. Return False if no keeper was running."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     was_there = False
     while is_kept(name) and time.monotonic() < deadline:
         # The lock shows that the process lives, so the id is its own. It writes the id after its first attempt.

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from djinn.errors import ConfigurationError
 
 # Packages that a server needs, and their folders in a checkout. They need not be installed locally.
-_NEEDED_THERE: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/tcp"}
+_SERVER_PACKAGES: Final = {"djinn-server": "djinn_server", "djinn-tcp": "plugins/tcp"}
 _BACKEND: Final = "hatchling.build"
-_BUILD: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
+_BUILD_SCRIPT: Final = "import os, sys\nfrom hatchling.build import build_wheel\nfor project in sys.argv[2:]:\n    os.chdir(project)\n    build_wheel(sys.argv[1])"
 
 
 @attrs.frozen
@@ -68,28 +68,28 @@ def find_wheels(folder: Path | None, into: Path) -> Wheels:
     """
     wheels = tuple(sorted(folder.glob("*.whl"))) if folder is not None else ()
     if Wheels(wheels).named("djinn") is not None:
-        if absent := [name for name in _NEEDED_THERE if Wheels(wheels).named(name) is None]:
-            raise _refused(
+        if absent := [name for name in _SERVER_PACKAGES if Wheels(wheels).named(name) is None]:
+            raise _configuration_error(
                 f"{folder} has a wheel of Djinn and none of {' and '.join(absent)}, which the server there needs: add the wheels of the same "
                 "release (`make dist` in a checkout builds them)"
             )
         return Wheels((*wheels, *_pip()))
     projects, left_out = _projects()
     if not any(project.name == "djinn" for project in projects):
-        raise _refused(
+        raise _configuration_error(
             "there is no wheel of Djinn to send, because Djinn is not installed from a checkout here: repeat the command with `--wheels DIR`, "
             "where DIR has the wheels of the release (`make dist` in a checkout builds them into dist/)"
         )
-    command = [sys.executable, "-c", _BUILD, str(into), *(str(project.folder) for project in projects)]
+    command = [sys.executable, "-c", _BUILD_SCRIPT, str(into), *(str(project.folder) for project in projects)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
-        raise _refused(
+        raise _configuration_error(
             f"the checkout's wheels cannot be built: fix the error, or name a folder of wheels with --wheels DIR. hatchling wrote:\n{process.stderr[-2000:]}"
         )
     return Wheels((*sorted(into.glob("*.whl")), *wheels, *_pip()), left_out)
 
 
-def _refused(text: str) -> ConfigurationError:
+def _configuration_error(text: str) -> ConfigurationError:
     from djinn.errors import ConfigurationError  # late: imports PyTorch, which only failures need
 
     return ConfigurationError(text)
@@ -105,7 +105,7 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
     """Return the source folders of Djinn, its plugins and the server's packages, and a message for each plugin without one."""
     projects, left_out = [], []
     names = {"djinn"} | {plugin.origin[0] for plugin in installed()}
-    names -= _NEEDED_THERE.keys()
+    names -= _SERVER_PACKAGES.keys()
     for name in sorted(names):
         folder = _folder(metadata.distribution(name))
         if folder is None:
@@ -115,7 +115,7 @@ def _projects() -> tuple[list[_Project], tuple[str, ...]]:
         else:
             projects.append(_Project(name, folder))
             if name == "djinn":
-                projects += (_Project(requirement, folder / place) for requirement, place in _NEEDED_THERE.items())
+                projects += (_Project(requirement, folder / place) for requirement, place in _SERVER_PACKAGES.items())
     return projects, tuple(left_out)
 
 
@@ -153,7 +153,7 @@ def stamp_of(wheels: Wheels, torch: str) -> str:
     return hashlib.sha256("\n".join([torch, *digests]).encode()).hexdigest()[:16]
 
 
-def missing(wheels: Wheels, listing: str) -> tuple[Path, ...]:
+def missing_wheels(wheels: Wheels, listing: str) -> tuple[Path, ...]:
     """Return the wheels that the remote machine lacks. `listing`: the output of `have.sh`."""
     there = {name.strip(): digest for digest, _, name in (line.partition("  ") for line in listing.splitlines())}
     return tuple(file for file, digest in wheels.digests().items() if there.get(file.name) != digest)
@@ -186,12 +186,12 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def total(files: Iterable[Path]) -> int:
+def total_bytes(files: Iterable[Path]) -> int:
     """Return the total bytes of the files."""
     return sum(file.stat().st_size for file in files)
 
 
-def unpacked(files: Iterable[Path]) -> int:
+def unpacked_bytes(files: Iterable[Path]) -> int:
     """Return the total bytes of the files inside wheels."""
     size = 0
     for file in files:
