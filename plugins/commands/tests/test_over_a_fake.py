@@ -68,8 +68,8 @@ def test_dry_run_prints_commands_only(machine):
     [
         (["--", "-oProxyCommand=x"], "is not an SSH destination"),
         (["alice@gpu box"], "is not an SSH destination"),
-        (["alice@[::1]"], "give --name"),
-        (["alice@box", "--folder", "relative"], "must be an absolute path"),
+        (["alice@[::1]"], "choose one with --name"),
+        (["alice@box", "--folder", "relative"], "must begin with / or ~/"),
     ],
 )
 def test_destinations_are_checked(machine, arguments, said):
