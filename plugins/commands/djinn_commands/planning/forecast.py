@@ -65,10 +65,19 @@ class Forecast:
     limit: str
 
 
-def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapping[str, int]) -> Forecast:
-    """Return the forecast of a plan whose inputs are in place.
+def forecast(
+    result: PipelineResult, timeline: Timeline, first_timeline: Timeline, peak_bytes: Mapping[str, int]
+) -> Forecast:
+    """Return the forecast of a scheduled plan.
 
-    `line`: its simulated run. `first`: the simulated first run, with uploads. `held`: peak bytes by device.
+    Args:
+        result: the plan.
+        timeline: the simulated run with all inputs on their devices.
+        first_timeline: the simulated first run, which uploads the inputs.
+        peak_bytes: peak bytes by device.
+
+    Raises:
+        ValueError: `result` has no placement or no costs.
     """
     placement = result.placement
     if placement is None or result.costs is None:
@@ -78,32 +87,32 @@ def forecast(result: PipelineResult, line: Timeline, first: Timeline, held: Mapp
     for decision in placement.decisions:
         nodes[decision.device].append(decision.node)
         reasons[decision.device][decision.reason] += 1
-    sizes, held = storage_sizes(result.graph, result.graph.inputs), Counter[str]()
-    for storage, home in {storage_of(v): placement.values[v] for v in result.graph.inputs}.items():
-        held[home] += sizes[storage]
-    lines = tuple(
+    sizes, input_bytes = storage_sizes(result.graph, result.graph.inputs), Counter[str]()
+    for storage, device in {storage_of(v): placement.values[v] for v in result.graph.inputs}.items():
+        input_bytes[device] += sizes[storage]
+    devices = tuple(
         DeviceForecast(
             device,
             modules_of(result.graph.nodes[n].module for n in nodes[device]),
             len(nodes[device]),
-            held[device],
-            held[device],
+            input_bytes[device],
+            peak_bytes[device],
             result.topology.device(device).memory,
-            line.devices[device].busy,
+            timeline.devices[device].busy,
             reasons[device].most_common(1)[0][0],
         )
         for device in placement.devices
     )
     return Forecast(
-        lines,
-        line.seconds,
-        line.interval,
-        first.uploaded - line.uploaded,
-        max(0.0, first.seconds - line.seconds),
-        _replicas(result, line),
+        devices,
+        timeline.seconds,
+        timeline.interval,
+        first_timeline.uploaded - timeline.uploaded,
+        max(0.0, first_timeline.seconds - timeline.seconds),
+        _replicas(result, timeline),
         _shares(result, nodes),
-        sum(seconds for ends, seconds in line.links.items() if "client" not in ends),
-        line.limit,
+        sum(seconds for ends, seconds in timeline.links.items() if "client" not in ends),
+        timeline.limit,
     )
 
 
