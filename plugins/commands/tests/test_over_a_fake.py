@@ -129,7 +129,7 @@ def test_pytorch_is_asked_again_after_gpu_appears(machine):
     python.parent.mkdir(parents=True)
     (environment / "installed").write_text("digest")
     (environment / "torch").write_text("torch 2.13.0\n")  # the script did not ask PyTorch, because there was no GPU
-    for usable, said in (("False", "its PyTorch cannot use it (2.13.0 False)"), ("True", "the server does not start")):
+    for usable, said in (("False", "(2.13.0 False) cannot use the GPU"), ("True", "the server did not start")):
         for program, line in ((python, f"torch 2.13.0 {usable}"), (smi, "L4, 23034 MiB, 550")):
             program.write_text(f"#!/bin/sh\necho '{line}'\n")
             program.chmod(0o755)
