@@ -12,44 +12,42 @@ from djinn_server.launch.executor_config import AdmissionLimits
 from djinn_server.rate_limit import Buckets
 from djinn_server.usage_metrics import UsageMetrics
 
-CONNECTIONS_A_MINUTE: Final = 1200.0  # per tenant; the burst is ten seconds' worth
+CONNECTIONS_A_MINUTE: Final = 1200.0  # per tenant; a burst may use the connections of ten seconds at once
 
 
 class ConnectionRate:
-    """Limit of the rate at which a tenant connects to a gateway.
-
-    A tenant is slowed down only by its own connections.
-    """
+    """Limit the rate at which each tenant connects to a gateway, independently of other tenants."""
 
     def __init__(self) -> None:
         self._rates = Buckets()
 
     def denial(self, identity: Identity) -> Denial | None:
-        """Return the denial for a client that may not connect now; None if it may."""
-        a_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
-        who = f"{identity.tenant} {identity.monitor}"  # status watchers do not use up the rate of programs
-        wait = self._rates.of(who, a_minute / 60, max(1.0, a_minute / 6)).take()
+        """Return the reason why a client may not connect now, or None if it may connect."""
+        per_minute = identity.quota.connections_a_minute or CONNECTIONS_A_MINUTE
+        rate_key = f"{identity.tenant} {identity.monitor}"  # status watchers do not use up the rate of programs
+        wait = self._rates.of(rate_key, per_minute / 60, max(1.0, per_minute / 6)).take()
         if not wait:
             return None
-        reason = f"too many connections of {identity.tenant}: there is one more in {wait:.1f} s"
+        reason = f"{identity.tenant} has opened too many connections: connect again in {wait:.1f} s"
         return Denial(reason, "rate", retry=True, retry_after=wait)
 
 
 @attrs.frozen
 class ExecutorLimits:
-    """Limits of an executor: the tenant's quota, and the number of sessions.
+    """Limits for new sessions of an executor. `UsageMetrics.check` also checks the quota, at each submission.
 
-    `UsageMetrics.check` also checks the quota, before each submission.
+    Attributes:
+        usage: counters, and the tenant's quota.
+        limits: maximum number of sessions, and of seconds in the device's queue.
+        next_lease_end: returns the seconds until the next lease of a disconnected client ends; None if there is none.
     """
 
     usage: UsageMetrics
     limits: AdmissionLimits
-    next_lease_end: Callable[[], float | None] = lambda: (
-        None
-    )  # seconds until the next lease of a disconnected client ends
+    next_lease_end: Callable[[], float | None] = lambda: None
 
     def denial(self, sessions: int, queue_seconds: float) -> Denial | None:
-        """Return the denial for a client that may not begin a session now; None if it may.
+        """Return the reason why a client may not begin a session now, or None if it may.
 
         Args:
             sessions: number of sessions on the executor.
@@ -73,8 +71,8 @@ class ExecutorLimits:
             )
         if queue_seconds > self.limits.queue_seconds:
             return Denial(
-                f"the device is busy: a program has been waiting for it for {queue_seconds:.0f} s, and no session is admitted "
-                "meanwhile. Try again later, or at another server",
+                f"the device is busy: a program has been waiting for it for {queue_seconds:.0f} s. No session is admitted until "
+                "the queue is shorter. Try again later, or at another server",
                 "full",
                 retry=True,
             )

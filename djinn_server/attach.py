@@ -25,7 +25,7 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class AdmittedClient:
-    """A client with a valid ticket: the ticket's grant, and the digest of the client's list of allowed ops."""
+    """A client with a valid ticket. `operators`: digest of the client's list of allowed ops."""
 
     grant: Grant
     operators: str
@@ -44,7 +44,7 @@ def admit(
         with context.unauthenticated.entered(connection):
             message = receive_message(connection, ATTACH_SECONDS)
     except TimeoutError:
-        _log.warning("closed a connection without a first message", seconds=ATTACH_SECONDS)
+        _log.warning("closed a connection: it sent no first message in time", seconds=ATTACH_SECONDS)
         return None
     except ProtocolError as error:
         _log.warning("closed a connection after a protocol error", error=str(error))
@@ -78,10 +78,10 @@ def attached(
     weight_sources: tuple[str, ...] = (),
     custom_operators: tuple[CustomOperator, ...] = (),
 ) -> Attached:
-    """Return the reply to an admitted client. It contains the list of allowed ops if the client has another list.
+    """Return the reply to an admitted client, with the list of allowed ops if the client's list differs.
 
-    `caches_weights`: True if the executor keeps weights. `weight_sources`: URL schemes of weights that it can read.
-    `custom_operators`: custom ops that the tenant may use.
+    `process`: id of the executor process. `caches_weights`: True if the executor has a weight store.
+    `weight_sources`: URL schemes from which it reads weights. `custom_operators`: custom ops that the tenant may use.
     """
     differs = client_operators != operators_digest()
     return Attached(

@@ -28,11 +28,11 @@ class ExecutorContext:
         disk: quota and usage of the disk for journals, spilled values and weights.
         threads: threads that run the sessions.
         trimmer: returns memory to the system after a session has ended.
-        unauthenticated: open connections that have not shown a ticket, at all addresses together.
+        unauthenticated: limit of open connections that have not shown a ticket, at all addresses together.
         events: notifies observers. A session's own context has events with the session's name.
         idle_seconds: seconds without a message after which a session's values leave the device; 0: never.
         ahead_bytes: limit in bytes for the results of speculative runs of a session; 0: no speculative runs.
-        moving: lock to hold while values leave the device, so that one session moves its values at a time.
+        move_lock: held while a session moves its values off the device, so that one session moves values at a time.
     """
 
     device: SharedDevice
@@ -45,7 +45,7 @@ class ExecutorContext:
     events: ServerEvents = attrs.field(factory=ServerEvents)
     idle_seconds: float = 0.0
     ahead_bytes: int = 0
-    moving: threading.Lock = attrs.field(factory=threading.Lock)
+    move_lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     @classmethod
     def of(cls, runtime: DeviceRuntime) -> ExecutorContext:

@@ -1,4 +1,4 @@
-"""Control pipe between an executor and its parent. The executor reads orders, sends reports, and ends with its parent."""
+"""Control pipe of an executor: read its parent's orders, send reports, and end with the parent."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _log = get_logger("djinn.server")
 
 
 class ControlledExecutor(Protocol):
-    """An executor, as its parent's orders control it."""
+    """The functions of an executor that its parent's orders call."""
 
     def sessions(self, number: int) -> Sessions:
-        """Return a report of the sessions with this number."""
+        """Return a report of the sessions. `number`: number of the order, which the report repeats."""
 
     def stop_accepting(self) -> None:
         """Admit no further clients."""
 
     def evict(self, tokens: Collection[str]) -> None:
-        """End the sessions of clients that were admitted with one of these tokens (ids)."""
+        """End the sessions of clients that were admitted with one of `tokens`, which are ids of tokens."""
 
     def end(self, session: str, reason: str) -> None:
         """End a session and its running submission for this reason."""
@@ -61,17 +61,17 @@ class ControlledExecutor(Protocol):
 
 
 class Control:
-    """Reads orders and writes reports, on the main thread."""
+    """Reads orders on the main thread, and writes reports."""
 
-    def __init__(self, orders: int, reports: int) -> None:
+    def __init__(self, orders: int, reports: int) -> None:  # file descriptors of the pipes
         self._orders = LineReader(orders)
         self._reports = reports
-        self._reporting = threading.Lock()
+        self._report_lock = threading.Lock()
         self._parent = os.getppid()
         self._wake_receive, self._wake_send = os.pipe()
         self._deadline: float | None = None
         self._unused_until: float | None = None
-        self.orphaned = False  # the parent is gone without an order to end
+        self.orphaned = False  # True if the parent ended without an order to drain
 
     def catch_signals(self) -> None:
         """Drain on SIGTERM. Ignore SIGINT, because the parent handles it and sends orders."""
@@ -97,70 +97,70 @@ class Control:
         return order
 
     def report(self, report: Report) -> None:
-        """Send a report to the parent. If the parent is gone, do nothing, and `run` will end."""
+        """Send a report to the parent. If the parent is gone, do nothing, because `run` will end."""
         try:
-            with self._reporting:  # keeps lines of several threads apart
+            with self._report_lock:  # keeps lines of several threads apart
                 write_line(self._reports, to_line(report))
         except OSError as error:
             _log.info("cannot send a report: the parent process closed the pipe", error=str(error))
 
-    def run(self, serving: ControlledExecutor, unused_seconds: float = 0.0) -> None:
+    def run(self, executor: ControlledExecutor, unused_seconds: float = 0.0) -> None:
         """Follow orders until the executor is drained or the parent is gone.
 
         `unused_seconds`: also end if no session has begun after this time; 0: no limit.
         """
         self._unused_until = time.monotonic() + unused_seconds if unused_seconds else None
-        self._follow_lines(serving)  # orders that arrived together with the first one
+        self._follow_lines(executor)  # orders that arrived together with `Start`
         with selectors.DefaultSelector() as selector:
-            selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(serving))
-            selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(serving))
-            while not self._finished(serving):
+            selector.register(self._orders.descriptor, selectors.EVENT_READ, lambda: self._follow(executor))
+            selector.register(self._wake_receive, selectors.EVENT_READ, lambda: self._terminate(executor))
+            while not self._must_end(executor):
                 for key, _ in selector.select(_WATCH_SECONDS if self._deadline is None else _DRAIN_STEP_SECONDS):
                     action: Callable[[], bool] = key.data
                     if not action():
                         return
-                serving.tick()
+                executor.tick()
 
-    def _finished(self, serving: ControlledExecutor) -> bool:
+    def _must_end(self, executor: ControlledExecutor) -> bool:
         # The pipe alone is not enough: a forked child of the parent may hold its other end open.
         if os.getppid() != self._parent:
             _log.info("executor ends: the parent process is gone")
             self.orphaned = self._deadline is None
             return True
         if self._unused_until is not None:
-            if not serving.idle:
+            if not executor.idle:
                 self._unused_until = None
             elif time.monotonic() >= self._unused_until:
                 _log.info("executor ends: no session has begun in time")
                 return True
-        return self._deadline is not None and (serving.idle or time.monotonic() >= self._deadline)
+        return self._deadline is not None and (executor.idle or time.monotonic() >= self._deadline)
 
-    def _follow(self, serving: ControlledExecutor) -> bool:
+    def _follow(self, executor: ControlledExecutor) -> bool:
         is_open = self._orders.fill()
-        self._follow_lines(serving)
+        self._follow_lines(executor)
         self.orphaned = not is_open and self._deadline is None
         return is_open
 
-    def _follow_lines(self, serving: ControlledExecutor) -> None:
+    def _follow_lines(self, executor: ControlledExecutor) -> None:
         while (line := self._orders.next_line()) is not None:
             order = read_order(line)
             if isinstance(order, ReportSessions):
-                self.report(serving.sessions(order.number))
+                self.report(executor.sessions(order.number))
             elif isinstance(order, Evict):
-                serving.evict(order.tokens)
+                executor.evict(order.tokens)
             elif isinstance(order, End):
-                serving.end(order.session, order.reason)
+                executor.end(order.session, order.reason)
             elif isinstance(order, AssignTenant):
-                serving.assign_tenant(order.tenant)
+                executor.assign_tenant(order.tenant)
             elif isinstance(order, Drain):
-                self._drain(serving, order.seconds)
+                self._drain(executor, order.seconds)
 
-    def _terminate(self, serving: ControlledExecutor) -> bool:
+    def _terminate(self, executor: ControlledExecutor) -> bool:
         os.read(self._wake_receive, 64)
-        self._drain(serving, DRAIN_SECONDS)
+        self._drain(executor, DRAIN_SECONDS)
         return True
 
-    def _drain(self, serving: ControlledExecutor, seconds: float) -> None:
+    def _drain(self, executor: ControlledExecutor, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
-        serving.stop_accepting()
+        executor.stop_accepting()

@@ -26,11 +26,11 @@ _checks: Final[dict[str, Callable[[str, Mapping[str, Any]], None]]] = {}  # by n
 
 @attrs.frozen
 class AllowedOperators:
-    """One value of `--operators`, with the ops that it allows, by name.
+    """The ops that one value of `--operators` allows, by name.
 
     Attributes:
         tenant: the tenant that may use the ops; empty: every tenant.
-        check: as `OperatorLibrary.check`; None: the kernels check their arguments themselves.
+        check: `OperatorLibrary.check` of the ops' library; None: the kernels check their arguments themselves.
     """
 
     operators: Mapping[str, torch._ops.OpOverload]
@@ -41,39 +41,39 @@ class AllowedOperators:
 class CustomOperators:
     """The custom ops of an executor. Its tenant is known when the first client attaches."""
 
-    def __init__(self, chosen: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
-        """Import the libraries and modules in `chosen`, the values of `--operators`. `tenants`: as in `ExecutorConfig`.
+    def __init__(self, options: Sequence[str], libraries: Sequence[OperatorLibrary], *, tenants: bool = True) -> None:
+        """Import the libraries and modules of `options`, the values of `--operators`. `tenants`: as in `ExecutorConfig`.
 
         Raises:
             StartupError: a library or module does not exist, cannot be imported or registers no op, or a tenant's name
                 is invalid.
         """
-        self._allowed = tuple([_allowed(text, libraries, tenants) for text in chosen])
+        self._allowed = tuple([_resolve(option, libraries, tenants) for option in options])
         self.offered: tuple[CustomOperator, ...] = ()
 
     def assign(self, tenant: str) -> None:
-        """Allow the ops of a tenant in this process, which works for no other tenant."""
+        """Allow the custom ops of `tenant`, which is the only tenant of this process."""
         operators: dict[str, torch._ops.OpOverload] = {}
-        for one in self._allowed:
-            if one.tenant in {"", tenant}:
-                operators |= one.operators
-                if one.check is not None:
-                    _checks.update(dict.fromkeys(one.operators, one.check))
+        for library in self._allowed:
+            if library.tenant in {"", tenant}:
+                operators |= library.operators
+                if library.check is not None:
+                    _checks.update(dict.fromkeys(library.operators, library.check))
         allow_custom(operators)
-        offered = [CustomOperator(name, str(torch_private.schema_of(operators[name]))) for name in sorted(operators)]
-        self.offered = tuple(offered)
+        schemas = [(name, str(torch_private.schema_of(operators[name]))) for name in sorted(operators)]
+        self.offered = tuple([CustomOperator(name, schema) for name, schema in schemas])
         if operators:
             _log.info("custom ops are allowed", tenant=tenant, ops=len(operators))
 
 
-def _allowed(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
-    name, at, tenant = text.partition("@")
+def _resolve(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
+    name, separator, tenant = text.partition("@")
     try:
-        if at:
+        if separator:
             check_tenant(tenant)
         if name.startswith(MODULE):
-            return AllowedOperators(dict(_of_module(name.removeprefix(MODULE))), tenant)
-        return _of_library(name, tenant, libraries, tenants)
+            return AllowedOperators(dict(_module_operators(name.removeprefix(MODULE))), tenant)
+        return _library_operators(name, tenant, libraries, tenants)
     except ConfigurationError as error:
         raise StartupError(
             f"--operators {text}: {error}. Name a tenant after @, or leave out @ to allow the ops to every tenant"
@@ -82,28 +82,28 @@ def _allowed(text: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> 
         raise StartupError(f"--operators {text}: {error}") from error.__cause__
 
 
-def _of_library(name: str, tenant: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
-    library = next((one for one in libraries if one.name == name), None)
+def _library_operators(name: str, tenant: str, libraries: Sequence[OperatorLibrary], tenants: bool) -> AllowedOperators:
+    library = next((library for library in libraries if library.name == name), None)
     if library is None:
-        installed = ", ".join(sorted(one.name for one in libraries)) or "none"
+        installed = ", ".join(sorted(library.name for library in libraries)) or "none"
         raise StartupError(
-            f"no plugin offers an operator library of this name (there are: {installed}). Install its package on this machine, or allow the "
+            f"no plugin offers an operator library of this name (installed: {installed}). Install its package on this machine, or allow the "
             "Python ops of a module: `--operators module:NAME`"
         )
     if not library.every_tenant and not tenant and tenants:
         raise StartupError(
-            f"its kernels do not validate arguments of hostile clients: name a tenant that you trust, `{name}@TENANT`"
+            f"the kernels of {name} do not validate arguments of hostile clients: name a tenant that you trust, `{name}@TENANT`"
         )
     _import(library.module)
-    checks = type(library).check is not OperatorLibrary.check
+    has_check = type(library).check is not OperatorLibrary.check
     return AllowedOperators(
-        {op: _registered(op, library.module) for op in sorted(library.operators)},
+        {op: _registered_operator(op, library.module) for op in sorted(library.operators)},
         tenant,
-        library.check if checks else None,
+        library.check if has_check else None,
     )
 
 
-def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
+def _module_operators(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
     """Yield the custom ops in Python whose functions a module or its submodules define."""
     _import(module)
     python_operators = [*torch_private.python_operators(module)]
@@ -113,7 +113,7 @@ def _of_module(module: str) -> Iterator[tuple[str, torch._ops.OpOverload]]:
             "`djinn plugins new NAME --kind operators`"
         )
     for func in python_operators:
-        yield func.name(), _usable(func)
+        yield func.name(), _require_usable(func)
 
 
 def _import(module: str) -> None:
@@ -125,18 +125,20 @@ def _import(module: str) -> None:
         ) from error
 
 
-def _registered(name: str, module: str) -> torch._ops.OpOverload:
+def _registered_operator(name: str, module: str) -> torch._ops.OpOverload:
     func = torch_private.overload_called(name)
     if func is None:
         raise StartupError(
-            f"importing the module {module!r} registers no op {name!r}: install a version of it that does"
+            f"importing the module {module!r} registers no op {name!r}: install a version of the module that has this op"
         )
-    return _usable(func)
+    return _require_usable(func)
 
 
-def _usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
+def _require_usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
     if torch_private.is_composite(func):
-        raise StartupError(f"{func.name()} is made of other ops, which clients record: leave it out")
+        raise StartupError(
+            f"{func.name()} is composed of other ops, which clients record: the library must not list it"
+        )
     if reason := custom_refusal(func):
         raise StartupError(f"programs cannot contain {func.name()}: {reason}")
     if len(str(torch_private.schema_of(func))) > limits.SCHEMA:
@@ -145,14 +147,14 @@ def _usable(func: torch._ops.OpOverload) -> torch._ops.OpOverload:
 
 
 def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a kernel of a custom op: its library checks the arguments, and aliased results are copied."""
+    """Return a function that checks the arguments, calls the kernel, and copies aliased results."""
     check = _checks.get(op)
     schema = torch_private.schema_of(overload)
     names = tuple(a.name for a in schema.arguments)
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
-    fresh = [place for place, result in enumerate(schema.returns) if result.alias_info is None]
+    unaliased = [index for index, result in enumerate(schema.returns) if result.alias_info is None]
 
-    def look_and_call(*positional: Any, **keywords: Any) -> Any:
+    def check_and_call(*positional: Any, **keywords: Any) -> Any:
         arguments = defaults | dict(zip(names, positional, strict=False)) | keywords
         if check is not None:
             try:
@@ -160,33 +162,33 @@ def checked_custom(op: str, overload: Any, kernel: Callable[..., Any]) -> Callab
             except (AttributeError, IndexError, TypeError) as error:
                 raise TypeError(f"{op} was called with arguments of wrong types: {error}") from error
         result = kernel(*positional, **keywords)
-        return _with_own_memory(result, arguments.values(), fresh) if fresh else result
+        return _copy_aliases(result, arguments.values(), unaliased) if unaliased else result
 
-    return look_and_call
+    return check_and_call
 
 
-def _with_own_memory(made: Any, given: Iterable[Any], fresh: Sequence[int]) -> Any:
-    """Return the results. Copy those that alias an argument or another result without a note in the schema."""
-    operand_storages = {torch_private.storage_key(one) for one in _tensors(given)}
+def _copy_aliases(results: Any, arguments: Iterable[Any], unaliased: Sequence[int]) -> Any:
+    """Return the results. Copy those at `unaliased` indices that share memory with an argument or another result."""
+    used_storages = {torch_private.storage_key(tensor) for tensor in _tensors(arguments)}
 
-    def own(result: Any) -> Any:
+    def copy_alias(result: Any) -> Any:
         if isinstance(result, (list, tuple)):
-            return [own(one) for one in result]
+            return [copy_alias(item) for item in result]
         if not isinstance(result, torch.Tensor):
             return result
-        if torch_private.storage_key(result) in operand_storages:
+        if torch_private.storage_key(result) in used_storages:
             result = result.clone()
-        operand_storages.add(torch_private.storage_key(result))
+        used_storages.add(torch_private.storage_key(result))
         return result
 
-    if not isinstance(made, tuple):
-        return own(made)
-    return tuple([own(result) if place in fresh else result for place, result in enumerate(made)])
+    if not isinstance(results, tuple):
+        return copy_alias(results)
+    return tuple([copy_alias(result) if index in unaliased else result for index, result in enumerate(results)])
 
 
-def _tensors(given: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for one in given:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, (list, tuple)):
-            yield from _tensors(one)
+def _tensors(arguments: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)

@@ -1,4 +1,4 @@
-"""Watch of an accelerator: detect a lost device and a hung kernel, name the op that caused it, and end the executor.
+"""Detect a lost accelerator or a hung kernel, name the op that caused it, and end the executor.
 
 Ops are issued before they run, so an error appears at a later call. The watch knows which submissions the device has
 completed. If a session is recovered on an accelerator, each of its ops runs alone (`OpSync`), so that a repeated error
@@ -25,13 +25,13 @@ from djinn_server.running.run_request import Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.timings import OpTimes
 
-LOOK_SECONDS: Final = 0.25
-ANSWER_SECONDS: Final = 1.0  # for which a device that looks hung may still run its queue
+POLL_SECONDS: Final = 0.25
+ANSWER_SECONDS: Final = 1.0  # in which a device that seems to hang must complete its queue
 _log = get_logger("djinn.server")
 
 
 class OpSync(OpTimes):
-    """Synchronize with the device after each op, in place of timing the ops."""
+    """Synchronize with the device after each op, instead of timing the ops."""
 
     def __init__(self, runtime: DeviceRuntime) -> None:
         self._synchronize = runtime.synchronize
@@ -40,7 +40,7 @@ class OpSync(OpTimes):
         """Do nothing."""
 
     def end(self, _: int, __: Any) -> None:
-        """Wait for the op, and raise its error."""
+        """Wait for the op. Raise its error if it failed."""
         self._synchronize()
 
     def packed(self, _: int) -> bytes:
@@ -56,23 +56,23 @@ class IssuedWork:
         session: cancellation state and journal of the session.
         template: the template with the ops.
         progress: number of the op that the session is issuing.
-        each: True if the ops run one at a time.
-        reached: event after the last op; None while the session issues ops.
+        one_by_one: True if each op is synchronized before the next one is issued.
+        end_event: event after the last op; None while the session issues ops.
         step: number of the op that the watch saw last.
-        since: time at which this op was first seen, or at which `reached` was recorded.
+        since: time at which `step` was first seen, or at which `end_event` was recorded (`time.monotonic`).
     """
 
     session: CancellationState
     submission: int
     template: CompiledTemplate
     progress: Progress
-    each: bool = False
-    reached: Any = None
+    one_by_one: bool = False
+    end_event: Any = None
     step: int = -1
     since: float = attrs.field(factory=time.monotonic)
 
-    def stands_since(self) -> float:
-        """Return the time since which the session issues the same op; infinity while it has yielded the device."""
+    def stalled_since(self) -> float:
+        """Return when the session began to issue its present op; infinity while it has yielded the device."""
         step = self.progress.step
         if step != self.step:
             self.step, self.since = step, time.monotonic()
@@ -80,48 +80,45 @@ class IssuedWork:
 
 
 class DeviceWatch:
-    """Thread that monitors the progress of an accelerator's work.
+    """Monitor the progress of an accelerator's work in a thread.
 
     If a session yields the device in the middle of a submission, other submissions are issued before its end.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
-        self._lost: Callable[[str], None] = lambda _: None
+        self._end_process: Callable[[str], None] = lambda _: None
         self._runtime = runtime
         self._issuing: list[IssuedWork] = []
         self._issued: deque[IssuedWork] = deque()  # in the order in which the device completes them
-        self._progress = 0.0  # when a submission was last seen completed
+        self._last_completed_at = 0.0  # when a submission was last seen completed
         self._lock = threading.RLock()
         self._is_lost = False
 
-    def start(self, lost: Callable[[str], None]) -> None:
-        """Start to watch.
-
-        `lost`: called once, with the reason, if no op can run on the device any more. It ends the process.
-        """
-        self._lost = lost
+    def start(self, end_process: Callable[[str], None]) -> None:
+        """Start the thread. `end_process`: called once, with the reason, if no op can run on the device any more."""
+        self._end_process = end_process
         threading.Thread(target=self._run, name="djinn-device-watch", daemon=True).start()
 
     def begin(self, session: CancellationState, work: RunRequest, template: CompiledTemplate) -> IssuedWork:
-        """Note that a session begins to issue the ops of a submission, until `issued` is called."""
-        one_at_a_time = session.replaying and work.op_times is None
-        if one_at_a_time:
+        """Note that a session begins to issue the ops of a submission. It calls `issued` after the last op."""
+        one_by_one = session.replaying and work.op_times is None
+        if one_by_one:
             work.op_times = OpSync(self._runtime)
         work.progress = Progress()
-        begun = IssuedWork(session, work.sequence, template, work.progress, one_at_a_time)
+        issuing = IssuedWork(session, work.sequence, template, work.progress, one_by_one)
         with self._lock:
-            self._issuing.append(begun)
-        return begun
+            self._issuing.append(issuing)
+        return issuing
 
     def issued(self, work: IssuedWork) -> None:
         """Note that the ops of a submission have been issued."""
         try:
-            work.reached = self._runtime.mark()
+            work.end_event = self._runtime.mark()
         except RuntimeError as error:
             self.check(error)
         with self._lock:
             self._issuing.remove(work)
-            if work.reached is not None:
+            if work.end_event is not None:
                 work.since = time.monotonic()
                 self._issued.append(work)
 
@@ -129,48 +126,50 @@ class DeviceWatch:
         """Note which submissions are complete. If an event raises an error of a lost device, report the loss."""
         try:
             with self._lock:
-                while self._issued and self._issued[0].reached.query():
+                while self._issued and self._issued[0].end_event.query():
                     self._issued.popleft()
-                    self._progress = time.monotonic()
+                    self._last_completed_at = time.monotonic()
         except RuntimeError as error:
             self.check(error)
 
-    def check_failures(self, found: Iterable[object], session: CancellationState) -> None:
-        """Report a lost device if a result among `found` is a `Failure` with such an error."""
-        for result in found:
+    def check_failures(self, results: Iterable[object], session: CancellationState) -> None:
+        """Report the device as lost if one of `results` is a `Failure` with the error of a lost device."""
+        for result in results:
             if isinstance(result, Failure):
                 kind = torch.AcceleratorError if result.kind == torch.AcceleratorError.__name__ else RuntimeError
                 self.check(kind(result.message), result.instruction, session)
 
     def check(self, error: BaseException, op: int = -1, session: CancellationState | None = None) -> None:
-        """Report a lost device if `error` is such an error.
+        """Report the device as lost if `error` is the error of a lost device.
 
-        `op`: op of the session's last submission; -1: the error came from another call.
+        `op`: number of the op in the last submission of `session`; -1: the error came from another call.
         """
         if not self._runtime.is_lost(error):
             return
         with self._lock:
-            every = [*self._issued, *self._issuing]
-            submission = every[0] if len(every) == 1 else None
+            submissions = [*self._issued, *self._issuing]
+            submission = submissions[0] if len(submissions) == 1 else None
             if submission is None:
-                last = next((work for work in reversed(every) if session is None or work.session is session), None)
-                text = f" {_name(last, op)} or" if last is not None else ""
-                self._end(f"an op failed at or before{text} one of {len(every)} submissions: {error}")
-            elif submission.each or op == 0:
-                at = submission.progress.step if op < 0 else op
-                self._stop(submission, at, f"{_name(submission, at)} failed: {error}")
+                last = next(
+                    (work for work in reversed(submissions) if session is None or work.session is session), None
+                )
+                latest = f", at or before {_name(last, op)}" if last is not None else ""
+                self._end(f"an op in one of {len(submissions)} submissions failed{latest}: {error}")
+            elif submission.one_by_one or op == 0:
+                step = submission.progress.step if op < 0 else op
+                self._stop(submission, step, f"{_name(submission, step)} failed: {error}")
             else:
-                at = op if op >= 0 else submission.template.count - 1
-                self._stop(submission, 0, f"an op at or before {_name(submission, at)} failed: {error}")
+                step = op if op >= 0 else submission.template.count - 1
+                self._stop(submission, 0, f"an op at or before {_name(submission, step)} failed: {error}")
 
     def poll(self) -> None:
         """Note which submissions are complete. Report a lost device, a hung kernel or a hung copy."""
         self.completed()
         hung = self._hung()
         if hung is None:
-            if self._copies_stand() and not self._device_answers() and self._copies_stand():
-                self._end(f"a copy between host and device hangs: {self._late()}")
-        elif hung.reached is None and self._device_answers():  # the session is busy on the host
+            if self._copies_hang() and not self._device_answers() and self._copies_hang():
+                self._end(f"a copy between host and device hangs: {self._delay_note()}")
+        elif hung.end_event is None and self._device_answers():  # the session is busy on the host
             hung.since = time.monotonic()
         elif self._hung() is hung:
             self._report(hung)
@@ -179,48 +178,49 @@ class DeviceWatch:
         """Return the oldest submission if one of its kernels seems to hang, else None."""
         with self._lock:
             late = time.monotonic() - self._runtime.hang_seconds
-            if self._progress > late:
+            if self._last_completed_at > late:
                 return None
             if self._issued:
                 return self._issued[0] if self._issued[0].since < late else None
-            return next((work for work in self._issuing if work.stands_since() < late), None)
+            return next((work for work in self._issuing if work.stalled_since() < late), None)
 
-    def _copies_stand(self) -> bool:
-        return max(self._progress, self._runtime.waits_since()) < time.monotonic() - self._runtime.hang_seconds
+    def _copies_hang(self) -> bool:
+        return max(self._last_completed_at, self._runtime.waits_since()) < time.monotonic() - self._runtime.hang_seconds
 
-    def _late(self) -> str:
-        return f"nothing was completed for {self._runtime.hang_seconds:g} s"
+    def _delay_note(self) -> str:
+        return f"nothing completed for {self._runtime.hang_seconds:g} s"
 
     def _device_answers(self) -> bool:
-        """Return True if the device completes its queue.
+        """Return True if the device completes its queue within `ANSWER_SECONDS`.
 
-        If the queue of the device is full, a call may block. So another thread makes the call.
+        The call is made in another thread, because it blocks while the device hangs.
         """
-        answered = threading.Event()
+        completion = threading.Event()
 
-        def ask() -> None:
+        def synchronize() -> None:
             try:
                 self._runtime.synchronize()
             except RuntimeError as error:
                 self.check(error)
-            answered.set()
+            completion.set()
 
-        threading.Thread(target=ask, name="djinn-device-question", daemon=True).start()
-        return answered.wait(ANSWER_SECONDS)
+        threading.Thread(target=synchronize, name="djinn-device-question", daemon=True).start()
+        return completion.wait(ANSWER_SECONDS)
 
     def _report(self, hung: IssuedWork) -> None:
-        op = hung.template.count - 1 if hung.reached is not None else hung.progress.step
+        op = hung.template.count - 1 if hung.end_event is not None else hung.progress.step
         name = _name(hung, op)
         with self._lock:
-            if hung.reached is None and len(self._issuing) > 1:
-                self._end(f"an op at or before {name} or one of {len(self._issuing)} submissions hangs: {self._late()}")
-            elif hung.each and hung.reached is None:
-                self._stop(hung, op, f"{name} hangs: {self._late()}")
+            if hung.end_event is None and len(self._issuing) > 1:
+                count = len(self._issuing)
+                self._end(f"an op in one of {count} submissions hangs, at or before {name}: {self._delay_note()}")
+            elif hung.one_by_one and hung.end_event is None:
+                self._stop(hung, op, f"{name} hangs: {self._delay_note()}")
             else:
-                self._stop(hung, 0, f"an op at or before {name} hangs: {self._late()}")
+                self._stop(hung, 0, f"an op at or before {name} hangs: {self._delay_note()}")
 
     def _stop(self, work: IssuedWork, op: int, reason: str) -> None:
-        """Make a recovery of the session stop the submission before this op, which caused the error."""
+        """End the process. Let a recovery stop the submission before `op`, so that the error does not recur."""
         if not self._is_lost:
             work.session.stop_before(work.submission, op, reason)
         self._end(reason)
@@ -229,17 +229,17 @@ class DeviceWatch:
         if self._is_lost:
             return
         self._is_lost = True
-        _log.error("this executor ends, and sessions with a journal are recovered", reason=reason)
-        self._lost(f"the device is lost: {reason}")
+        _log.error("the device is lost: this executor ends; sessions with a journal are recovered", reason=reason)
+        self._end_process(f"the device is lost: {reason}")
 
     def _run(self) -> None:
         while not self._is_lost:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             self.poll()
 
 
 def _name(work: IssuedWork, op: int) -> str:
-    """Return the name of an op for a message."""
+    """Return, for messages, `aten::mm (op 2 of submission 4)`, or `submission 4` if `op` is -1."""
     steps = work.template.steps
     name = steps[op].op if 0 <= op < len(steps) else "the end"
     return f"{name} (op {op} of submission {work.submission})" if op >= 0 else f"submission {work.submission}"

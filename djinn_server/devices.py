@@ -23,14 +23,14 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class OpenDevice:
-    """A device that this process has opened, with its description."""
+    """A device that this process has opened. `sensors`: returns readings, such as `temperature`."""
 
     capabilities: DeviceCapabilities
     runtime: DeviceRuntime
     sensors: Callable[[], Mapping[str, float]] = dict
 
     def info(self) -> DeviceInfo:
-        """Return a description of the device for messages, with its present memory."""
+        """Return the description of the device that clients receive, with its present memory in bytes."""
         memory, sensors = self.runtime.memory(), self.sensors()
         capabilities = self.capabilities
         return DeviceInfo(
@@ -52,29 +52,29 @@ class OpenDevice:
         )
 
 
-def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
-    """Open a device by name, such as `cuda:0`, or `cuda` for the first one.
+def open_device(devices: Sequence[Device], name: str) -> OpenDevice:
+    """Open a device by name, such as `cuda:0`, or `cuda` for the first of its kind.
 
-    With an empty name, open the first device that is not a CPU, or else a CPU.
+    With an empty name, open the first device that is not a CPU, or else a CPU. `devices`: installed kinds of devices.
 
     Raises:
         StartupError: there is no such device, or it does not work. The message lists the available devices.
     """
-    kind, _, index_text = (wanted or _best(devices)).partition(":")
+    kind, _, index_text = (name or _best_kind(devices)).partition(":")
     device = next((d for d in devices if d.name == kind), None)
     if device is None or not (index_text or "0").isdigit():
         kinds = ", ".join(d.name for d in devices) or "none"
         raise StartupError(
-            f"there is no device {wanted!r} here (kinds of device: {kinds}). Other kinds come with plugins, such as those in "
+            f"this machine has no device {name!r} (kinds of device: {kinds}). Other kinds come with plugins, such as those in "
             "plugins/cuda of the checkout; `djinn plugins` shows what is installed"
         )
     index = int(index_text or 0)
-    visible = device.select(index) if wanted else index  # `_best` has already tried all devices
+    visible = device.select(index) if name else index  # `_best_kind` has already tried all devices
     devices_of_kind = device.discover()
     if visible >= len(devices_of_kind):
         present = ", ".join(c.id for c in devices_of_kind) or f"no {kind} device"
         raise StartupError(
-            f"there is no device {kind}:{index} on this machine, which has {present}. `--device cpu` uses the processors"
+            f"this machine has no device {kind}:{index}; it has {present}. `--device cpu` uses its processors"
         )
     return OpenDevice(
         attrs.evolve(devices_of_kind[visible], id=f"{kind}:{index}"),
@@ -83,7 +83,7 @@ def open_device(devices: Sequence[Device], wanted: str) -> OpenDevice:
     )
 
 
-def limited(
+def with_eviction(
     device: OpenDevice,
     memory: int,
     disk: DiskQuota,
@@ -91,31 +91,31 @@ def limited(
     on_demand: bool = False,
     idle: bool = False,
 ) -> OpenDevice:
-    """Return a device that uses at most `memory` bytes for sessions' values.
+    """Return a device that evicts values. Sessions' values use at most `memory` bytes of it; 0: no limit.
 
-    With `memory` 0 there is no limit. `on_demand`: an accelerator then evicts values if its memory runs out. `idle`: values of
-    idle sessions leave the device.
+    `on_demand`: without a limit, an accelerator also evicts values, if its memory runs out. `idle`: so does a CPU, for the
+    values of idle sessions.
     """
     if not memory and not (on_demand and (idle or device.runtime.device.type != "cpu")):
         return device
     return attrs.evolve(device, runtime=LimitedRuntime(device.runtime, memory, disk))
 
 
-def _best(devices: Sequence[Device]) -> str:
-    offered = (device for device in devices if device.name != FALLBACK and not device.chosen_by_name)
-    return next((device.name for device in offered if _found(device)), FALLBACK)
+def _best_kind(devices: Sequence[Device]) -> str:
+    accelerators = (device for device in devices if device.name != FALLBACK and not device.chosen_by_name)
+    return next((device.name for device in accelerators if _is_available(device)), FALLBACK)
 
 
-def _found(device: Device) -> bool:
+def _is_available(device: Device) -> bool:
     try:
         return bool(device.discover())
     except Exception as error:
-        _log.warning("devices of a kind cannot be used", kind=device.name, error=repr(error))
+        _log.warning("cannot list the devices of a kind: they are not used", kind=device.name, error=repr(error))
         return False
 
 
 def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
-    """Return memory figures of the device in bytes, such as `device_total`, and its number of processors."""
+    """Return memory figures in bytes, such as `device_total`, and the number of (multi)processors."""
     memory = {f"device_{name}": int(value) for name, value in runtime.memory().items()}
     if runtime.device.type == "cpu":
         return memory | {"multi_processor_count": os.cpu_count() or 1}
@@ -125,6 +125,6 @@ def device_figures(runtime: DeviceRuntime) -> dict[str, int]:
 
 
 def reset_device_peak(device: torch.device) -> None:
-    """Reset the peak of the device's memory allocator, if it has one."""
+    """Reset the peak of allocated memory. Do nothing on a CPU, whose allocator records no peak."""
     if device.type != "cpu":
         torch.accelerator.reset_peak_memory_stats(device)

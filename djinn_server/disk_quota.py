@@ -12,17 +12,17 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Final
 
-RESERVE: Final = 1 << 30  # bytes that stay free
+RESERVE: Final = 1 << 30  # bytes of each disk that stay free
 STEP: Final = 16 << 20  # bytes that a writer may write before the disk is checked again
 
 
 class DiskQuota:
-    """Count the bytes on disk of this process, which works for one tenant.
+    """Limit the bytes on disk of this process, which works for one tenant.
 
     Attributes:
         limit: maximum bytes in total, including weights; 0: no limit.
-        evict_weights: evicts weights from the store until at most a given number of bytes is left.
-        reserve: bytes of every disk that stay free.
+        evict_weights: called with a number of bytes. Evicts weights until the store holds at most that many.
+        reserve: bytes of each disk that stay free.
     """
 
     def __init__(self, limit: int = 0, reserve: int = RESERVE) -> None:
@@ -43,17 +43,17 @@ class DiskQuota:
         return min(most, max(0, self.limit - self.used)) if self.limit else most
 
     def charge(self, owner: Hashable, nbytes: int, where: Path | str) -> str:
-        """Charge `owner` for `nbytes` bytes on the disk of path `where`. Call this before writing.
+        """Set the charge of `owner` to `nbytes` bytes on the disk of path `where`. Call this before writing.
 
-        Return "" on success. If the quota or the disk does not allow `nbytes`, return the reason and keep the old charge.
+        Return "" on success. If the quota or the disk does not allow `nbytes`, leave the charge and return the reason.
         """
         with self._lock:
             before = self._usage.get(owner, 0)
-            used = sum(self._usage.values()) - before + nbytes
-        if self.limit and used > self.limit:
-            return f"you would use {used:,} bytes on disk; your quota is {self.limit:,} bytes"
+            total = sum(self._usage.values()) - before + nbytes
+        if self.limit and total > self.limit:
+            return f"you would use {total:,} bytes on disk; your quota is {self.limit:,} bytes"
         if self.limit:
-            self.evict_weights(self.limit - used)
+            self.evict_weights(self.limit - total)
         free = free_bytes(where)
         if free - max(0, nbytes - before) < self.reserve:
             return f"the disk has only {free:,} bytes left, and {self.reserve:,} bytes must stay free"
@@ -61,12 +61,12 @@ class DiskQuota:
         return ""
 
     def headroom(self, where: Path | str) -> int:
-        """Return how many more bytes quota and disk allow on the disk of path `where`."""
+        """Return how many more bytes the quota and the disk of path `where` allow."""
         free = max(0, free_bytes(where) - self.reserve)
         return min(free, max(0, self.limit - self.used)) if self.limit else free
 
     def set_usage(self, owner: Hashable, nbytes: int) -> None:
-        """Charge `owner` for `nbytes` bytes, without a check."""
+        """Set the charge of `owner` to `nbytes` bytes, without a check."""
         with self._lock:
             self._usage[owner] = nbytes
 
@@ -77,7 +77,7 @@ class DiskQuota:
 
 
 def free_bytes(where: Path | str) -> int:
-    """Return the free bytes for this user on the disk of path `where`; a large number if unknown."""
+    """Return the free bytes for this user on the disk of path `where`, or 2^62 if unknown."""
     try:
         return shutil.disk_usage(where).free
     except OSError:

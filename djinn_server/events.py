@@ -14,21 +14,21 @@ from djinn_core.logs import get_logger, redact
 from djinn_core.observing import Events, Sink
 from djinn_core.registry.registry import Registry
 
-WAITING: Final = 10_000  # events in the queue of one observer
-CLOSE_SECONDS: Final = 5.0  # for what waits then
+QUEUE_LIMIT: Final = 10_000  # events in the queue of one observer
+CLOSE_SECONDS: Final = 5.0  # to deliver the events that are queued at the end
 _log = get_logger("djinn.server")
 
 
 class ServerEvents(Events):
-    """Notify observers of events. Built-in observers are called at once, and observers of plugins in threads."""
+    """Notify observers of events: built-in observers at once, observers of plugins in threads."""
 
     @classmethod
     def of(cls, process: str, *built_in: Observer) -> ServerEvents:
-        """Return the events of a process, with these built-in observers."""
+        """Return an object that notifies `built_in`. `process`: kind of this process, such as `gateway`."""
         return cls(process, map(Sink, built_in))
 
     def observe_with(self, registry: Registry) -> None:
-        """From now on, also notify the observers of plugins."""
+        """From now on, also notify the plugins' observers of this kind of process."""
         observers = [observer for observer in registry.observers if self.process in observer.processes]
         self.become(
             [
@@ -57,30 +57,30 @@ class QueueSink(Sink):
     def __init__(self, observer: Observer, plugin: str) -> None:
         super().__init__(observer, plugin)
         self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._left_out = 0
+        self._dropped_count = 0
         self._thread = threading.Thread(target=self._run, name=f"djinn-observer {observer.name}", daemon=True)
         self._thread.start()
 
     def take(self, event: Event) -> None:
         """Add an event to the queue, unless the queue is full."""
-        if self._waiting.qsize() < WAITING:
+        if self._waiting.qsize() < QUEUE_LIMIT:
             self._waiting.put(event)
         else:
-            self._left_out += 1
+            self._dropped_count += 1
 
     def end(self) -> None:
         """Let the thread end when the queue is empty."""
         self._waiting.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait for the thread."""
+        """Wait at most `seconds` for the thread to deliver the queue."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             _log.warning("an observer is too slow: the last events were dropped", **self.who)
 
     def _run(self) -> None:
         while (event := self._waiting.get()) is not None:
-            if self._left_out and self._waiting.qsize() < WAITING // 2:
-                left_out, self._left_out = self._left_out, 0
-                _log.warning("an observer is too slow: events were dropped", events=left_out, **self.who)
+            if self._dropped_count and self._waiting.qsize() < QUEUE_LIMIT // 2:
+                dropped_count, self._dropped_count = self._dropped_count, 0
+                _log.warning("an observer is too slow: events were dropped", events=dropped_count, **self.who)
             super().take(attrs.evolve(event, fields=redact(None, "", dict(event.fields))))

@@ -46,7 +46,7 @@ from djinn_server.attach import AdmittedClient, admit, attached
 from djinn_server.context import ExecutorContext
 from djinn_server.control import Control
 from djinn_server.custom_operators import CustomOperators
-from djinn_server.devices import FALLBACK, OpenDevice, limited, open_device
+from djinn_server.devices import FALLBACK, OpenDevice, open_device, with_eviction
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
 from djinn_server.executor_metrics import metered
@@ -57,13 +57,13 @@ from djinn_server.launch.listen_addresses import faster_transports, listening_tr
 from djinn_server.launch.orders import FULL_SECONDS, Failed, Full, Report, Start
 from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import Badge, TicketChecker
-from djinn_server.malloc_trim import keep_few_arenas, keep_freed_for_next_run, set_start_aside
+from djinn_server.malloc_trim import freeze_startup_objects, keep_few_arenas, keep_freed_for_next_run
 from djinn_server.peers.exchange import PeerListener, serve_control_channel
 from djinn_server.peers.inbox import PeerConnection
 from djinn_server.recovery.executor_channel import ExecutorChannel, PlainExecutorChannel
 from djinn_server.recovery.leases import CrashLoop, Leases
 from djinn_server.recovery.log_records import SessionIdentity
-from djinn_server.rlimits import confine
+from djinn_server.rlimits import limit_memory
 from djinn_server.run_strategies import begin_strategies, compilers_of, strategies_of
 from djinn_server.session import ExecutorSession
 from djinn_server.session_pauses import Pause, Wakeup
@@ -75,8 +75,8 @@ from djinn_server.weights.store import WeightStore
 from djinn_server.weights.weight_reader import WeightReader
 
 SessionFactory = Callable[[ExecutorContext, WeightStore | None, PeerListener], ServedSession]
-_TELLING_SECONDS = 0.2  # for which clients may read the reason why their sessions end
-_LAST_EVENTS_SECONDS = 1.5  # less than its parent waits for it
+_NOTIFY_SECONDS = 0.2  # to send clients the reason why their sessions end
+_LAST_EVENTS_SECONDS = 1.5  # to deliver the last events to observers; the parent waits longer for this process
 _log = logs.get_logger("djinn.server")
 
 
@@ -100,7 +100,7 @@ class Executor:
         self._context = context
         self._config = config
         self._leases = Leases(config.recovery, context.usage, context.disk)
-        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, self._for_tenant(config.models))
+        self._tenancy = Tenancy(context.usage, context.disk, store, config.accounts, self._callbacks_for(config.models))
         self._registry = registry
         self._tickets = tickets
         self._new_session = new
@@ -110,34 +110,34 @@ class Executor:
         self._peer_listener = PeerListener(registry.transports, tls, self._leases.patience)
         self._listeners: list[Listener] = []
         self._limits = ExecutorLimits(context.usage, config.admission, self._leases.next_lease_end)
-        self._full_at = 0.0
-        self.tell: Callable[[Report], None] = lambda _: None
+        self._reported_full_at = 0.0
+        self.send_report: Callable[[Report], None] = lambda _: None
         self._accepting = True
-        self._door = threading.Lock()
-        self._inside = 0  # sessions, including sessions under construction
+        self._admission_lock = threading.Lock()
+        self._session_count = 0  # including sessions under construction
 
     def listen(self, directory: str) -> tuple[str, ...]:
-        """Listen at a socket in `directory`, and with all configured transports. Return the URLs.
+        """Listen at a Unix socket in `directory`, and with all configured transports. Return the URLs.
 
-        An executor that a program owns also listens with faster transports for this host.
+        An executor that a client's program started also listens with faster transports for this host.
 
         Raises:
             TransportError: an address cannot be bound.
             PluginError: there is no local transport.
         """
-        own = f"unix://{directory}/{SOCKET_NAME}"
+        socket_url = f"unix://{directory}/{SOCKET_NAME}"
         transports, network = self._registry.transports, self._config.network
-        local = transport_for(own, transports)
-        self._listeners.append(local.listen(own, Limits(), self.serve))
+        local = transport_for(socket_url, transports)
+        self._listeners.append(local.listen(socket_url, Limits(), self.serve))
         unnamed: list[Listener] = []
-        for one in (
+        for listening in (
             faster_transports(transports, local)
             if network is None
             else listening_transports(transports, network.tls, network.listen_at)
         ):
-            capabilities = one.transport.capabilities
-            if not capabilities.relayed and one.transport is not local:
-                self._listeners.append(one.transport.listen(one.url(0), Limits(), self.serve))
+            capabilities = listening.transport.capabilities
+            if not capabilities.relayed and listening.transport is not local:
+                self._listeners.append(listening.transport.listen(listening.url(0), Limits(), self.serve))
                 if capabilities.named_only or capabilities.same_host:
                     unnamed.append(self._listeners[-1])
         # Transports that users have to name are left out: users do not choose how executors connect. Other host-local
@@ -166,32 +166,31 @@ class Executor:
             refuse(connection, "the executor is shutting down: connect again later")
             return False
         badge = admitted.grant.badge
-        with self._door:  # one at a time, so that simultaneous clients do not all get the last place
+        with self._admission_lock:  # one client at a time, so that two cannot both begin the last session
             self._tenancy.assign(badge)
             denial = self._denial(badge)
             if denial is not None and denial.kind == "full":
-                self.full(denial.reason)
-            self._inside += denial is None
+                self.report_full(denial.reason)
+            self._session_count += denial is None
         if denial is None:
             return self._start(partial(self._begin, connection, admitted))
-        who = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
-        self._context.events.emit("session_refused", why=denial.kind, **who)
+        client_facts = {"tenant": badge.tenant, "key": badge.token, "client": admitted.grant.client}
+        self._context.events.emit("session_refused", why=denial.kind, **client_facts)
         refuse(connection, denial.reason, retry=denial.retry, retry_after=denial.retry_after)
         return False
 
     def _denial(self, badge: Badge) -> Denial | None:
-        """Return the denial for a client that may not begin a session now; None if it may."""
-        reason = self._tenancy.refusal(badge)
-        if reason:
+        """Return the reason why a client may not begin a session now, or None if it may."""
+        if reason := self._tenancy.refusal(badge):
             return Denial(reason, "tenant")
-        return self._limits.denial(self._inside, self._context.device.turns.longest_wait)
+        return self._limits.denial(self._session_count, self._context.device.turns.longest_wait)
 
     def _start(self, begin: Callable[[], tuple[Iterator[Pause], Wakeup]]) -> bool:
         """Run the session that `begin` creates, in the threads of the executor. Return the result of `serve`."""
         try:
             pauses, wakeup = begin()
         except BaseException:
-            self._left()
+            self._end_session()
             raise
         self._context.threads.run(pauses, wakeup)
         return True
@@ -200,36 +199,36 @@ class Executor:
         """Create the session of a new client."""
         grant = admitted.grant
         owner = SessionIdentity(secrets.token_hex(16), grant.client, secrets.token_urlsafe(32), grant.badge)
-        leased = self._leases.lease(owner, connection) if self._leases.seconds else None
-        talk = leased or PlainExecutorChannel(connection)
-        return self._make_session(owner, talk, connection, self._attached(owner, admitted))
+        has_lease = self._leases.seconds > 0
+        channel = self._leases.lease(owner, connection) if has_lease else PlainExecutorChannel(connection)
+        return self._make_session(owner, channel, connection, self._attached(owner, admitted))
 
-    def _resume(self, connection: Connection, asked: Resume) -> bool:
+    def _resume(self, connection: Connection, request: Resume) -> bool:
         """Resume a session of this executor or of an earlier process. Return the result of `serve`."""
         try:
-            recovered = self._leases.recover(connection, asked, self._assign_recovered)
+            recovered = self._leases.recover(connection, request, self._assign_recovered)
         except (QuotaExceeded, BlockingIOError) as error:  # the previous executor may still be ending
-            _log.warning("cannot recover a session yet", session=asked.session, reason=str(error))
+            _log.warning("cannot recover a session yet", session=request.session, reason=str(error))
             reason = str(error) if isinstance(error, QuotaExceeded) else "another executor still has the session"
             refuse(connection, reason, retry=True)
             return False
         except (SessionLost, OSError) as error:
-            _log.error("a session cannot be recovered", session=asked.session, error=str(error))
+            _log.error("cannot recover a session", session=request.session, error=str(error))
             self._context.usage.count("recovery_failures")
             crashes_executors = isinstance(error, CrashLoop)
             refuse(connection, f"the session cannot be recovered: {error}", crashes_executors=crashes_executors)
             return False
         if recovered is None:
-            resumed = lambda: self._context.events.emit("session_resumed", session=asked.session)  # noqa: E731 - of this one
-            self._parallel.accept_for(connection, asked.session)
-            return self._leases.serve(connection, asked, resumed)
-        owner, leased, received = recovered
-        _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=received)
+            self._parallel.accept_for(connection, request.session)
+            notify = partial(self._context.events.emit, "session_resumed", session=request.session)
+            return self._leases.serve(connection, request, notify)
+        owner, channel, frames = recovered
+        _log.warning("recovering a session: its journal is replayed", session=owner.session, frames=frames)
         self._context.usage.count("sessions_recovered")
-        self._context.usage.count("replayed_frames", received)
-        with self._door:
-            self._inside += 1
-        return self._start(partial(self._make_session, owner, leased, connection, Resumed(received, instance())))
+        self._context.usage.count("replayed_frames", frames)
+        with self._admission_lock:
+            self._session_count += 1
+        return self._start(partial(self._make_session, owner, channel, connection, Resumed(frames, instance())))
 
     def _assign_recovered(self, badge: Badge) -> str:
         """Assign the executor to the tenant of a session that is to be recovered.
@@ -240,69 +239,71 @@ class Executor:
         if reason:
             return reason
         self._tenancy.assign(badge)
-        return self._tenancy.refusal(badge) or self._context.usage.may_begin(self._inside)
+        return self._tenancy.refusal(badge) or self._context.usage.may_begin(self._session_count)
 
-    def _left(self) -> None:
-        with self._door:
-            self._inside -= 1
+    def _end_session(self) -> None:
+        with self._admission_lock:
+            self._session_count -= 1
         self._report_space()  # not before: the gateway sends the next client at once
 
-    def _serve_control_channel(self, connection: Connection, asked: ControlAttach) -> None:
+    def _serve_control_channel(self, connection: Connection, request: ControlAttach) -> None:
         """Serve a control channel of a client. A wrong secret gets the same reply as an unknown session."""
-        session = self._roster.session(asked.session)
-        if not self._leases.knows(asked.session, asked.secret) or not isinstance(session, ExecutorSession):
+        session = self._roster.session(request.session)
+        if not self._leases.knows(request.session, request.secret) or not isinstance(session, ExecutorSession):
             refuse(connection, "there is no such session (any more)")
             return
         serve_control_channel(connection, session.exchange)
 
-    def _attend_parallel(self, connection: Connection, asked: ParallelAttach) -> None:
-        """Use a further connection for large buffers of a session, until it ends.
+    def _attend_parallel(self, connection: Connection, request: ParallelAttach) -> None:
+        """Serve an additional connection for large buffers of a session, until the connection ends.
 
-        A wrong secret is treated like an unknown session.
+        A wrong secret gets the same reply as an unknown session.
         """
-        refused = "there is no such session (any more)"
-        if self._leases.knows(asked.session, asked.secret):
+        reason = "there is no such session (any more)"
+        if self._leases.knows(request.session, request.secret):
             welcome = partial(send_message, connection, Resumed(0))
-            refused = self._parallel.serve(connection, asked.session, asked.group, welcome)
-        if refused:
-            refuse(connection, refused)
+            reason = self._parallel.serve(connection, request.session, request.group, welcome)
+        if reason:
+            refuse(connection, reason)
 
     def _make_session(
-        self, owner: SessionIdentity, talk: ExecutorChannel, connection: Connection, greeting: Message
+        self, owner: SessionIdentity, channel: ExecutorChannel, connection: Connection, greeting: Message
     ) -> tuple[Iterator[Pause], Wakeup]:
-        events = self._context.events.bound(session=owner.session, **self._client(owner.badge, owner.client))
+        events = self._context.events.bound(session=owner.session, **self._client_facts(owner.badge, owner.client))
         context = attrs.evolve(self._context, events=events)
         session = self._new_session(context, self._tenancy.store, self._peer_listener)
-        return self._converse(session, events, owner, talk, connection, greeting), session.wakeup
+        return self._serve_session(session, events, owner, channel, connection, greeting), session.wakeup
 
-    def _converse(
+    def _serve_session(
         self,
         session: ServedSession,
         events: ServerEvents,
         owner: SessionIdentity,
-        talk: ExecutorChannel,
+        channel: ExecutorChannel,
         connection: Connection,
         greeting: Message,
     ) -> Iterator[Pause]:
-        """Run a session from start to end, with its log lines and metrics."""
+        """Run a session from start to end. Log its start and end, and update metrics."""
         name, client = owner.session, owner.client
         events.emit("session_began", recovered=isinstance(greeting, Resumed))
         began = time.monotonic()
-        with ExitStack() as ending:  # in reverse order, each of them even if another one fails
-            ending.callback(talk.close)
+        with ExitStack() as ending:  # calls run in reverse order, each even if another call fails
+            ending.callback(channel.close)
             ending.callback(self._context.trimmer.soon)
-            ending.callback(self._left)
+            ending.callback(self._end_session)
             ending.callback(session.close)
             ending.callback(self._leases.end, name)
             ending.callback(lambda: events.emit("session_ended", duration=time.monotonic() - began))
             with (
-                self._roster.enter(SessionEntry(name, client, session, owner.badge.token, talk)),
-                _log_session(talk, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check),
+                self._roster.enter(SessionEntry(name, client, session, owner.badge.token, channel)),
+                _log_session(
+                    channel, name, client, partial(self._context.usage.count_as, "sessions_closed"), self._check_device
+                ),
             ):
                 self._parallel.accept_for(connection, name)
                 send_message(connection, greeting)
-                talk.resend()
-                yield from session.pauses(talk)
+                channel.resend()
+                yield from session.pauses(channel)
 
     def _attached(self, owner: SessionIdentity, admitted: AdmittedClient) -> Attached:
         caches_weights, leases = self._tenancy.store is not None, self._leases
@@ -319,8 +320,8 @@ class Executor:
             return reply
         return msgspec.structs.replace(reply, lease=leases.seconds, secret=owner.secret, recoverable=leases.recoverable)
 
-    def _for_tenant(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
-        """Return the functions that set up a tenant's custom ops and weight folders."""
+    def _callbacks_for(self, models: ModelConfig) -> Sequence[Callable[[str], None]]:
+        """Return functions that set up custom ops, leases and weight folders of the tenant with a given name."""
         callbacks: list[Callable[[str], None]] = [self._operators.assign, self._leases.assign_tenant]
         weights, disk = self._context.weights, self._context.disk
         if models.saving is not None:
@@ -329,31 +330,31 @@ class Executor:
             callbacks.append(partial(weights.publish_in, models.published, disk))
         return callbacks
 
-    def _client(self, badge: Badge, client: str) -> dict[str, str]:
-        """Return the facts about a client for observers."""
+    def _client_facts(self, badge: Badge, client: str) -> dict[str, str]:
+        """Return the fields that describe a client in events."""
         return {"tenant": badge.tenant, "key": badge.token, "client": client, "device": self._device_id}
 
-    def when_device_is_lost(self, lost: Callable[[str], None]) -> None:
-        """After the loss of the device, tell the clients whose sessions end, then call `lost` with the reason."""
+    def when_device_is_lost(self, end_process: Callable[[str], None]) -> None:
+        """Watch the device. After its loss, notify clients whose sessions end, and call `end_process`."""
 
         def end(reason: str) -> None:
-            ending = [entry.connection for entry in self._roster.entries() if not _outlives(entry.connection)]
+            ending = [entry.connection for entry in self._roster.entries() if not _is_recoverable(entry.connection)]
             threads = [
-                threading.Thread(target=_part, args=(channel, reason), daemon=True)
+                threading.Thread(target=_notify_end, args=(channel, reason), daemon=True)
                 for channel in ending
                 if channel is not None
             ]
             for thread in threads:
                 thread.start()
-            deadline = time.monotonic() + _TELLING_SECONDS
+            deadline = time.monotonic() + _NOTIFY_SECONDS
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-            lost(reason)
+            end_process(reason)
 
         if self._context.device.watch is not None:
             self._context.device.watch.start(end)
 
-    def _check(self, error: Exception) -> None:
+    def _check_device(self, error: Exception) -> None:
         if self._context.device.watch is not None:
             self._context.device.watch.check(error)
 
@@ -368,13 +369,14 @@ class Executor:
         )
 
     def evict(self, tokens: Collection[str]) -> None:
-        """End the sessions of clients that were admitted with one of these tokens (their ids)."""
+        """End the sessions of clients that were admitted with one of `tokens`, which are ids of tokens."""
         for entry in self._roster.of_tokens(tokens):
             self._context.usage.count_as("sessions_closed", "token")
             _log.warning("ending a session: its token is invalid now", session=entry.id, client=entry.client)
             if entry.connection is not None:
-                _part(
-                    entry.connection, "the token that you came with has been revoked or has expired: ask for a new one"
+                _notify_end(
+                    entry.connection,
+                    "your token has been revoked or has expired: ask the server's operator for a new one",
                 )
                 entry.connection.close()
 
@@ -386,20 +388,20 @@ class Executor:
         _log.warning("ending a session on request", session=entry.id, client=entry.client, reason=reason)
         self._context.usage.count_as("sessions_closed", "killed")
         entry.session.stop()
-        _part(entry.connection, reason)
+        _notify_end(entry.connection, reason)
         entry.connection.close()
 
-    def full(self, reason: str) -> None:
-        """Report to the gateway that this executor is full. The gateway refuses clients for `FULL_SECONDS`."""
-        if time.monotonic() - self._full_at > FULL_SECONDS / 2:
-            self._full_at = time.monotonic()
-            self.tell(Full(reason))
+    def report_full(self, reason: str) -> None:
+        """Report that this executor is full, so that the gateway refuses clients for `FULL_SECONDS`."""
+        if time.monotonic() - self._reported_full_at > FULL_SECONDS / 2:
+            self._reported_full_at = time.monotonic()
+            self.send_report(Full(reason))
 
     def _report_space(self) -> None:
-        """Report that the executor has room again, after a session has ended."""
-        if self._full_at:
-            self._full_at = 0.0
-            self.tell(Full(""))
+        """If the executor was reported full, report that it admits sessions again."""
+        if self._reported_full_at:
+            self._reported_full_at = 0.0
+            self.send_report(Full(""))
 
     def assign_tenant(self, tenant: str) -> None:
         """Assign the executor to a tenant."""
@@ -416,7 +418,7 @@ class Executor:
         return self._roster.empty
 
     def stop_accepting(self) -> None:
-        """Admit no further clients. Calling it again does nothing."""
+        """Admit no further clients. Later calls do nothing."""
         self._accepting = False
         if not self._config.recovery.keeps_journals_if_stopped:
             self._leases.expire()
@@ -432,7 +434,7 @@ class Executor:
         self.stop_accepting()
         for entry in self._roster.entries():
             if entry.connection is not None:
-                _part(entry.connection, "the server was stopped", stopped=True)
+                _notify_end(entry.connection, "the server was stopped", stopped=True)
                 entry.connection.close()
         self.close_observers()
 
@@ -456,48 +458,48 @@ def _log_session(
     connection: SessionChannel,
     name: str,
     client: str,
-    closed: Callable[[str], None],
+    count_closed: Callable[[str], None],
     check: Callable[[Exception], None],
 ) -> Iterator[None]:
-    """Log start and end of the session that runs in the block. An error ends only the session's connection.
+    """Log start and end of the session that runs in the block. An error ends only the session.
 
-    `closed`: called with the reason if this end closes the session. `check`: called with internal errors of the executor.
+    `count_closed`: called with a label of the reason if the executor ends the session. `check`: called with internal errors.
     """
-    log = _log.bind(session=name)
-    log.info("session began", client=client)
+    session_log = _log.bind(session=name)
+    session_log.info("session began", client=client)
     try:
         with logs.in_context(session=name):
             yield
     except ProtocolError as error:
-        closed("protocol")
-        log.warning("session closed: the client sent an invalid message", error=str(error))
-        _part(connection, str(error))
+        count_closed("protocol")
+        session_log.warning("session closed: the client sent an invalid message", error=str(error))
+        _notify_end(connection, str(error))
     except QuotaExceeded as error:
-        closed("quota")
-        log.warning("session closed: the tenant's quota is exhausted", reason=str(error))
-        _part(connection, f"the server ended this session: {error}")
+        count_closed("quota")
+        session_log.warning("session closed: the tenant's quota is exhausted", reason=str(error))
+        _notify_end(connection, f"the server ended this session: {error}")
     except SessionLost as error:
-        closed("recovery")
-        log.error("a session cannot be recovered", error=str(error))
-        _part(connection, f"the session cannot be recovered: {error}")
+        count_closed("recovery")
+        session_log.error("cannot recover the session", error=str(error))
+        _notify_end(connection, f"the session cannot be recovered: {error}")
     except TransportError as error:
-        log.info("session ended with its connection", error=str(error))
+        session_log.info("session ended with its connection", error=str(error))
     except Exception as error:
         check(error)
-        closed("error")
-        log.exception("session ended by an internal error of the executor", error=repr(error))
-        _part(connection, f"the executor failed: {error!r}; its log has the details")
+        count_closed("error")
+        session_log.exception("session ended by an internal error of the executor", error=repr(error))
+        _notify_end(connection, f"the executor failed: {error!r}; its log has the details")
     else:
-        log.info("session ended")
+        session_log.info("session ended")
 
 
-def _outlives(connection: SessionChannel | None) -> bool:
+def _is_recoverable(connection: SessionChannel | None) -> bool:
     """Return True if another process can recover the session of this channel."""
     return isinstance(connection, ExecutorChannel) and connection.journal.open
 
 
-def _part(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
-    """Tell the client why its session ends, if it is still connected. `stopped`: as in `Broken`."""
+def _notify_end(connection: SessionChannel, reason: str, *, stopped: bool = False) -> None:
+    """Send the reason why a session ends to its client, if connected. `stopped`: as in `ProtocolClose`."""
     connection.expire()
     if isinstance(connection, ExecutorChannel):
         connection.abandon_replay()
@@ -524,27 +526,27 @@ def run(device: str, reports: int, new: SessionFactory = ExecutorSession) -> int
         logs.show(start.config.log.level)
         logs.recent.install()
         logs.set_debug_level(start.config.log.debug)
-        opened = _open(device, start, new)
+        new_executor = _open_executor(device, start, new)
         start = start.without_secrets()
-        with opened as executor:
-            executor.tell = control.report
+        with new_executor as executor:
+            executor.send_report = control.report
             executor.when_device_is_lost(partial(_end_at_once, control, start.directory))
             operators_digest()  # takes 0.06 s; the first client would wait for it
             urls = executor.listen(start.directory)
             control.report(Ready(urls, os.getpid(), executor.sessions(0).device, str(torch.__version__)))
             _log.info("executor is ready", urls=urls, process=os.getpid())
             remove_abandoned(Path(start.directory).parent)
-            set_start_aside()
+            freeze_startup_objects()
             control.run(executor, start.config.unused_seconds)
             recovery = start.config.recovery
             if recovery.keeps_journals_if_stopped or (control.orphaned and recovery.keeps_journals_if_orphaned):
                 executor.close_observers()
                 _end_at_once(control, start.directory, "its parent ended or stopped it")
     except Exception as error:
-        expected = isinstance(error, DjinnError)
-        if not expected:
+        is_djinn = isinstance(error, DjinnError)
+        if not is_djinn:
             _log.exception("executor failed", error=repr(error))
-        control.report(Failed(str(error) if expected else f"the executor failed: {error!r}; its log has the details"))
+        control.report(Failed(str(error) if is_djinn else f"the executor failed: {error!r}; its log has the details"))
         return 1
     finally:
         shutil.rmtree(start.directory, ignore_errors=True)
@@ -559,7 +561,7 @@ def _end_at_once(control: Control, directory: str, reason: str) -> None:
     os._exit(1)
 
 
-def _open(device: str, start: Start, new: SessionFactory) -> Executor:
+def _open_executor(device: str, start: Start, new: SessionFactory) -> Executor:
     config = start.config
     if config.user is not None:
         _make_folders(config, config.user)
@@ -569,8 +571,9 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
     operators = CustomOperators(config.operators, registry.operators, tenants=config.tenants)
     disk = DiskQuota()
     strategies, compilers = strategies_of(registry, config), compilers_of(registry, config)
-    found, evicts = open_device(registry.devices, device), not any(strategy.joins_sessions for strategy in strategies)
-    opened = limited(found, config.memory.limit, disk, on_demand=evicts, idle=config.memory.idle_minutes > 0)
+    on_demand, idle = not any(s.joins_sessions for s in strategies), config.memory.idle_minutes > 0
+    opened = open_device(registry.devices, device)
+    opened = with_eviction(opened, config.memory.limit, disk, on_demand=on_demand, idle=idle)
     if config.hang_seconds is not None:
         opened.runtime.hang_seconds = config.hang_seconds
     events = ServerEvents("executor")
@@ -585,7 +588,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
         ahead_bytes=config.memory.ahead,
     )
     if opened.capabilities.kind == FALLBACK:
-        confine(opened.capabilities.memory)
+        limit_memory(opened.capabilities.memory)
     begin_strategies(context, strategies, compilers)
     store = _open_store(config.store, disk)
     key, config = TicketChecker(start.key), start.without_secrets().config
@@ -593,7 +596,7 @@ def _open(device: str, start: Start, new: SessionFactory) -> Executor:
 
 
 def _make_folders(config: ExecutorConfig, user: SystemUser) -> None:
-    """Make the private folders of an executor that runs as its tenant's system user."""
+    """Create the private folders of an executor that runs as its tenant's system user."""
     user.make_subfolders()
     for folder in (config.recovery.journals, config.accounts):
         if folder is not None:
@@ -615,16 +618,16 @@ def _open_store(config: StoreConfig, disk: DiskQuota) -> WeightStore | None:
     try:
         return WeightStore(config.directory, config.limit, disk)
     except OSError as error:
-        _log.warning("the weight store is off: cannot use its directory", error=str(error))
+        _log.warning("the weight store is off: its directory cannot be used", error=str(error))
         return None
 
 
 def _take_standard_input() -> int:
-    """Move the pipe with the parent's orders to another descriptor and return it. Other output goes to the log."""
+    """Move the pipe of orders to another descriptor, and return it. Redirect standard output to the log."""
     orders = os.dup(0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_device, 0)
+    os.close(null_device)
     os.dup2(2, 1)
     return orders
 

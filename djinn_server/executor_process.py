@@ -8,7 +8,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     import gc
 
-    gc.disable()  # until `set_start_aside`
+    gc.disable()  # until `freeze_startup_objects`
 
     from djinn_server.executor import main
 

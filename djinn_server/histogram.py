@@ -8,12 +8,12 @@ from typing import Final
 
 from djinn_core.wire.executor_reports import Distribution
 
-# Upper bounds in seconds: a decode step, an ordinary submission, a long one.
+# Upper bounds of the bins in seconds, from short decode steps to long submissions. A last bin has no bound.
 BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Histogram:
-    """A histogram of durations."""
+    """A histogram of durations, with the bins of `BOUNDS`."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS) + 1)
@@ -27,7 +27,7 @@ class Histogram:
 
     def include(self, other: Histogram) -> None:
         """Add all durations of another histogram."""
-        self._counts = [own_count + its for own_count, its in zip(self._counts, other._counts, strict=True)]
+        self._counts = [first + second for first, second in zip(self._counts, other._counts, strict=True)]
         self._sum += other._sum
 
     @property

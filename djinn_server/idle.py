@@ -16,27 +16,27 @@ class IdleMoves:
     """Move the values of a session off its device while it is idle. Only the session's thread uses it.
 
     Attributes:
-        at: time of the next move; None before the session pauses.
+        next_move_at: time of the next move (`time.monotonic`); None before the session pauses.
     """
 
     def __init__(self, context: ExecutorContext, memory: SessionMemory | None) -> None:
-        """`memory`: the session's memory; None if the device does not evict values, so that nothing moves."""
+        """`memory`: the session's memory; None if the device does not evict values. Then no value moves."""
         self._context = context
         self._memory = memory
-        self.at: float | None = None
+        self.next_move_at: float | None = None
 
     def deadline(self) -> float | None:
-        """Return when the values move next; None: never. If that time has come, move them."""
+        """Move the values if the session has been idle long enough. Return the time of the next move, or None."""
         seconds, memory = self._context.idle_seconds, self._memory
         if not seconds or memory is None:
             return None
         now = time.monotonic()
-        if self.at is None:
-            self.at = now + seconds
-        elif now >= self.at:
-            with self._context.moving:
-                moved = memory.move_away()
-            _log.info("the values of an idle session left the device", **moved)
+        if self.next_move_at is None:
+            self.next_move_at = now + seconds
+        elif now >= self.next_move_at:
+            with self._context.move_lock:
+                counts = memory.move_away()
+            _log.info("the values of an idle session left the device", **counts)
             self._context.trimmer.soon()
-            self.at = now + seconds if memory.moves_again else math.inf
-        return self.at if self.at < math.inf else None
+            self.next_move_at = now + seconds if memory.moves_again else math.inf
+        return self.next_move_at if self.next_move_at < math.inf else None

@@ -18,7 +18,7 @@ from djinn_core.registry.selection import Selection
 from djinn_core.settings import Settings, bytes_of
 from djinn_server.context import ExecutorContext
 from djinn_server.custom_operators import CustomOperators
-from djinn_server.devices import limited, open_device
+from djinn_server.devices import open_device, with_eviction
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.executor import Executor
 from djinn_server.launch.executor_config import EVERYTHING, ExecutorConfig
@@ -29,18 +29,18 @@ from djinn_server.shared_device import SharedDevice
 from djinn_server.weights.weight_reader import WeightReader
 
 # An exiting interpreter stops threads at any point, and PyTorch's deallocation does not survive that.
-ENDING_SECONDS = 5.0  # for the running op, and for the session to free its values
+ENDING_SECONDS = 5.0  # in which the running op must end, and the session free its values
 
 
 class QueueConnection(Connection):
-    """A `Connection` within one process, which counts the bytes of frames."""
+    """A `Connection` within one process. It counts the bytes of frames."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
 
     def __init__(self, incoming: queue.SimpleQueue[Frame | None], outgoing: queue.SimpleQueue[Frame | None]) -> None:
         self.limits = Limits()
-        self.thread: threading.Thread | None = None  # the executor's, which ends with the connection
+        self.thread: threading.Thread | None = None  # the executor's, which `close` joins; None at the executor's end
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
@@ -49,10 +49,10 @@ class QueueConnection(Connection):
         """Send a frame with a copy of its body, because both ends may change their buffers."""
         if self._closed:
             raise TransportError("the connection to the inline executor is closed")
-        copied = Frame(frame.head, [memoryview(bytearray(buffer)) for buffer in frame.body])
-        self._check(copied)
-        self._outgoing.put(copied)
-        self.bytes_sent += _size(copied)
+        copy = Frame(frame.head, [memoryview(bytearray(buffer)) for buffer in frame.body])
+        self._check(copy)
+        self._outgoing.put(copy)
+        self.bytes_sent += _size(copy)
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Receive a frame, as `Connection.receive` does."""
@@ -87,23 +87,22 @@ def _size(frame: Frame) -> int:
 
 
 def connected_pair() -> tuple[QueueConnection, QueueConnection]:
-    """Return the two ends of a new connection."""
+    """Return the client's and the executor's end of a new connection."""
     to_server: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     to_client: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
     return QueueConnection(to_server, to_client), QueueConnection(to_client, to_server)
 
 
 def begin(settings: Settings, client: str) -> tuple[Connection, str]:
-    """Start an executor in a thread. Return a connection to it, and a ticket.
+    """Start an executor in a thread. Return a connection to it, and a ticket for the client of this name.
 
     Raises:
         StartupError: the device does not exist.
     """
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     key = new_key()
-    opened = open_device(registry.devices, settings.device)
     disk = DiskQuota()
-    device = limited(opened, bytes_of(settings.memory_gib), disk)
+    device = with_eviction(open_device(registry.devices, settings.device), bytes_of(settings.memory_gib), disk)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
     context = ExecutorContext(
         SharedDevice(device.runtime, registry.operators, has_program=True), weights=weights, disk=disk

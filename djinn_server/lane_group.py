@@ -21,37 +21,35 @@ from djinn_server.running.run_request import RunRequest
 from djinn_server.shared_device import SharedDevice
 
 GROUP_SECONDS: Final = 10.0  # after which no submission joins, so that the session does its other tasks
-TOGETHER: Final = 4  # submissions a lane without a reply that the client has read
-_FIRST_LOOK_SECONDS: Final = (
-    0.0005  # after which a free lane looks for arrived submissions; the next time after twice as long
-)
+UNSENT_PER_LANE: Final = 4  # maximum submissions without a sent reply, per lane
+_FIRST_POLL_SECONDS: Final = 0.0005  # until a free lane polls for submissions; doubled after each poll
 
 Send = Callable[[Frame], None]
 
 
 class LaneRuns(Protocol):
-    """Begins and finishes the runs of a session, while other runs are in lanes."""
+    """Begin and finish runs of a session while other runs are in lanes."""
 
     def begin_in_lane(self, turn: DeviceTurn) -> TemplateRun | None:
-        """Return the run of a submission; None if it has failed, with its outcome set."""
+        """Return the run of a submission, or None if it has failed. Then `turn.outcome` is set."""
 
     def finish_in_lane(self, turn: DeviceTurn, run: TemplateRun, error: Exception | None) -> None:
-        """Store the results of a run, and set its outcome."""
+        """Store the results of a run, and set `turn.outcome`. `error`: raised by the run, or None."""
 
     def pause(self, random: bool, *works: RunRequest) -> Steps:
-        """Yield the device in the middle of `works`. `random`: True if they draw random numbers."""
+        """Yield the device while `works` are unfinished. `random`: True if they draw random numbers."""
 
 
 @attrs.define(eq=False)
 class LaneRun:
-    """A submission of a group.
+    """A submission in a `LaneGroup`.
 
     Attributes:
-        turn: the submission.
-        access: the storages that it uses.
-        run: its run; None before it begins.
-        seconds: its share of the device time so far.
-        has_ended: True once its outcome is set.
+        turn: the submission's times, operands and results.
+        access: storages that the submission uses.
+        run: the running template; None before the run begins.
+        seconds: device time charged to the submission so far.
+        has_ended: True once `turn.outcome` is set.
     """
 
     turn: DeviceTurn
@@ -62,31 +60,31 @@ class LaneRun:
 
 
 class LaneGroup:
-    """Submissions that run at the same time, and join while others run. They are answered in the order in which they joined.
+    """Submissions that run at the same time, and are answered in the order in which they joined.
 
-    A submission may join if it uses no storage that a submission without a reply changes, or the other way round. It may not
-    change what an earlier submission of the group has fetched either, because the reply borrows that memory.
+    A submission may join if it and the unanswered submissions change no storage that the other side uses. It may not change
+    a value that an earlier submission of the group has fetched either, because the reply borrows that memory.
 
     Attributes:
-        ended: submissions whose replies are begun and not sent.
-        met: True if two submissions have run at the same time.
+        unsent_runs: submissions whose replies have begun and must be sent.
+        ran_concurrently: True if two submissions have run at the same time.
     """
 
     def __init__(self, device: SharedDevice, runs: LaneRuns, lock: threading.Lock) -> None:
-        """`lock`: of the session's values."""
+        """`lock`: protects the session's values."""
         self._turns, self._lanes = device.turns, device.lanes
         self._runs, self._lock = runs, lock
-        self.ended: deque[LaneRun] = deque()
-        self.met = False
+        self.unsent_runs: deque[LaneRun] = deque()
+        self.ran_concurrently = False
         self._unanswered: deque[LaneRun] = deque()
         self._ready: deque[LaneRun] = deque()
         self._running: dict[Future[bool], LaneRun] = {}
         self._paused: list[LaneRun] = []
         self._has_begun = False  # True once runs have begun in this turn on the device
-        self._fetched: set[int] = set()
+        self._fetched_storages: set[int] = set()
         self._charged_until = time.perf_counter()
         self._open_until = self._charged_until + GROUP_SECONDS
-        self._look_seconds = _FIRST_LOOK_SECONDS
+        self._poll_seconds = _FIRST_POLL_SECONDS
 
     def steps(
         self,
@@ -95,47 +93,48 @@ class LaneGroup:
         answer: Callable[[LaneRun], None],
         sender: ReplySender,
     ) -> Steps:
-        """Run the submissions. Answer those that end while others run; `ended` holds the last ones.
+        """Run the submissions. Answer those that end while others run. Afterwards, `unsent_runs` has the last ones.
 
-        `join`: adds the next submission. Returns False if it cannot join, None if none has arrived.
-        `begin_reply`: called with an ended submission while the session has the device. `answer`: sends the reply with `sender`.
+        `join`: adds the next submission. It returns False if that cannot join, and None if none has arrived.
+        `begin_reply`: called with an ended submission while the session has the device. `answer`: sends its reply with `sender`.
         """
         try:
             while self._running or self._ready or self._paused:
-                while self._has_room(sender.unsent) and (joined := join()) is not None:
+                while self._is_open(sender.unsent) and (joined := join()) is not None:
                     if not joined:
-                        self._open_until = 0.0  # it is handled after the group
+                        self._open_until = 0.0  # the submission runs after the group
                 yield from self._advance()
                 with self._lock:
                     self._begin_replies(begin_reply)
-                    while self.ended and (self._running or self._ready or self._paused):
-                        answer(self.ended.popleft())
+                    while self.unsent_runs and (self._running or self._ready or self._paused):
+                        answer(self.unsent_runs.popleft())
         finally:
             wait(self._running)  # no run outlives the turn
 
-    def _has_room(self, unsent: int) -> bool:
-        """Return True if a submission may join. `unsent`: number of replies that the client has not taken."""
+    def _is_open(self, unsent: int) -> bool:
+        """Return True if a submission may join. `unsent`: number of replies that are not sent yet."""
         count = self._lanes.count
         is_open = not (self._paused or self._turns.waiting) and time.perf_counter() < self._open_until
         is_short = len(self._running) + len(self._ready) < 2 * count
-        return is_open and is_short and len(self._unanswered) + unsent < TOGETHER * count
+        return is_open and is_short and len(self._unanswered) + unsent < UNSENT_PER_LANE * count
 
     def _begin_replies(self, begin_reply: Callable[[DeviceTurn], None]) -> None:
         while self._unanswered and self._unanswered[0].has_ended:
-            one = self._unanswered.popleft()
-            self._fetched |= one.access.fetches
-            begin_reply(one.turn)
-            self.ended.append(one)
+            ended = self._unanswered.popleft()
+            self._fetched_storages |= ended.access.fetches
+            begin_reply(ended.turn)
+            self.unsent_runs.append(ended)
 
     def admits(self, access: Access) -> bool:
-        """Return True if a submission with this access may run beside the unanswered ones."""
-        return access.writes.isdisjoint(self._fetched) and all(access.may_join(one.access) for one in self._unanswered)
+        """Return True if a submission with this access may run concurrently with the unanswered submissions."""
+        is_free = access.writes.isdisjoint(self._fetched_storages)
+        return is_free and all(access.may_join(run.access) for run in self._unanswered)
 
     def add(self, turn: DeviceTurn, access: Access) -> None:
-        """Add a submission."""
+        """Add a submission, which begins in a later step."""
         run = LaneRun(turn, access)
         self._unanswered.append(run)
-        self._look_seconds = _FIRST_LOOK_SECONDS
+        self._poll_seconds = _FIRST_POLL_SECONDS
         turn.begun = turn.executed = time.perf_counter()
         if turn.bound is None:
             turn.outcome, run.has_ended = RunOutcome(), True
@@ -143,58 +142,58 @@ class LaneGroup:
             self._ready.append(run)
 
     def _advance(self) -> Steps:
-        """Begin runs in free lanes, and wait until one ends or another submission may have arrived. Yield the device if needed."""
+        """Begin runs in free lanes. Wait until one ends or a submission may have arrived. Yield the device if needed."""
         if not self._running and self._must_yield():
-            yield from self._runs.pause(False, *[one.turn.work for one in self._unanswered])
+            yield from self._runs.pause(False, *[run.turn.work for run in self._unanswered])
             self._ready.extendleft(reversed(self._paused))
             self._paused, self._has_begun = [], False
             self._charged_until = time.perf_counter()
         self._begin_ready()
         is_full = len(self._running) >= self._lanes.count or self._open_until == 0.0
-        done, _ = wait(self._running, None if is_full else self._look_seconds, FIRST_COMPLETED)
-        self._look_seconds *= 2.0
+        done, _ = wait(self._running, None if is_full else self._poll_seconds, FIRST_COMPLETED)
+        self._poll_seconds *= 2.0
         self._charge()
         for future in done:
             self._end(self._running.pop(future), future)
 
     def _must_yield(self) -> bool:
-        """Return True if no run may begin before the session has yielded the device."""
+        """Return True if the session must yield the device before another run begins."""
         return bool(self._paused) or (self._has_begun and self._turns.waiting > 0)
 
     def _begin_ready(self) -> None:
         while self._ready and not self._must_yield() and len(self._running) < self._lanes.count:
-            one = self._ready.popleft()
-            one.run = one.run or self._runs.begin_in_lane(one.turn)
+            lane_run = self._ready.popleft()
+            lane_run.run = lane_run.run or self._runs.begin_in_lane(lane_run.turn)
             self._charge()
-            if one.run is None:
-                one.has_ended = True
+            if lane_run.run is None:
+                lane_run.has_ended = True
             else:
-                self._running[self._lanes.start(one.run.advance)] = one
+                self._running[self._lanes.start(lane_run.run.advance)] = lane_run
         self._has_begun |= bool(self._running)
-        self.met |= len(self._running) > 1
+        self.ran_concurrently |= len(self._running) > 1
 
-    def _end(self, one: LaneRun, future: Future[bool]) -> None:
-        assert one.run is not None
+    def _end(self, lane_run: LaneRun, future: Future[bool]) -> None:
+        assert lane_run.run is not None
         error = future.exception()
         if error is None and not future.result():
-            self._paused.append(one)
+            self._paused.append(lane_run)
             return
         if error is not None and not isinstance(error, Exception):
             raise error
-        one.turn.executed = time.perf_counter()
-        self._runs.finish_in_lane(one.turn, one.run, error)
-        one.has_ended = True
+        lane_run.turn.executed = time.perf_counter()
+        self._runs.finish_in_lane(lane_run.turn, lane_run.run, error)
+        lane_run.has_ended = True
 
     def _charge(self) -> None:
-        """Divide the time since the last call among the runs in lanes."""
+        """Charge the time since the last call to the runs in lanes, in equal parts."""
         now = time.perf_counter()
-        for one in self._running.values():
-            one.seconds += (now - self._charged_until) / len(self._running)
+        for lane_run in self._running.values():
+            lane_run.seconds += (now - self._charged_until) / len(self._running)
         self._charged_until = now
 
 
 class ReplySender:
-    """Sends replies in a thread, in order: a client that does not read keeps no device."""
+    """Send replies in order, in a thread, so that a client that does not read does not occupy the device."""
 
     def __init__(self, connection: ExecutorChannel) -> None:
         self._connection = connection
@@ -218,5 +217,5 @@ class ReplySender:
         return len(self._sends)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame after earlier ones."""
+        """Send a frame after the earlier frames, without waiting."""
         self._sends.append(self._thread.submit(self._connection.send, frame))

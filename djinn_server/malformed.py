@@ -41,7 +41,7 @@ class _Definition(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Templ
     first: msgspec.Raw = _NOTHING
 
 
-class _Bytes(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(UploadPart)):
+class _UploadHandle(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(UploadPart)):
     handle: Count
 
 
@@ -49,7 +49,7 @@ class _OfferHandle(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(Blob
     handle: Count
 
 
-class _Read(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ReadWeights)):
+class _WeightHandle(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ReadWeights)):
     handle: Count
 
 
@@ -59,7 +59,7 @@ class _Hints(msgspec.Struct, frozen=True, array_like=True, tag=tag_of(ValueHints
 
 @attrs.frozen
 class UnreadableSubmit:
-    """A submission whose program is unreadable. `submit`: the readable fields. `reason`: the decoding error."""
+    """A submission with an unreadable program. `submit`: readable fields. `reason`: the decoding error."""
 
     submit: Submit
     reason: str
@@ -75,7 +75,7 @@ class UnreadableTemplate:
 
 @attrs.frozen
 class UnreadableUpload:
-    """A message about a value's bytes (upload, offer or reference) of which only the handle is readable."""
+    """A message about a value's bytes with a readable handle only. `offered`: True if it is a `BlobOffer`."""
 
     handle: int
     reason: str
@@ -91,44 +91,44 @@ class UnreadableHints:
 
 Unreadable = UnreadableSubmit | UnreadableTemplate | UnreadableUpload | UnreadableHints
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(
-    _Submission | _Definition | _Bytes | _OfferHandle | _Read | _Hints
+    _Submission | _Definition | _UploadHandle | _OfferHandle | _WeightHandle | _Hints
 )
-_first: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(InitialBindings)
+_bindings_decoder: msgspec.msgpack.Decoder[InitialBindings] = msgspec.msgpack.Decoder(InitialBindings)
 
 
 def decode_partially(head: bytes | memoryview, reason: str) -> Unreadable | None:
-    """Decode the readable part of a message. Return None if it is not sufficient. `reason`: why decoding failed."""
+    """Return the readable part of a message, or None if it does not suffice. `reason`: the decoding error."""
     try:
-        kind = _decoder.decode(head)
+        message = _decoder.decode(head)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None
-    if isinstance(kind, _Submission):
+    if isinstance(message, _Submission):
         submit = Submit(
-            kind.sequence,
-            fetch=kind.fetch,
-            free=kind.free,
-            digest=kind.digest,
-            outputs=kind.outputs,
-            first=_first_of(kind.first),
-            describe=kind.describe,
+            message.sequence,
+            fetch=message.fetch,
+            free=message.free,
+            digest=message.digest,
+            outputs=message.outputs,
+            first=_decode_bindings(message.first),
+            describe=message.describe,
         )
         return UnreadableSubmit(submit, reason)
-    if isinstance(kind, _Definition):
-        return UnreadableTemplate(_first_of(kind.first), reason)
-    if isinstance(kind, _Hints):
+    if isinstance(message, _Definition):
+        return UnreadableTemplate(_decode_bindings(message.first), reason)
+    if isinstance(message, _Hints):
         return UnreadableHints(reason)
-    return UnreadableUpload(kind.handle, reason, isinstance(kind, _OfferHandle))
+    return UnreadableUpload(message.handle, reason, isinstance(message, _OfferHandle))
 
 
-def _first_of(raw: msgspec.Raw) -> InitialBindings | None:
+def _decode_bindings(raw: msgspec.Raw) -> InitialBindings | None:
     try:
-        return _first.decode(raw) if bytes(raw) else None
+        return _bindings_decoder.decode(raw) if bytes(raw) else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
         return None
 
 
 def decode_frame(frame: Frame) -> Message | Unreadable:
-    """Decode the message of a frame. If it is malformed, return its readable part.
+    """Return the message of a frame, or its readable part if it is malformed.
 
     Raises:
         ProtocolError: the readable part does not suffice to answer the message.

@@ -1,4 +1,4 @@
-"""Token-bucket rate limits: a burst, then a steady rate. Also for repeated log lines."""
+"""Token-bucket rate limits: a burst, then a steady rate. They also limit repeated log lines."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from typing import Final
 
 from djinn_core.system.lru import LruCache
 
-REMEMBERED: Final = 4096  # keys with a bucket
-AT_ONCE: Final = 50  # log lines of a kind
-A_SECOND: Final = 1.0  # further ones
+BUCKETS_LIMIT: Final = 4096
+BURST_LINES: Final = 50  # log lines of a kind that are written at once
+LINES_A_SECOND: Final = 1.0  # of a kind, after the burst
 
 
 class Bucket:
-    """A token bucket, which refills by `rate` tokens per second, up to `most` tokens. Thread-safe."""
+    """A token bucket, which refills by `rate` tokens per second, up to `capacity` tokens. Thread-safe."""
 
-    def __init__(self, rate: float, most: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, rate: float, capacity: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
-        self.most = most
+        self.capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()
-        self._left = most
-        self._at = clock()
+        self._tokens = capacity
+        self._filled_at = clock()
 
     def take(self) -> float:
         """Take a token and return 0.0. If the bucket is empty, return the seconds until the next token."""
         with self._lock:
             tokens = self._fill()
             if tokens >= 1.0:
-                self._left = tokens - 1.0
+                self._tokens = tokens - 1.0
                 return 0.0
             return (1.0 - tokens) / self.rate
 
     def pace(self) -> float:
         """Take a token even if the bucket is empty. Return the seconds to wait for it."""
         with self._lock:
-            self._left = self._fill() - 1.0
-            return max(0.0, -self._left / self.rate)
+            self._tokens = self._fill() - 1.0
+            return max(0.0, -self._tokens / self.rate)
 
     def _fill(self) -> float:
         now = self._clock()
-        self._left = min(self.most, self._left + (now - self._at) * self.rate)
-        self._at = now
-        return self._left
+        self._tokens = min(self.capacity, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+        return self._tokens
 
 
 class Buckets:
@@ -54,16 +54,16 @@ class Buckets:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: LruCache[str, Bucket] = LruCache(REMEMBERED)
+        self._by_key: LruCache[str, Bucket] = LruCache(BUCKETS_LIMIT)
 
-    def of(self, key: str, rate: float, most: float) -> Bucket:
-        """Return the bucket of a key, after its limits were updated."""
+    def of(self, key: str, rate: float, capacity: float) -> Bucket:
+        """Return the bucket of a key, with its limits set to `rate` and `capacity`."""
         with self._lock:
-            bucket = self._known.use(key)
+            bucket = self._by_key.use(key)
             if bucket is None:
-                bucket = Bucket(rate, most, self._clock)
-                self._known.store(key, bucket)
-            bucket.rate, bucket.most = rate, most
+                bucket = Bucket(rate, capacity, self._clock)
+                self._by_key.store(key, bucket)
+            bucket.rate, bucket.capacity = rate, capacity
             return bucket
 
 
@@ -74,10 +74,10 @@ class LogRateLimit:
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, at_once: float = AT_ONCE, a_second: float = A_SECOND
+        self, clock: Callable[[], float] = time.monotonic, burst: float = BURST_LINES, rate: float = LINES_A_SECOND
     ) -> None:
-        self._buckets, self._at_once, self._a_second = Buckets(clock), at_once, a_second
-        self._left_out: Counter[str] = Counter()
+        self._buckets, self._burst, self._rate = Buckets(clock), burst, rate
+        self._skipped: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
@@ -85,9 +85,9 @@ class LogRateLimit:
 
         Return None if this line must be skipped, too.
         """
-        wait = self._buckets.of(kind, self._a_second, self._at_once).take()
+        wait = self._buckets.of(kind, self._rate, self._burst).take()
         with self._lock:
             if wait:
-                self._left_out[kind] += 1
+                self._skipped[kind] += 1
                 return None
-            return self._left_out.pop(kind, 0)
+            return self._skipped.pop(kind, 0)

@@ -1,4 +1,4 @@
-"""Latency of a session's requests: time to first token, time per token, time to an answer.
+"""Latency of a session's requests: time to an answer, time to first token, time per token.
 
 A server sees submissions, not requests. It uses these definitions:
 
@@ -23,11 +23,11 @@ from djinn_core.wire.executor_reports import Distribution
 from djinn_core.wire.messages import Latency, ServingFigures, Workload
 from djinn_server.histogram import Histogram
 
-RECENT: Final = 512  # durations of which the percentiles are shown
-MODELS_LIMIT: Final = 32  # of which the figures are kept apart
+RECENT: Final = 512  # latest durations, of which percentiles are computed
+MODELS_LIMIT: Final = 32  # models with figures of their own
 OTHER_MODELS: Final = "other"
 NAMES: Final = ("request_duration_seconds", "first_token_seconds", "token_seconds")
-ANSWERS_LIMIT: Final = 16  # after a prefill without a decode step
+ANSWERS_LIMIT: Final = 16  # after a prefill; with more, it does not begin a generation
 
 
 class ModelNames:
@@ -37,20 +37,20 @@ class ModelNames:
     """
 
     def __init__(self) -> None:
-        self._kept: set[str] = set()
+        self._names: set[str] = set()
         self._lock = threading.Lock()
 
     def label(self, name: str) -> str:
         """Return `name` if it is one of the first names, else `OTHER_MODELS`."""
         with self._lock:
-            if len(self._kept) < MODELS_LIMIT and name != OTHER_MODELS:
-                self._kept.add(name)
-            return name if name in self._kept else OTHER_MODELS
+            if len(self._names) < MODELS_LIMIT and name != OTHER_MODELS:
+                self._names.add(name)
+            return name if name in self._names else OTHER_MODELS
 
 
 @attrs.define(eq=False)
 class _Durations:
-    """Durations of one kind: a histogram of all, and the latest ones."""
+    """Durations of one kind: a histogram of all of them, and the `RECENT` latest."""
 
     histogram: Histogram = attrs.field(factory=Histogram)
     recent: deque[float] = attrs.field(factory=lambda: deque(maxlen=RECENT))
@@ -64,10 +64,10 @@ class _Durations:
         self.recent.extend(list(other.recent))
 
     def latency(self) -> Latency:
-        ordered = sorted(list(self.recent))  # noqa: C414 - the session's thread may append meanwhile
-        if not ordered:
+        durations = sorted(list(self.recent))  # noqa: C414 - the session's thread may append meanwhile
+        if not durations:
             return Latency()
-        return Latency(ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)])
+        return Latency(durations[len(durations) // 2], durations[min(len(durations) - 1, len(durations) * 99 // 100)])
 
 
 @attrs.define(eq=False)
@@ -97,18 +97,18 @@ class ModelTimes:
         self.first_tokens.add(seconds)
 
     def include(self, other: ModelTimes) -> None:
-        """Add the durations of another model or session."""
+        """Add the durations of `other`, which are of another model or session."""
         self.requests += other.requests
-        for own_durations, its in zip(self._all(), other._all(), strict=True):
-            own_durations.include(its)
+        for own_durations, other_durations in zip(self._all(), other._all(), strict=True):
+            own_durations.include(other_durations)
 
     def figures(self, model: str) -> ServingFigures:
-        """Return the present counts and percentiles."""
-        generated = self.tokens.histogram.count + self.first_tokens.histogram.count
-        return ServingFigures(model, self.requests, generated, *[durations.latency() for durations in self._all()])
+        """Return the present counts, and the medians and 99th percentiles. `model`: name in the figures."""
+        tokens = self.tokens.histogram.count + self.first_tokens.histogram.count
+        return ServingFigures(model, self.requests, tokens, *[durations.latency() for durations in self._all()])
 
     def distributions(self, model: str) -> Mapping[str, Distribution]:
-        """Return the histograms under their names in `/metrics`."""
+        """Return the histograms by their names in `/metrics`. `model`: their label."""
         return {
             name: durations.histogram.distribution(model) for name, durations in zip(NAMES, self._all(), strict=True)
         }
@@ -122,9 +122,9 @@ class _Prefill:
     """A prefill that may begin a generation.
 
     Attributes:
-        arrived: time at which its first submission arrived.
+        arrived: time at which its first submission arrived, in seconds.
         times: durations of requests to the model.
-        answers: times of arrival and end of the answers since the prefill.
+        answers: times of arrival and completion of the answered submissions since the prefill.
         decodes: True after a decode step has followed the prefill.
     """
 
@@ -136,7 +136,7 @@ class _Prefill:
 
 @attrs.define(eq=False)
 class _Generation:
-    """A generation that has its first token: the time of its latest answer, and the decode steps since."""
+    """A generation with its first token. `last`: time of its latest answer. `steps`: decode steps since then."""
 
     times: ModelTimes
     last: float
@@ -160,9 +160,9 @@ class RequestTimes:
         self._generation: _Generation | None = None
 
     def ran(self, workload: Workload | None, arrived: float, done: float, *, answers: bool) -> None:
-        """Note a finished submission.
+        """Note a finished submission. `arrived`, `done`: times of its arrival and its completion, in seconds.
 
-        `workload`: kind of work of its template. `answers`: True if the reply has a tensor.
+        `workload`: model and queries of its template, or None. `answers`: True if the reply has a tensor.
         """
         if workload is not None:
             self.model = workload.model or self.model
@@ -178,13 +178,13 @@ class RequestTimes:
         self._begin(None)
 
     def _begin(self, prefill: float | None) -> None:
-        """End the generation. `prefill`: arrival of a prefill that may begin the next generation; None: none."""
+        """End the generation. `prefill`: arrival of a prefill that may begin the next generation, or None."""
         self._generation = None
         if self._prefill is not None:
             if prefill is not None and not self._prefill.answers:
-                return  # a prompt in pieces
-            for arrived, done in self._prefill.answers:
-                self._prefill.times.add_answer(done - arrived)
+                return  # another part of the same prompt
+            for start, end in self._prefill.answers:
+                self._prefill.times.add_answer(end - start)
         self._prefill = _Prefill(prefill, self._times()) if prefill is not None else None
 
     def _decode(self, arrived: float) -> None:
@@ -205,7 +205,7 @@ class RequestTimes:
     def _answer(self, arrived: float, done: float) -> None:
         prefill, generation = self._prefill, self._generation
         if generation is not None:
-            if generation.steps:  # otherwise it is a second answer about one token
+            if generation.steps:  # otherwise a second answer has the same token
                 generation.times.tokens.add((done - generation.last) / generation.steps, generation.steps)
                 generation.last, generation.steps = done, 0
         elif prefill is None:
@@ -225,13 +225,13 @@ class RequestTimes:
 
     def figures(self) -> ServingFigures:
         """Return figures of all models of the session, under the name of the latest model."""
-        every = ModelTimes()
+        total = ModelTimes()
         for times in list(self.by_model.values()):
-            every.include(times)
-        return every.figures(self.model)
+            total.include(times)
+        return total.figures(self.model)
 
 
-def include_models(totals: dict[str, ModelTimes], more: Mapping[str, ModelTimes]) -> None:
-    """Add the durations of a session to the durations of its executor."""
-    for model, times in list(more.items()):
+def include_models(totals: dict[str, ModelTimes], session_times: Mapping[str, ModelTimes]) -> None:
+    """Add the durations of a session, by model, to `totals`, which are those of its executor."""
+    for model, times in list(session_times.items()):
         totals.setdefault(model, ModelTimes()).include(times)

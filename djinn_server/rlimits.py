@@ -8,10 +8,10 @@ from djinn_core.system import limits
 _log = get_logger("djinn.server")
 
 
-def confine(total: int) -> None:
-    """Limit the private memory of this process to `total` bytes.
+def limit_memory(total: int) -> None:
+    """Limit the private memory of this process to `total` bytes. If the system refuses, log a warning.
 
-    Linux grants more memory than it has, and kills a process that uses it. With this limit, an op that requests too
+    Linux grants more memory than it has, and kills processes when it runs out. With this limit, an op that requests too
     much memory fails with PyTorch's error, which the client receives.
     """
     try:
@@ -21,13 +21,13 @@ def confine(total: int) -> None:
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit on open files to the hard limit, because each connection takes a descriptor."""
+    """Raise the soft limit on open files to the hard limit. Each connection takes a descriptor."""
     try:
         limits.allow_open_files()
     except OSError as error:
         _log.warning("cannot raise the limit of open files", error=str(error))
 
 
-def leave_no_cores() -> None:
+def disable_core_dumps() -> None:
     """Disable core dumps, which would contain tokens, keys and data. Executors inherit this setting."""
     limits.leave_no_cores()

@@ -1,4 +1,4 @@
-"""Collect the run strategies of an executor from plugins. Some of them act only if an option requests them."""
+"""Collect an executor's run strategies and compilers from plugins."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _log = get_logger("djinn.server")
 
 
 def strategies_of(registry: Registry, config: ExecutorConfig) -> Sequence[RunStrategy]:
-    """Return the strategies of an executor, those that join sessions first. Log options that lack a strategy."""
+    """Return an executor's strategies: first those that join sessions. Log options that lack a strategy."""
     strategies: Sequence[RunStrategy] = registry.run_strategies
     for name in config.strategies.keys() - {strategy.name for strategy in strategies}:
         _log.warning(
             f"{config.strategies[name]} has no effect, and programs run op by op: no plugin has the run strategy {name!r}. "
             "Install the package in plugins/strategies of the checkout, or its wheel, beside djinn-server"
         )
-    used = [one for one in strategies if not one.on_request or one.name in config.strategies]
-    return sorted(used, key=lambda one: not one.joins_sessions)
+    enabled = [strategy for strategy in strategies if not strategy.on_request or strategy.name in config.strategies]
+    return sorted(enabled, key=lambda strategy: not strategy.joins_sessions)
 
 
 def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, ...]:
@@ -38,7 +38,7 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
         if name not in by_name:
             installed = ", ".join(sorted(by_name)) or "none"
             raise StartupError(
-                f"there is no compiler {name!r} here (compilers: {installed}). Compilers come with plugins, such as those in "
+                f"no installed plugin has the compiler {name!r} (compilers: {installed}). Compilers come with plugins, such as those in "
                 "plugins/compilers of the checkout; `djinn plugins` shows what is installed"
             )
     return tuple(by_name[name] for name in config.compilers)
@@ -47,7 +47,7 @@ def compilers_of(registry: Registry, config: ExecutorConfig) -> tuple[Compiler, 
 def begin_strategies(
     context: ExecutorContext, strategies: Sequence[RunStrategy], compilers: tuple[Compiler, ...] = ()
 ) -> None:
-    """Start strategies, and register them with the arbiter of the device.
+    """Start strategies. Register those that act with the arbiter of the device.
 
     Raises:
         StartupError: a strategy and another option of the executor exclude each other.
@@ -55,11 +55,11 @@ def begin_strategies(
     device = context.device
     for strategy in strategies:
         try:
-            acts = strategy.begin(StrategyContext(device, compilers))
+            is_active = strategy.begin(StrategyContext(device, compilers))
         except StartupError:
             raise
         except Exception as error:
-            _log.warning("a run strategy is not used", strategy=strategy.name, error=repr(error))
+            _log.warning("a run strategy is not used: it failed to begin", strategy=strategy.name, error=repr(error))
             continue
-        if acts:
+        if is_active:
             device.arbiter.register(strategy)

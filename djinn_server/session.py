@@ -150,7 +150,7 @@ class ExecutorSession:
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
         self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
-        self._lanes_met = False  # True if submissions ran concurrently in the last group
+        self._ran_concurrently = False  # True if submissions ran concurrently in the last group
         self._loop = SessionLoop(self, self._reads, self._wanted, context.threads, context.idle_seconds)
         self._peer_values = PeerValues(
             context,
@@ -207,7 +207,7 @@ class ExecutorSession:
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
         """Begin to handle a message, as `MessageHandlers.begin` does."""
-        self._idle.at = None
+        self._idle.next_move_at = None
         if type(message) is Submit:
             if frame.body:
                 self._usage.count("received_bytes", sum(map(len, frame.body)))
@@ -488,7 +488,7 @@ class ExecutorSession:
         group = LaneGroup(self.device, self._runs, self.values.lock)
         group.add(turn, access)
         joined = self._join(group, connection)
-        return group if joined or (joined is None and self._lanes_met) else None
+        return group if joined or (joined is None and self._ran_concurrently) else None
 
     def _run_in_lanes(self, group: LaneGroup, connection: ExecutorChannel) -> None:
         """Run submissions concurrently, and independent ones that arrive meanwhile, and answer them."""
@@ -497,8 +497,8 @@ class ExecutorSession:
             steps = group.steps(partial(self._join, group, connection), self._begin_reply, answer, sender)
             self.device.turns.run(self._turn, steps)
         self.device.turns.take_seconds(self._turn)  # `LaneRun.seconds` has them
-        self._lanes_met = group.met
-        for run in group.ended:
+        self._ran_concurrently = group.ran_concurrently
+        for run in group.unsent_runs:
             self._answer_lane(connection, connection.send, run)
 
     def _answer_lane(self, connection: ExecutorChannel, send: Send, run: LaneRun) -> None:

@@ -35,7 +35,7 @@ class Audit(Observer):
     def __init__(self, path: Path | None = None) -> None:
         """Raises `ConfigurationError` if the file cannot be written."""
         self._log_limit = LogRateLimit()
-        self._busy_limit = LogRateLimit(at_once=1, a_second=1 / BUSY_SECONDS)
+        self._busy_limit = LogRateLimit(burst=1, rate=1 / BUSY_SECONDS)
         try:
             self._file = None if path is None else _AuditFile(path)
         except OSError as error:

@@ -48,8 +48,8 @@ from djinn_server.launch.engines import StartedExecutor, engine_named
 from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.listen_addresses import ListeningTransport, advertised, configured_transports
 from djinn_server.launch.system_users import open_users
-from djinn_server.malloc_trim import keep_few_arenas, set_start_aside
-from djinn_server.rlimits import allow_many_files, leave_no_cores
+from djinn_server.malloc_trim import freeze_startup_objects, keep_few_arenas
+from djinn_server.rlimits import allow_many_files, disable_core_dumps
 
 _SIGNAL_SECONDS: Final = 1.0  # longest delay before a signal is handled
 _log = get_logger("djinn.server")
@@ -270,13 +270,13 @@ def serve(
             check_exposure(host, authenticated, protected)
     keep_few_arenas()
     allow_many_files()
-    leave_no_cores()
+    disable_core_dumps()
     gateway = Gateway(config, token, authentication, Audit(access.audit_log))
     received: list[str] = []
     try:
         with suppress(_Stop), _signals_stop(received):
             announce(gateway.start(tell))
-            set_start_aside()
+            freeze_startup_objects()
             while not received:
                 # Handlers run only in this thread, and the kernel may deliver the signal to another one: `pause` would
                 # not return.

@@ -18,8 +18,8 @@ from djinn_core.system.limits import processors
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.run_request import RunRequest
 
-RUN_SECONDS: Final = 1e-3  # time of a run from which a lane pays
-OP_SECONDS: Final = 2e-4  # mean time of an op from which lanes pay: below it, threads mostly wait for each other
+MIN_RUN_SECONDS: Final = 1e-3  # lanes pay only for runs that take longer,
+MIN_MEAN_OP_SECONDS: Final = 2e-4  # and longer than this per op: with shorter ops, threads wait for each other
 
 
 class Lanes:
@@ -37,7 +37,7 @@ class Lanes:
 
     def pay_for(self, bound: BoundTemplate) -> bool:
         """Return True if the template's ops take long enough for concurrent runs to be faster."""
-        return self.count > 1 and bound.seconds >= max(RUN_SECONDS, OP_SECONDS * bound.template.count)
+        return self.count > 1 and bound.seconds >= max(MIN_RUN_SECONDS, MIN_MEAN_OP_SECONDS * bound.template.count)
 
     def start(self, call: Callable[[], bool]) -> Future[bool]:
         """Make a call in a lane, once one is free."""

@@ -8,7 +8,7 @@ import socket
 from djinn_core.system import limits, native_stack, processes, tcp
 from djinn_server.malloc_trim import trimmer
 from djinn_server.memory.process import ProcessMemory
-from djinn_server.rlimits import allow_many_files, confine
+from djinn_server.rlimits import allow_many_files, limit_memory
 from djinn_server.system import memory
 
 
@@ -56,7 +56,7 @@ logging.getLogger("djinn").addHandler(kept := Kept())
 logging.getLogger("djinn").setLevel(logging.INFO)
 trimmer()()
 trimmer()()
-confine(memory.total_bytes())
+limit_memory(memory.total_bytes())
 allow_many_files()
 with_peak = ProcessMemory()
 assert [line.partition(" reason=")[0] for line in kept.lines] == ["freed memory stays with this process"], kept.lines

@@ -306,7 +306,7 @@ def test_concurrent_admissions_respect_limit():
             for end in pair:
                 end.close()
     assert len(made) == 2
-    assert executor._inside == 0
+    assert executor._session_count == 0
 
 
 def test_unfinished_uploads_respect_memory_limit():

@@ -22,7 +22,7 @@ from djinn_server.launch.self_signed import self_signed
 from djinn_server.launch.tickets import NO_TENANT
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.log_records import SessionIdentity
-from djinn_server.rlimits import leave_no_cores
+from djinn_server.rlimits import disable_core_dumps
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
@@ -78,7 +78,7 @@ def test_server_disables_core_dumps():
     before = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (before[1], before[1]))
     try:
-        leave_no_cores()
+        disable_core_dumps()
         assert resource.getrlimit(resource.RLIMIT_CORE) == (0, before[1])
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, before)

@@ -273,7 +273,7 @@ def test_first_op_waits_for_offered_ops(python, plain_environment, importable, t
     ("chosen", "said"),
     [
         ("trusting", r"--operators trusting: .*trusting@TENANT"),
-        ("nothing", r"no plugin offers an operator library .*there are: tests, trusting"),
+        ("nothing", r"no plugin offers an operator library .*installed: tests, trusting"),
         ("module:no_such_module", r"importing the module 'no_such_module' .*ModuleNotFoundError"),
         ("module:json", r"the module json defines no op"),
         ("module:custom_op_library@", r"--operators module:custom_op_library@: .*Name a tenant after @"),

@@ -88,7 +88,7 @@ class Watched:
     def __init__(self):
         self.runtime, self.reasons = Runtime(), []
         self.watch = DeviceWatch(self.runtime)  # the test looks itself
-        self.watch._lost = self.reasons.append
+        self.watch._end_process = self.reasons.append
 
     def run(self, session, sequence=1, ops=OPS):
         work = request(sequence)
@@ -121,7 +121,7 @@ def test_error_after_several_submissions_stops_no_session():
     watched.run(other, 8)
     watched.runtime.error = ERROR
     watched.watch.poll()
-    assert "at or before submission 8 or one of 2 submissions" in watched.reasons[0]
+    assert "an op in one of 2 submissions failed, at or before submission 8" in watched.reasons[0]
     assert one.stopped == other.stopped == [], "each may have caused it"
 
 
@@ -187,7 +187,7 @@ def test_hung_kernel_is_blamed_on_oldest_submission(monkeypatch):
     later = time.monotonic() + Runtime.hang_seconds + 1
     monkeypatch.setattr("djinn_server.device_watch.time.monotonic", lambda: later)
     watched.watch.poll()
-    assert "at or before aten::mm (op 2 of submission 4) hangs: nothing was completed for 30 s" in watched.reasons[0]
+    assert "at or before aten::mm (op 2 of submission 4) hangs: nothing completed for 30 s" in watched.reasons[0]
     assert hung.stopped[0][:2] == (4, 0)
     assert not other.stopped
 
@@ -252,7 +252,7 @@ def test_hang_with_several_issuing_sessions_stops_none(later):
     watched.runtime.hung = True
     later(Runtime.hang_seconds + 1)
     watched.watch.poll()
-    assert "or one of 2 submissions hangs" in watched.reasons[0]
+    assert "an op in one of 2 submissions hangs" in watched.reasons[0]
     assert not one.stopped + other.stopped
 
 
@@ -298,7 +298,7 @@ def test_copy_that_hangs_stops_no_session(later, hung):
     later(Runtime.hang_seconds + 1)
     watched.watch.poll()
     assert [reason.partition(":")[2] for reason in watched.reasons] == hung * [
-        " a copy between host and device hangs: nothing was completed for 30 s"
+        " a copy between host and device hangs: nothing completed for 30 s"
     ]
 
 
@@ -325,7 +325,7 @@ def test_error_names_the_op_of_the_session_that_had_it():
     watched.watch.begin(long, request(1), OPS)
     watched.runtime.error = ERROR
     watched.watch.check_failures([Failure(7, 1, "aten::sin", "AcceleratorError", str(ERROR))], short)
-    assert "at or before aten::sin (op 1 of submission 7) or one of 2 submissions" in watched.reasons[0]
+    assert "one of 2 submissions failed, at or before aten::sin (op 1 of submission 7)" in watched.reasons[0]
 
 
 def test_submission_is_completed_only_when_the_device_says_so():

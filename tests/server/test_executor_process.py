@@ -36,7 +36,7 @@ from djinn_core.wire.messages import (
 from djinn_launchers.fork_server_client import ForkedExecutor, ForkServerClient
 from djinn_server.builtins.cpu import CpuDevice, MpsDevice
 from djinn_server.devices import open_device
-from djinn_server.executor import _open
+from djinn_server.executor import _open_executor
 from djinn_server.hookspecs.devices import Device
 from djinn_server.launch.command import executor_environment
 from djinn_server.launch.executor_config import ExecutorConfig, MemoryConfig
@@ -203,9 +203,9 @@ def test_failing_device_kind_is_skipped_unless_named():
 
 @pytest.mark.parametrize("memory", [0, 1 << 20])
 def test_configured_limit_of_hangs_reaches_the_device(monkeypatch, memory):
-    monkeypatch.setattr("djinn_server.executor.confine", lambda _: None)
+    monkeypatch.setattr("djinn_server.executor.limit_memory", lambda _: None)
     config = ExecutorConfig(hang_seconds=9.0, memory=MemoryConfig(memory))
-    executor = _open("cpu", Start("/private", b"key", config), lambda *_: None)
+    executor = _open_executor("cpu", Start("/private", b"key", config), lambda *_: None)
     assert executor._context.device.runtime.hang_seconds == 9.0
 
 

@@ -250,7 +250,7 @@ class Garbage:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
 
-gateway.set_start_aside = Garbage
+gateway.freeze_startup_objects = Garbage
 main()
 """
 

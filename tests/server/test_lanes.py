@@ -104,8 +104,8 @@ class Program:
 
 @pytest.fixture(autouse=True)
 def brief_runs_join(monkeypatch):
-    monkeypatch.setattr(lanes_module, "RUN_SECONDS", 0.0)
-    monkeypatch.setattr(lanes_module, "OP_SECONDS", 0.0)
+    monkeypatch.setattr(lanes_module, "MIN_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(lanes_module, "MIN_MEAN_OP_SECONDS", 0.0)
 
 
 def matrices(count):
@@ -151,7 +151,7 @@ def test_independent_submissions_run_concurrently(monkeypatch):
 
 
 def test_submissions_of_small_ops_run_one_after_another(monkeypatch):
-    monkeypatch.setattr(lanes_module, "OP_SECONDS", SECONDS)
+    monkeypatch.setattr(lanes_module, "MIN_MEAN_OP_SECONDS", SECONDS)
     program = Program()
     products(program, 40)
     answers, runs = program.run(2, matrices(41))

@@ -53,7 +53,7 @@ from djinn_server.launch.pipe_lines import LineReader
 from djinn_server.launch.process import ExecutorProcess
 from djinn_server.launch.tickets import TicketChecker, issue_ticket, new_key
 from djinn_server.launch.token_table import TokenTable, change_table, create
-from djinn_server.rate_limit import AT_ONCE, REMEMBERED, Bucket, Buckets, LogRateLimit
+from djinn_server.rate_limit import BUCKETS_LIMIT, BURST_LINES, Bucket, Buckets, LogRateLimit
 from djinn_server.running.turn_queue import Account, TurnQueue
 from djinn_server.session import ExecutorSession
 from djinn_server.shared_device import SharedDevice
@@ -128,7 +128,7 @@ def test_valid_token_is_admitted_despite_wrong_ones(gateway):
     (answer,) = hear(StatusRequest(PROTOCOL_VERSION, tokens["calm"]))
     assert isinstance(answer, Status)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert len(lines) < 4 * AT_ONCE, "and do not fill the audit log"
+    assert len(lines) < 4 * BURST_LINES, "and do not fill the audit log"
     assert {line["why"] for line in lines if line["audit"] == "refused"} == {"token", "flood"}
 
 
@@ -237,18 +237,18 @@ def test_buckets_fill_slowly(clock):
     assert [bucket.pace(), bucket.pace()] == [0.5, 1.0]
     buckets = Buckets(clock)
     assert buckets.of("a", 1.0, 1.0) is buckets.of("a", 2.0, 1.0)
-    for number in range(2 * REMEMBERED):
+    for number in range(2 * BUCKETS_LIMIT):
         buckets.of(str(number), 1.0, 1.0)
-    assert len(buckets._known) == REMEMBERED
+    assert len(buckets._by_key) == BUCKETS_LIMIT
 
 
 def test_repeated_log_lines_are_counted(clock):
     limit = LogRateLimit(clock)
-    written = [limit.count("token") for _ in range(10 * AT_ONCE)]
-    assert [n for n in written if n is not None] == [0] * AT_ONCE
+    written = [limit.count("token") for _ in range(10 * BURST_LINES)]
+    assert [n for n in written if n is not None] == [0] * BURST_LINES
     assert limit.count("slow") == 0, "others are written"
     clock.now += 5.0
-    assert limit.count("token") == 9 * AT_ONCE
+    assert limit.count("token") == 9 * BURST_LINES
 
 
 def test_messages_over_rate_wait(monkeypatch):
@@ -307,7 +307,7 @@ def test_executor_admission_matches_its_reports(session):
             came.append(attach())
             told.set()
 
-    executor.tell = tell
+    executor.send_report = tell
     first, answer = attach()
     assert isinstance(answer, Attached)
     assert isinstance(attach()[1], Refused)

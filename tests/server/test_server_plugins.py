@@ -395,7 +395,7 @@ def test_unready_authenticator_stops_server_start(error, raised):
 def test_slow_or_failing_observers_do_not_delay(monkeypatch, caplog):
     import threading
 
-    monkeypatch.setattr(events, "WAITING", 4)
+    monkeypatch.setattr(events, "QUEUE_LIMIT", 4)
     gate, seen = threading.Event(), []
 
     def observe(event):
