@@ -28,7 +28,7 @@ from djinn_core.ir.layout_operators import (
 from djinn_core.ir.operators import LAYOUT_CALL
 from djinn_core.torch_private import schema_of
 from djinn_layouts.compressed_tensor import wrap_compressed
-from djinn_layouts.nested_tensor import NestedTensor, Places, wrap_nested
+from djinn_layouts.nested_tensor import ComponentStrides, NestedTensor, wrap_nested
 from djinn_layouts.parts_tensor import PartsTensor
 from djinn_layouts.quantized_tensor import (
     DTYPES,
@@ -46,35 +46,35 @@ _RESIZES_OUT = torch.ops.aten.sparse_sampled_addmm.out  # other sparse ops do no
 
 
 def call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run `func` on the executor, and return its results, after their layouts and sizes have arrived."""
+    """Run `func` on the executor, wait for layouts and sizes of its results, and return the results."""
     schema = schema_of(func)
-    written = [
+    written_arguments = [
         a
         for i, a in enumerate(args)
         if schema.arguments[i].alias_info is not None and schema.arguments[i].alias_info.is_write
     ]
     keywords = {name: value for name, value in kwargs.items() if name not in {"non_blocking", "pin_memory"}}
-    results = _ask(func, args, keywords)
+    results = _ask_executor(func, args, keywords)
     default = torch.get_default_dtype()
     if default != _EXECUTORS_DEFAULT and _became_floats((*args, *keywords.values()), results):
         args = tuple([a.to(default) if isinstance(a, torch.Tensor) else a for a in args])
-        results = _ask(func, args, keywords)
-    if written:
-        _write(written[0], results[0])
-        return written[0]
+        results = _ask_executor(func, args, keywords)
+    if written_arguments:
+        _write(written_arguments[0], results[0])
+        return written_arguments[0]
     if schema.returns and str(schema.returns[0].type) != "Tensor":
         return results[0].item()
     return results[0] if len(results) == 1 else tuple(results)
 
 
 def _became_floats(arguments: Sequence[Any], results: Sequence[Any]) -> bool:
-    """Return True if an op made floats from integers. Their dtype is the default dtype of the process."""
+    """Return True if an op made floats from integers. On the CPU, their dtype is the process's default dtype."""
     operands = [a for a in arguments if isinstance(a, torch.Tensor)]
     if any(a.dtype.is_floating_point or a.dtype.is_complex or a.is_quantized for a in operands):
         return False
     result_tensors = [r for r in results if isinstance(r, torch.Tensor)]
-    named = any(a is _EXECUTORS_DEFAULT for a in arguments)
-    return not named and any(r.dtype == _EXECUTORS_DEFAULT for r in result_tensors)
+    dtype_is_explicit = any(a is _EXECUTORS_DEFAULT for a in arguments)
+    return not dtype_is_explicit and any(r.dtype == _EXECUTORS_DEFAULT for r in result_tensors)
 
 
 def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
@@ -96,8 +96,8 @@ def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Call
             target.data = result  # changes the size
         if result.shape != target.shape or result.layout != target.layout:
             raise RuntimeError(
-                f"{func.name()}: out= is {target.layout} of {tuple(target.shape)}, and the result {result.layout} of "
-                f"{tuple(result.shape)}; {DEVICE_NAME} does not resize tensors that are not strided"
+                f"{func.name()}: out= is {target.layout} of {tuple(target.shape)}, but the result is {result.layout} of "
+                f"{tuple(result.shape)}; {DEVICE_NAME} does not resize non-strided tensors"
             )
         _write(target, result.to(target.dtype))
     return kwargs[outs[0]] if len(outs) == 1 else tuple([kwargs[name] for name in outs])
@@ -105,31 +105,34 @@ def call_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Call
 
 @functools.cache
 def _without_out(func: Any) -> Any:
+    """Return the overload with the same arguments except `out=`."""
     signature = [(a.name, str(a.type)) for a in schema_of(func).arguments if not a.is_out]
     packet = func.overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
         if [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == signature:
             return candidate
-    raise UnsupportedOperation(f"{func.name()} cannot run on {DEVICE_NAME} with tensors that are not strided")
+    raise UnsupportedOperation(
+        f"{func.name()} cannot run on {DEVICE_NAME} with non-strided tensors: PyTorch has no such op without out="
+    )
 
 
-def _ask(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _ask_executor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     operands: list[LazyTensor] = []
-    positional = [_encoded(a, func, operands) for a in args]
-    named = {name: _encoded(value, func, operands) for name, value in kwargs.items()}
-    places = PLACES * max(1, len(schema_of(func).returns))
-    headers, parts = ask_call(LAYOUT_CALL, func, positional, named, operands, places, PLACES)
+    positional = [_encode(a, func, operands) for a in args]
+    keywords = {name: _encode(value, func, operands) for name, value in kwargs.items()}
+    value_count = PLACES * max(1, len(schema_of(func).returns))
+    headers, parts = ask_call(LAYOUT_CALL, func, positional, keywords, operands, value_count, PLACES)
     return [
-        _put_together(header.tolist(), parts[PLACES * index + 1 : PLACES * (index + 1)])
+        _build_result(header.tolist(), parts[PLACES * index + 1 : PLACES * (index + 1)])
         for index, header in enumerate(headers)
     ]
 
 
-def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
-    """Encode an argument, and append its tensors to `operands`."""
+def _encode(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
+    """Return an argument with strided parts instead of non-strided tensors. Append its tensors to `operands`."""
     if isinstance(argument, PartsTensor):
-        return _encoded(argument.described(), func, operands)
+        return _encode(argument.to_argument(), func, operands)
     if isinstance(argument, LazyTensor):
         operands.append(argument)
     elif isinstance(argument, torch.Tensor) and (argument.dim() or argument.layout != torch.strided):
@@ -138,12 +141,12 @@ def _encoded(argument: Any, func: Any, operands: list[LazyTensor]) -> Any:
             f"{argument.device}! (when checking arguments of {func.name()})"
         )
     elif isinstance(argument, (list, tuple)):
-        return [_encoded(a, func, operands) for a in argument]
+        return [_encode(a, func, operands) for a in argument]
     return argument
 
 
-def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
-    """Build a result of the executor from its header and its parts."""
+def _build_result(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
+    """Return a result of the executor, built from its header and its strided parts."""
     kind, *header_numbers = header
     if kind == NO_RESULT:
         return None
@@ -159,23 +162,25 @@ def _put_together(header: Sequence[int], parts: Sequence[LazyTensor]) -> Any:
     elif kind == PER_CHANNEL_RESULT:
         tensor = wrap_quantized(parts[0], DTYPES[header_numbers[1]], PerChannel(parts[1], parts[2], header_numbers[2]))
     elif kind == NESTED_RESULT:
-        tensor = wrap_nested(parts[0], _rows(header_numbers[2:], header_numbers[1]))
+        tensor = wrap_nested(parts[0], _split_rows(header_numbers[2:], header_numbers[1]))
     elif kind == NESTED_VIEW_RESULT:
         dims, count, numbers = header_numbers[1], header_numbers[2], header_numbers[3:]
-        places = Places(_rows(numbers[dims * count : 2 * dims * count], dims), tuple(numbers[2 * dims * count :]))
-        tensor = wrap_nested(parts[0], _rows(numbers[: dims * count], dims), places)
+        strides = ComponentStrides(
+            _split_rows(numbers[dims * count : 2 * dims * count], dims), tuple(numbers[2 * dims * count :])
+        )
+        tensor = wrap_nested(parts[0], _split_rows(numbers[: dims * count], dims), strides)
     else:
         return parts[0]
     tensor.in_place = bool(header_numbers[0])
     return tensor
 
 
-def _rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
+def _split_rows(numbers: Sequence[int], length: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers[i : i + length]) for i in range(0, len(numbers), length or 1))
 
 
 def _write(target: Any, result: Any) -> None:
-    """Replace the content of `target` by `result`, after an in-place op."""
+    """Replace the contents of `target` by those of `result`, after an in-place op."""
     if isinstance(target, LazyTensor):
         record(aten.copy_.default, (target, result), {})
     elif isinstance(target, QuantizedTensor):
@@ -185,7 +190,7 @@ def _write(target: Any, result: Any) -> None:
     elif result.in_place:  # other tensors may be views of these values
         values = target.held_values
         record(aten.copy_.default, (values, result.held_values), {})
-        target.become(result)
+        target.take_parts_of(result)
         target.held_values = values
     else:
-        target.become(result)
+        target.take_parts_of(result)

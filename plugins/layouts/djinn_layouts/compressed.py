@@ -40,16 +40,22 @@ def _layout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch
 
 
 def _part(name: str, attribute: str, by_rows: bool) -> Handler:
-    """Return the handler of an op such as `crow_indices`, which exists for two of the four layouts."""
+    """Return the handler of an op such as `crow_indices`.
+
+    Args:
+        name: the op's name, for its error.
+        attribute: attribute of `CompressedTensor` with the indices.
+        by_rows: True if the op exists for CSR and BSR, False if it exists for CSC and BSC.
+    """
 
     def part(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         source = args[0]
         if (source.held_layout in BY_ROWS) != by_rows:
-            kind, got = (
+            kind, layout_name = (
                 "row" if by_rows else "column",
                 str(source.held_layout).removeprefix("torch.sparse_").capitalize(),
             )
-            raise RuntimeError(f"{name} expected sparse {kind} compressed tensor layout but got Sparse{got}")
+            raise RuntimeError(f"{name} expected sparse {kind} compressed tensor layout but got Sparse{layout_name}")
         return record(aten.detach.default, (getattr(source, attribute),), {})
 
     return part
@@ -68,21 +74,21 @@ def _sparse_dim(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> 
 
 
 def _dense_dim(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> int:
-    return args[0].dense()  # type: ignore[no-any-return]
+    return args[0].dense_dim_count()  # type: ignore[no-any-return]
 
 
-def _each(source: CompressedTensor, make: Callable[[LazyTensor], Any]) -> tuple[Any, Any, Any]:
+def _map_parts(source: CompressedTensor, make: Callable[[LazyTensor], Any]) -> tuple[Any, Any, Any]:
     return make(source.held_compressed), make(source.held_plain), make(source.held_values)
 
 
 def _detach(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source = args[0]
-    return wrap_compressed(source.held_layout, *_each(source, lambda part: part), source.shape)
+    return wrap_compressed(source.held_layout, *_map_parts(source, lambda part: part), source.shape)
 
 
 def _clone(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source = args[0]
-    parts = _each(source, lambda part: record(aten.clone.default, (part,), {}))
+    parts = _map_parts(source, lambda part: record(aten.clone.default, (part,), {}))
     return wrap_compressed(source.held_layout, *parts, source.shape)
 
 
@@ -90,26 +96,28 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device, dtype = args[0], kwargs.get("device"), kwargs.get("dtype")
     if kwargs.get("layout") not in {None, source.held_layout}:
         raise UnsupportedOperation(
-            f"a tensor of layout {source.held_layout} on {DEVICE_NAME} cannot become one of layout {kwargs['layout']} by .to(): "
+            f".to() cannot convert a tensor of layout {source.held_layout} on {DEVICE_NAME} to layout {kwargs['layout']}: "
             "use .to_sparse(layout=...)"
         )
     if device is not None and not is_remote(device):
-        return _fetched(source).to(device=device, dtype=dtype)
-    moved = {"device": device} if device is not None else {}
-    keywords = {**moved, "dtype": dtype} if dtype is not None else moved
-    compressed, plain_indices = (record(func, (part,), moved) for part in (source.held_compressed, source.held_plain))
+        return _fetch_to_cpu(source).to(device=device, dtype=dtype)
+    device_option = {"device": device} if device is not None else {}
+    keywords = {**device_option, "dtype": dtype} if dtype is not None else device_option
+    compressed, plain_indices = (
+        record(func, (part,), device_option) for part in (source.held_compressed, source.held_plain)
+    )
     return wrap_compressed(
         source.held_layout, compressed, plain_indices, record(func, (source.held_values,), keywords), source.shape
     )
 
 
-def _fetched(source: CompressedTensor) -> torch.Tensor:
+def _fetch_to_cpu(source: CompressedTensor) -> torch.Tensor:
     return torch.sparse_compressed_tensor(
-        *_each(source, fetch), tuple(source.shape), layout=source.held_layout, check_invariants=False, device="cpu"
+        *_map_parts(source, fetch), tuple(source.shape), layout=source.held_layout, check_invariants=False, device="cpu"
     )
 
 
-def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor, LazyTensor]:
+def _upload_parts(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor, LazyTensor]:
     compressed, plain_indices, values = torch_layouts.compressed_parts(source.detach())
     return upload_copy(compressed, device), upload_copy(plain_indices, device), upload_copy(values, device)
 
@@ -122,9 +130,9 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
         and not is_remote(source.device)
     ):
         index = target.held_values.remote.meta.device
-        source = wrap_compressed(source.layout, *_uploaded(source.to(target.dtype), index), source.shape)
+        source = wrap_compressed(source.layout, *_upload_parts(source.to(target.dtype), index), source.shape)
     if not is_remote(target.device):
-        return target.copy_(_fetched(source))
+        return target.copy_(_fetch_to_cpu(source))
     return call(func, (target, source), {})
 
 
@@ -136,7 +144,7 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = {"dtype": dtype, "device": device or source.device}
         if layout is not torch.sparse_coo:
             return torch.zeros(source.shape, layout=layout, **options)
-        dims = source.dim() - source.dense(), source.dense()
+        dims = source.dim() - source.dense_dim_count(), source.dense_dim_count()
         return aten._sparse_coo_tensor_with_dims.default(*dims, tuple(source.shape), layout=layout, **options)
     if func is aten.empty_like.default:
         if layout != source.held_layout:
@@ -162,17 +170,22 @@ def _like(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _without_elements(
     shape: Sequence[int], layout: torch.layout, dtype: torch.dtype, device: torch.device, batch: int, block: list[int]
 ) -> CompressedTensor:
-    before, inside, dense = list(shape[:batch]), list(shape[batch : batch + 2]), list(shape[batch + 2 :])
-    along = 0 if layout in BY_ROWS else 1
-    count = inside[along] // (block[along] if block else 1)
+    """Return a tensor without elements. `batch`: number of batch dimensions. `block`: sizes of a block, or empty."""
+    batch_sizes, matrix_sizes, dense_sizes = (
+        list(shape[:batch]),
+        list(shape[batch : batch + 2]),
+        list(shape[batch + 2 :]),
+    )
+    compressed_dim = 0 if layout in BY_ROWS else 1
+    count = matrix_sizes[compressed_dim] // (block[compressed_dim] if block else 1)
     index_options = {"dtype": torch.int64, "device": device}
-    compressed = record(aten.zeros.default, ([*before, count + 1],), index_options)
-    plain_indices = record(aten.zeros.default, ([*before, 0],), index_options)
-    values = record(aten.zeros.default, ([*before, 0, *block, *dense],), {"dtype": dtype, "device": device})
+    compressed = record(aten.zeros.default, ([*batch_sizes, count + 1],), index_options)
+    plain_indices = record(aten.zeros.default, ([*batch_sizes, 0],), index_options)
+    values = record(aten.zeros.default, ([*batch_sizes, 0, *block, *dense_sizes],), {"dtype": dtype, "device": device})
     return wrap_compressed(layout, compressed, plain_indices, values, tuple(shape))
 
 
-def _normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _fill_normal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     record(func, (args[0].held_values, *args[1:]), kwargs)
     return args[0]
 
@@ -182,7 +195,7 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
 
 
 def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Handle `torch.empty(size, layout=torch.sparse_csr)` and `torch.zeros`."""
+    """Handle `torch.empty` and `torch.zeros` with a compressed sparse layout."""
     size, layout, device = args[0], kwargs["layout"], kwargs.get("device")
     if layout in IN_BLOCKS or len(size) < 2:
         raise RuntimeError(
@@ -194,22 +207,22 @@ def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Te
 
 
 def _with_dims(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Handle `aten::_sparse_compressed_tensor_with_dims`: return a tensor whose indices and values are written later."""
+    """Handle `aten::_sparse_compressed_tensor_with_dims`: return a tensor with zeros as indices and values."""
     nnz, dense_dim, size, blocksize, index_dtype = args
     layout, device = kwargs["layout"], logical_device(index_of(kwargs.get("device")))
     batch, block = list(size[: len(size) - 2 - dense_dim]), list(blocksize)
     dtype = kwargs.get("dtype") or torch.get_default_dtype()
-    empty = _without_elements(size, layout, dtype, device, len(batch), block)
+    empty_tensor = _without_elements(size, layout, dtype, device, len(batch), block)
     dense = list(size[len(size) - dense_dim :]) if dense_dim else []
-    compressed = record(aten._to_copy.default, (empty.held_compressed,), {"dtype": index_dtype})
+    compressed = record(aten._to_copy.default, (empty_tensor.held_compressed,), {"dtype": index_dtype})
     plain_indices = record(aten.zeros.default, ([*batch, nnz],), {"dtype": index_dtype, "device": device})
     values = record(aten.zeros.default, ([*batch, nnz, *block, *dense],), {"dtype": dtype, "device": device})
     return wrap_compressed(layout, compressed, plain_indices, values, tuple(size))
 
 
-def move_here(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """Copy a CPU tensor to the remote device. `index`: number of the device."""
-    parts = _uploaded(source if dtype is None else source.to(dtype), index)
+def upload_compressed(source: torch.Tensor, index: int, dtype: torch.dtype | None) -> torch.Tensor:
+    """Return a copy of a CPU tensor on remote device number `index`, converted to `dtype` if it is not None."""
+    parts = _upload_parts(source if dtype is None else source.to(dtype), index)
     return wrap_compressed(source.layout, *parts, tuple(source.shape))
 
 
@@ -234,24 +247,24 @@ def _of_parts(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _unsafe(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `_sparse_compressed_tensor_unsafe`, by which PyTorch makes gradients of the values."""
+    """Handle `_sparse_compressed_tensor_unsafe`, which PyTorch calls for gradients of compressed sparse tensors."""
     if all(is_remote(part.device) and not isinstance(part, LazyTensor) for part in args[:3]):  # tensors of a tracer
-        return _take_apart(func, args, kwargs)
+        return _run_composite(func, args, kwargs)
     with torch.no_grad():
         return _of_parts(func, args, kwargs)
 
 
-def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 
 
 def _indices_of_rows(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the indices of a COO tensor by ops that check them. The kernel would use them as memory offsets."""
+    """Convert CSR indices to COO indices by ops that check them. PyTorch's kernel uses them as memory offsets unchecked."""
     compressed, plain_indices = args[0], args[1]
     if compressed.dim() != 1:
-        raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo takes no batches on {DEVICE_NAME}")
+        raise UnsupportedOperation(f"aten::_convert_indices_from_csr_to_coo supports no batches on {DEVICE_NAME}")
     counts = compressed.diff()
     rows = torch.arange(counts.shape[0], device=plain_indices.device).repeat_interleave(counts)
     indices = torch.stack([plain_indices, rows] if kwargs.get("transpose") else [rows, plain_indices])
@@ -277,7 +290,7 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.copy_.default: _copy,
         aten.zeros_like.default: _like,
         aten.empty_like.default: _like,
-        aten.normal_.default: _normal,
+        aten.normal_.default: _fill_normal,
         aten.is_pinned.default: _is_pinned,
         aten.resize_.default: resize_compressed,
         aten.resize_as_.default: resize_as_sparse,
@@ -285,13 +298,13 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
     }
 )
 
-# Constructors from other tensors.
+# Ops that make a compressed sparse tensor from strided tensors.
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._convert_indices_from_csr_to_coo.default: _indices_of_rows,
         aten._sparse_compressed_tensor_unsafe.default: _unsafe,
         aten._sparse_compressed_tensor_with_dims.default: _with_dims,
-        aten.sparse_compressed_tensor.comp_plain_value: _take_apart,  # without a size, which follows from the indices
+        aten.sparse_compressed_tensor.comp_plain_value: _run_composite,  # without a size, which follows from the indices
         aten.sparse_compressed_tensor.comp_plain_value_size: _of_parts,
     }
 )

@@ -23,8 +23,10 @@ class CompressedTensor(PartsTensor):
     PyTorch gets the layout through `prim::layout`.
 
     Attributes:
-        held_compressed: remote tensor of (*batch, rows + 1): rows of blocks, or columns.
-        held_plain: remote tensor of (*batch, nnz).
+        held_layout: the compressed sparse layout.
+        held_compressed: compressed indices, a remote tensor of (*batch, number of rows + 1). CSC and BSC compress
+            columns instead of rows. BSR and BSC count rows and columns of blocks.
+        held_plain: plain indices, a remote tensor of (*batch, nnz).
         held_values: remote tensor of (*batch, nnz, *block sizes, *dense sizes).
     """
 
@@ -33,18 +35,18 @@ class CompressedTensor(PartsTensor):
     held_plain: LazyTensor
     held_values: LazyTensor
 
-    def described(self) -> list[Any]:
+    def to_argument(self) -> list[Any]:
         """Return the tensor as an encoded argument."""
         kind = str(self.held_layout).removeprefix("torch.")
         size = [int(n) for n in self.shape]
         return [kind, size, self.held_compressed, self.held_plain, self.held_values]
 
-    def dense(self) -> int:
+    def dense_dim_count(self) -> int:
         """Return the number of dense dimensions."""
         blocks = 2 if self.held_layout in IN_BLOCKS else 0
         return self.held_values.dim() - self.held_plain.dim() - blocks
 
-    def become(self, other: Any) -> None:
+    def take_parts_of(self, other: Any) -> None:
         """Replace the parts of this tensor by those of `other`."""
         self.held_compressed, self.held_plain = other.held_compressed, other.held_plain
         self.held_values = other.held_values

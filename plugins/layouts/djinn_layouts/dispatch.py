@@ -44,16 +44,16 @@ _NAMES: Final[Mapping[type, str]] = MappingProxyType(
         NestedTensor: "nested tensors",
     }
 )
-_OTHERWISE: Final[Mapping[type, str]] = MappingProxyType(
+_CONVERSION: Final[Mapping[type, str]] = MappingProxyType(
     {SparseTensor: "to_dense", CompressedTensor: "to_dense", QuantizedTensor: "dequantize", NestedTensor: "unbind"}
 )
 
 
 def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op with a non-strided argument: the implementation of `PartsTensor.__torch_dispatch__`.
+    """Run an op that has a non-strided argument, and return its result.
 
     Raises:
-        UnsupportedOperation: remote tensors of this kind have no such op.
+        UnsupportedOperation: remote tensors of this layout do not support the op.
     """
     first = first_of_parts((*args, *kwargs.values()))
     assert first is not None
@@ -63,7 +63,7 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     handler = _LOCAL[type(first)].get(func)
     if handler is not None:
         return handler(func, args, kwargs)
-    if func.name() in OPERATORS_OF[first.described()[0]]:
+    if func.name() in OPERATORS_OF[first.to_argument()[0]]:
         return call(func, args, kwargs)
     if kwargs and torch_dispatch.writes_out(func):
         return call_out(func, args, kwargs, dispatch_layout)
@@ -71,8 +71,8 @@ def dispatch_layout(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if kernel is not None:
         return kernel(*args, **kwargs)
     raise UnsupportedOperation(
-        f"{func.name()} cannot run on {_NAMES[type(first)]} of {DEVICE_NAME}: it is not among the ops that take them. "
-        f"Convert them with .{_OTHERWISE[type(first)]}(), or move them to the CPU first"
+        f"{func.name()} does not support {_NAMES[type(first)]} on {DEVICE_NAME}. "
+        f"Convert them with .{_CONVERSION[type(first)]}(), or move them to the CPU first"
     )
 
 
@@ -80,7 +80,7 @@ PartsTensor.dispatch = staticmethod(dispatch_layout)
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that makes a non-strided tensor, or the autograd kernel of such an op."""
+    """Run an op that makes a non-strided tensor, or that needs its own autograd formula for such a tensor."""
     return _MAKERS[func](func, args, kwargs)
 
 
@@ -89,14 +89,14 @@ def _make_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return make(func, args, kwargs)
 
 
-def _move_here(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `.to(device)` of a CPU tensor. PyTorch itself moves the parts of a sparse COO tensor."""
+def _upload(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Handle `.to(device)` of a CPU tensor, except sparse COO tensors, whose parts PyTorch itself moves."""
     (source,), index, dtype = args, index_of(kwargs.get("device")), kwargs.get("dtype")
     if source.is_quantized:
         return quantized.upload_quantized(source, index)
     if source.is_nested:
         return nested.upload_nested(source if dtype is None else source.to(dtype), index)
-    return compressed.move_here(source, index, dtype)
+    return compressed.upload_compressed(source, index, dtype)
 
 
 _MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
@@ -106,7 +106,7 @@ _MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
         **compressed.MAKERS,
         **quantized.MAKERS,
         **nested.MAKERS,
-        aten._to_copy.default: _move_here,
+        aten._to_copy.default: _upload,
         aten.empty.memory_format: _make_empty,
         aten.zeros.default: _make_empty,
     }

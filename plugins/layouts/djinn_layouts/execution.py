@@ -1,4 +1,4 @@
-"""Run ops with non-strided tensors on the executor: build the tensors from strided values, and split the results again.
+"""Run ops with non-strided tensors on the executor: build the tensors from strided values, and split_result the results again.
 
 PyTorch's kernels assume that sparse tensors are valid, and clients are not trusted. So each built tensor is checked.
 """
@@ -44,28 +44,32 @@ _DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch
 
 
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Run the op `name`, and return `PLACES` tensors for each result. Arguments are not written into.
+    """Run the op `name` on copies of the arguments that it writes, and return `PLACES` tensors for each result.
+
+    The tensors of a result are its header, its strided parts, and empty tensors.
 
     Raises:
-        UnsupportedOperation: the op does not support tensors of other layouts, or has no such argument.
-        RuntimeError: a tensor among the arguments is invalid, or the op raised this error.
+        UnsupportedOperation: programs may not contain the op for these layouts, or no argument is a non-strided tensor.
+        RuntimeError: a non-strided tensor among the arguments is invalid, or the op failed.
     """
     op = resolve_for_layouts(str(name))
     arguments = _Arguments()
     positional = [arguments.make(a) for a in args]
-    named = {key: arguments.make(a) for key, a in kwargs.items()}
+    keywords = {key: arguments.make(a) for key, a in kwargs.items()}
     if not arguments.kinds and name not in CONVERSIONS:
-        raise UnsupportedOperation(f"{name} was called for tensors that are not strided, and is given none")
+        raise UnsupportedOperation(
+            f"{name} needs a sparse, quantized or nested tensor among its arguments, but has none"
+        )
     for kind in arguments.kinds:
         if name not in OPERATORS_OF[kind]:
-            raise UnsupportedOperation(f"{name} is not an op that programs may contain with {kind} tensors")
+            raise UnsupportedOperation(f"programs may not contain {name} for {kind} tensors")
     schema = torch_private.schema_of(op)
     for index, argument in enumerate(schema.arguments[: len(positional)]):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            positional[index] = arguments.own_for_writing(positional[index])
-    out = _EXCEPTIONS.get(str(name), _call)(op, positional, named)
-    results = list(out) if len(schema.returns) > 1 else [out]
-    return [place for result in results for place in arguments.take_apart(result)]
+            positional[index] = arguments.copy_for_writing(positional[index])
+    output = _EXCEPTIONS.get(str(name), _call)(op, positional, keywords)
+    results = list(output) if len(schema.returns) > 1 else [output]
+    return [part for result in results for part in arguments.split_result(result)]
 
 
 def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
@@ -73,7 +77,7 @@ def _call(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
 
 
 def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
-    """Compute a matrix product that reduces by maximum or minimum. Also return the positions of the chosen terms."""
+    """Return a sparse matrix product that reduces by maximum or minimum, and the index of each selected value."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         matrix, dense, *options = positional
         product, terms = op(matrix.clone(), dense.clone().requires_grad_(), *options, **named)
@@ -81,10 +85,10 @@ def _reduce_product(op: Any, positional: list[Any], named: dict[str, Any]) -> An
 
 
 def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]) -> Any:
-    """Compute the gradients of a matrix product that reduces by maximum or minimum.
+    """Return the gradients of a sparse matrix product that reduces by maximum or minimum.
 
     Raises:
-        RuntimeError: the positions of the terms are not in the matrix, which the kernel does not check.
+        RuntimeError: an index of a selected value is not in the matrix. The kernel does not check the indices.
     """
     matrix, gradient, _, reduce, terms, *_ = positional
     if reduce in {"amax", "amin"} and (
@@ -93,7 +97,7 @@ def _differentiate_product(op: Any, positional: list[Any], named: dict[str, Any]
         or bool(((terms < 0) | (terms > matrix.values().shape[0])).any())
     ):
         raise RuntimeError(
-            f"the terms of a product by {reduce} are not positions among the {matrix.values().shape[0]} values of its matrix"
+            f"a sparse product by {reduce} has an invalid index: its matrix has {matrix.values().shape[0]} values"
         )
     return op(*positional, **named)
 
@@ -105,15 +109,19 @@ _EXCEPTIONS: Final[Mapping[str, Callable[[Any, list[Any], dict[str, Any]], Any]]
 
 
 class _Arguments:
-    """Arguments of one op. It remembers the memory of the tensors among them."""
+    """Build the arguments of one op, and find out which results share their memory.
+
+    Attributes:
+        kinds: names of the layouts of the non-strided tensors among the arguments.
+    """
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
-        self._memory: dict[int, int] = {}  # where the first tensor in each begins
-        self._written: tuple[Any, ...] = ()
+        self._memory: dict[int, int] = {}  # address of a storage: offset of its first tensor, in elements
+        self._written: tuple[Any, ...] = ()  # `_identity_of` the argument that the op may write
 
     def make(self, argument: Any) -> Any:
-        """Return an argument, with tensors built from their descriptions."""
+        """Return an argument, with non-strided tensors built from their encoded form."""
         if isinstance(argument, torch.Tensor):
             if argument.dim() or argument.device.type != "cpu":
                 self._memory.setdefault(argument.untyped_storage().data_ptr(), int(argument.storage_offset()))
@@ -126,32 +134,32 @@ class _Arguments:
         self.kinds.add(elements[0])
         return _MAKERS[elements[0]](*elements)
 
-    def own_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
+    def copy_for_writing(self, argument: torch.Tensor) -> torch.Tensor:
         """Return a copy of an argument that the op may write into."""
-        copied = argument.clone()
-        self._written = _identity_of(copied)
-        return copied
+        copy = argument.clone()
+        self._written = _identity_of(copy)
+        return copy
 
-    def take_apart(self, result: Any) -> list[torch.Tensor]:
-        """Split a result into strided tensors that share no memory with arguments, so that no write is hidden."""
+    def split_result(self, result: Any) -> list[torch.Tensor]:
+        """Split a result into a header and strided tensors. They share no memory with arguments, so writes stay visible."""
         if result is None:
-            return _places([NO_RESULT])
+            return _padded_parts([NO_RESULT])
         if not isinstance(result, torch.Tensor):
-            return _places([STRIDED_RESULT], torch.tensor(result))
+            return _padded_parts([STRIDED_RESULT], torch.tensor(result))
         in_place = int(bool(self._written) and self._written == _identity_of(result))
         memory = result.untyped_storage().data_ptr() if result.is_nested else 0
         if result.is_nested and (not result.is_contiguous() or memory in self._memory):
             header, *parts = _nested_view_parts(result, in_place, self._memory.get(memory, 0))
         else:
             header, *parts = _parts_of(result, in_place)
-        return _places(header, *[self._own(part) for part in parts])
+        return _padded_parts(header, *[self._detach_memory(part) for part in parts])
 
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        memory = tensor.untyped_storage()  # of which a kernel may have made more than its result needs
+    def _detach_memory(self, tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()  # a kernel may have allocated more than its result needs
         return tensor.clone() if memory.data_ptr() in self._memory or memory.nbytes() > tensor.nbytes else tensor
 
 
-def _places(header: list[int], *parts: torch.Tensor) -> list[torch.Tensor]:
+def _padded_parts(header: list[int], *parts: torch.Tensor) -> list[torch.Tensor]:
     empty = [torch.empty(0) for _ in range(PLACES - 1 - len(parts))]
     return [torch.tensor(header), *parts, *empty]
 
@@ -185,16 +193,16 @@ def _make_per_channel(
     if not (isinstance(axis, int) and 0 <= axis < integers.dim()):
         raise RuntimeError(f"a tensor of {integers.dim()} dimensions cannot be quantized along dimension {axis}")
     if scales.shape != (integers.shape[axis],) or zero_points.shape != scales.shape:
-        raise RuntimeError("a tensor that is quantized per channel has one scale and one zero point a channel")
+        raise RuntimeError("a per-channel quantized tensor needs one scale and one zero point for each channel")
     return torch_layouts.quantized_per_channel(integers, scales, zero_points, axis, _DTYPES[dtype][0])
 
 
 def _make_nested(_kind: str, dims: Any, numbers: Any, elements: torch.Tensor) -> torch.Tensor:
     table = torch.tensor([int(n) for n in numbers], dtype=torch.int64).reshape(-1, dims) if dims else None
     if table is None or elements.dim() != 1 or not elements.is_contiguous() or bool((table < 0).any()):
-        raise RuntimeError("a nested tensor consists of sizes that are not negative and elements in one dimension")
+        raise RuntimeError("a nested tensor needs non-negative sizes and contiguous one-dimensional elements")
     if sum(math.prod(size) for size in table.tolist()) != elements.numel():
-        raise RuntimeError("a nested tensor has as many elements as its sizes say")
+        raise RuntimeError("the number of elements of a nested tensor contradicts its sizes")
     return torch_layouts.nested_of_memory(elements, table, *torch_layouts.contiguous_nested_strides(table))
 
 
@@ -203,24 +211,26 @@ def _make_nested_view(
 ) -> torch.Tensor:
     count = len(numbers) // dims if isinstance(dims, int) and dims > 0 else 0
     if not count or not len(numbers) == len(steps) == dims * count or len(starts) != count or memory.dim() != 1:
-        raise RuntimeError("a view of a nested tensor has sizes, strides and an offset for each of its tensors")
+        raise RuntimeError("a nested view needs sizes, strides and an offset for each component")
     sizes, strides = (
-        torch.tensor([int(n) for n in of], dtype=torch.int64).reshape(-1, dims) for of in (numbers, steps)
+        torch.tensor([int(n) for n in flat], dtype=torch.int64).reshape(-1, dims) for flat in (numbers, steps)
     )
     offsets = torch.tensor([int(n) for n in starts], dtype=torch.int64)
     for size, stride, offset in zip(sizes.tolist(), strides.tolist(), offsets.tolist(), strict=True):
-        lies_inside = min(size, default=0) == 0 or offset + extent(size, stride) <= memory.numel()
-        if min(*size, *stride, offset) < 0 or not lies_inside or not memory.is_contiguous():
-            raise RuntimeError("a view of a nested tensor lies in the memory that it is given")
+        is_inside = min(size, default=0) == 0 or offset + extent(size, stride) <= memory.numel()
+        if min(*size, *stride, offset) < 0 or not is_inside or not memory.is_contiguous():
+            raise RuntimeError("a component of a nested view exceeds the memory of the view")
     return torch_layouts.nested_of_memory(memory, sizes, strides, offsets)
 
 
 def _check_elements(dtype: Any, integers: torch.Tensor) -> None:
     if not isinstance(dtype, int) or not 0 <= dtype < len(_DTYPES):
         raise RuntimeError(f"invalid quantized tensor: no dtype has code {dtype!r}")
-    kind, expected = _DTYPES[dtype]
-    if integers.dtype != expected:
-        raise RuntimeError(f"invalid quantized tensor: {kind} needs {expected} elements, not {integers.dtype}")
+    quantized_dtype, integer_dtype = _DTYPES[dtype]
+    if integers.dtype != integer_dtype:
+        raise RuntimeError(
+            f"invalid quantized tensor: {quantized_dtype} needs {integer_dtype} elements, not {integers.dtype}"
+        )
 
 
 _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
@@ -236,7 +246,7 @@ _MAKERS: Final[Mapping[str, Callable[..., torch.Tensor]]] = MappingProxyType(
 
 
 def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
-    """Return a header, and the strided tensors of a result."""
+    """Return the header and the strided parts of a result."""
     if result.is_quantized:
         return _quantized_parts(result, in_place)
     if result.is_nested:
@@ -259,12 +269,13 @@ def _parts_of(result: torch.Tensor, in_place: int) -> list[Any]:
 def _nested_view_parts(result: torch.Tensor, in_place: int, begin: int) -> list[Any]:
     """Return the header and parts of a nested tensor that is a view or not contiguous.
 
-    The parts are its layout and the viewed memory. `begin`: position of the first element of the viewed memory.
+    The header has sizes, strides and offsets. The only part is the whole storage, in one dimension.
+    `begin`: offset, in this storage, of the argument that shares it, in elements. Offsets in the header start there.
     """
     tables = torch_layouts.tables_of_nested(result)
     count, dims = tables[0].shape if tables[0].dim() == 2 else (0, 0)
-    numbers = [n for table in (*tables[:2], tables[2] - begin) for n in table.flatten().tolist()]
-    return [[NESTED_VIEW_RESULT, in_place, dims, count, *numbers], torch_layouts.memory_of_nested(result)]
+    layout_numbers = [n for table in (*tables[:2], tables[2] - begin) for n in table.flatten().tolist()]
+    return [[NESTED_VIEW_RESULT, in_place, dims, count, *layout_numbers], torch_layouts.memory_of_nested(result)]
 
 
 def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
@@ -280,7 +291,7 @@ def _quantized_parts(result: torch.Tensor, in_place: int) -> list[Any]:
 
 
 def _identity_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key that identifies the values of a sparse tensor: address, sizes and strides."""
+    """Return a key of a non-strided tensor's last part: address, shape and dtype. It is empty for a strided tensor."""
     if tensor.layout is torch.strided:
         return ()
     *_, values = _parts_of(tensor, 0)

@@ -22,8 +22,8 @@ from djinn_layouts.parts_tensor import PartsTensor
 Sizes: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-class Places(msgspec.Struct, frozen=True):
-    """Strides and offsets of the components of a non-contiguous nested tensor."""
+class ComponentStrides(msgspec.Struct, frozen=True):
+    """Strides of each component of a nested tensor, and its offset in the tensor's memory, in elements."""
 
     strides: Sizes
     offsets: tuple[int, ...]
@@ -36,34 +36,37 @@ class NestedTensor(PartsTensor):
     size, as in the jagged layout.
 
     Attributes:
-        held_values: one-dimensional remote tensor.
-        places: None if the components are adjacent and fill it.
+        sizes: sizes of each component.
+        held_values: the memory of all components, a one-dimensional remote tensor.
+        component_strides: None if the components are contiguous, adjacent and fill `held_values`.
     """
 
     sizes: Sizes
     held_values: LazyTensor
-    places: Places | None
+    component_strides: ComponentStrides | None
 
-    def described(self) -> list[Any]:
+    def to_argument(self) -> list[Any]:
         """Return the tensor as an encoded argument."""
         dims, sizes = len(self.sizes[0]) if self.sizes else 0, [n for size in self.sizes for n in size]
-        if self.places is None:
+        if self.component_strides is None:
             return [NESTED, dims, sizes, self.held_values]
-        strides = [step for steps in self.places.strides for step in steps]
-        return [NESTED_VIEW, dims, sizes, strides, list(self.places.offsets), self.held_values]
+        strides = [step for steps in self.component_strides.strides for step in steps]
+        return [NESTED_VIEW, dims, sizes, strides, list(self.component_strides.offsets), self.held_values]
 
-    def become(self, other: Any) -> None:
+    def take_parts_of(self, other: Any) -> None:
         """Replace the parts of this tensor by those of `other`."""
-        self.sizes, self.held_values, self.places = other.sizes, other.held_values, other.places
+        self.sizes, self.held_values, self.component_strides = other.sizes, other.held_values, other.component_strides
 
-    def lies(self) -> Places:
-        """Return strides and offsets of the components, even of a contiguous tensor."""
-        if self.places is not None:
-            return self.places
-        return Places(tuple(contiguous_strides(size) for size in self.sizes), tuple(starts_of(self.sizes)))
+    def strides_and_offsets(self) -> ComponentStrides:
+        """Return strides and offsets of the components. Compute them if the tensor is contiguous."""
+        if self.component_strides is not None:
+            return self.component_strides
+        return ComponentStrides(
+            tuple(contiguous_strides(size) for size in self.sizes), tuple(contiguous_offsets(self.sizes))
+        )
 
-    def common(self, dim: int) -> int | None:
-        """Return the size of a dimension if it is equal in all components, else None. Dimension 0 counts components."""
+    def common_size(self, dim: int) -> int | None:
+        """Return the size of a dimension, or None if it differs between components. Dimension 0 counts components."""
         if dim == 0:
             return len(self.sizes)
         sizes = {size[dim - 1] for size in self.sizes}
@@ -71,14 +74,14 @@ class NestedTensor(PartsTensor):
 
     @for_users
     def size(self, dim: int | None = None) -> Any:
-        """Return sizes as a CPU nested tensor does.
+        """Return the size of dimension `dim`.
 
         Raises:
-            RuntimeError: the components differ in this dimension.
+            RuntimeError: `dim` is None, or the components differ in this dimension. CPU nested tensors raise the same error.
         """
         if dim is None:
             raise RuntimeError("Internal error: NestedTensorImpl doesn't support sizes. Please file an issue.")
-        count = self.common(dim % self.dim())
+        count = self.common_size(dim % self.dim())
         if count is None:
             raise RuntimeError(f"Given dimension {dim} is irregular and does not have a size.")
         return count
@@ -94,29 +97,29 @@ class NestedTensor(PartsTensor):
         return torch_layouts.rebuild_from_cpu, (local, self.dtype, str(self.device), self.requires_grad)
 
 
-def wrap_nested(values: LazyTensor, sizes: Sizes, places: Places | None = None) -> NestedTensor:
-    """Return a nested tensor with these elements. `places`: strides and offsets of its components in `values`."""
+def wrap_nested(values: LazyTensor, sizes: Sizes, component_strides: ComponentStrides | None = None) -> NestedTensor:
+    """Return a nested tensor with the memory `values`. `component_strides`: None if it is contiguous."""
     tensor: NestedTensor = torch_layouts.make_nested_wrapper(NestedTensor, values.dtype, values.device)
-    tensor.held_values, tensor.sizes, tensor.places = values, sizes, places
+    tensor.held_values, tensor.sizes, tensor.component_strides = values, sizes, component_strides
     return tensor
 
 
 def symbolic_size(tensor: NestedTensor) -> list[Any]:
-    """Return the shape of a nested tensor. Sizes that differ between its tensors are nested integers."""
+    """Return the shape of a nested tensor. Sizes that differ between components are nested integers."""
     inner = range(len(tensor.sizes[0]) if tensor.sizes else 0)
     shape: list[Any] = [len(tensor.sizes)]
     for dim in inner:
-        common = tensor.common(dim + 1)
+        common_size = tensor.common_size(dim + 1)
         lengths = tuple(size[dim] for size in tensor.sizes)
-        shape.append(common if common is not None else torch_layouts.nested_integer(lengths))
+        shape.append(common_size if common_size is not None else torch_layouts.nested_integer(lengths))
     return shape
 
 
-def numbers_of(sizes: Sequence[Sequence[int]]) -> list[int]:
+def element_counts(sizes: Sequence[Sequence[int]]) -> list[int]:
     """Return the number of elements of each component."""
     return [math.prod(size) for size in sizes]
 
 
-def starts_of(sizes: Sequence[Sequence[int]]) -> list[int]:
-    """Return the offset of each component of a contiguous nested tensor."""
-    return [0, *itertools.accumulate(numbers_of(sizes))][: len(sizes)]
+def contiguous_offsets(sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Return the offset of each component of a contiguous nested tensor, in elements."""
+    return [0, *itertools.accumulate(element_counts(sizes))][: len(sizes)]

@@ -10,7 +10,7 @@ djinn_api_version = "2.0"
 
 
 class Layouts(OpHandler):
-    """Handler of ops that create sparse, quantized or nested tensors. It is imported on first use."""
+    """Handler of ops that create sparse, quantized or nested tensors. It imports `dispatch` on first use."""
 
     name = "layouts"
 

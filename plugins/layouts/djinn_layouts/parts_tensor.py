@@ -21,8 +21,8 @@ class PartsTensor(torch.Tensor):
     """A non-strided tensor on `remote_accelerator`.
 
     Attributes:
-        dispatch: function that runs an op with such a tensor among its arguments.
-        in_place: True for the result of an in-place op that wrote into the memory of the existing values.
+        dispatch: function that runs an op with a non-strided tensor among its arguments. `djinn_layouts.dispatch` sets it.
+        in_place: True if the tensor is the result of an in-place op that wrote into the memory of its argument's values.
     """
 
     in_place = False
@@ -41,11 +41,11 @@ class PartsTensor(torch.Tensor):
             shorten(error)
             raise
 
-    def described(self) -> list[Any]:
-        """Return the tensor as an encoded argument: its layout's name, sizes and other parameters, and its parts."""
+    def to_argument(self) -> list[Any]:
+        """Return the tensor as an argument of `LAYOUT_CALL`: a list of its layout's name, sizes, parameters and parts."""
         raise NotImplementedError
 
-    def become(self, other: Any) -> None:
+    def take_parts_of(self, other: Any) -> None:
         """Replace the parts of this tensor by those of another tensor of the same class."""
         raise NotImplementedError
 
@@ -63,17 +63,17 @@ class PartsTensor(torch.Tensor):
                 "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol"
             )
         with torch.no_grad():
-            copied: Any = self.detach().clone()
+            duplicate: Any = self.detach().clone()
             if self.requires_grad:
-                copied.requires_grad_()
+                duplicate.requires_grad_()
             if self.grad is not None:
-                copied.grad = copy.deepcopy(self.grad, memo)
-        memo[id(self)] = copied
-        return copied  # type: ignore[no-any-return]
+                duplicate.grad = copy.deepcopy(self.grad, memo)
+        memo[id(self)] = duplicate
+        return duplicate  # type: ignore[no-any-return]
 
 
 def first_of_parts(arguments: Iterable[Any]) -> PartsTensor | None:
-    """Return the first non-strided remote tensor among the arguments of an op."""
+    """Return the first non-strided remote tensor among the arguments of an op and in lists of them, or None."""
     for argument in arguments:
         candidate = first_of_parts(argument) if isinstance(argument, (list, tuple)) else argument
         if isinstance(candidate, PartsTensor):

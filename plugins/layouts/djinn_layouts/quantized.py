@@ -1,4 +1,4 @@
-"""Ops on quantized tensors that run on the client, and ops that run on their integers."""
+"""Ops on quantized tensors: metadata queries, construction, and ops that only move elements."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def _int_repr(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any
     return record(aten.clone.default, (args[0].held_integers,), {})
 
 
-def _same(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
+def _share_parts(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     source = args[0]
     return wrap_quantized(source.held_integers, source.dtype, source.quantizer)
 
 
-def _of_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an op that moves elements to the integers. If channels may move, they must all have one scale."""
+def _move_integers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply an op that only moves elements to the integers. The tensor must be quantized per tensor."""
     source = args[0]
     if func is not aten.clone.default:
         _per_tensor(source)
@@ -90,26 +90,30 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device, dtype = args[0], kwargs.get("device"), kwargs.get("dtype")
     if dtype not in {None, source.dtype}:
         raise UnsupportedOperation(
-            f"a tensor of {source.dtype} on {DEVICE_NAME} cannot become one of {dtype} by .to(): use .dequantize()"
+            f".to() cannot convert a tensor of {source.dtype} on {DEVICE_NAME} to {dtype}: use .dequantize()"
         )
     if device is not None and not is_remote(device):
-        return _fetched(source).to(device)
-    moved = {name: kwargs[name] for name in ("device", "memory_format") if kwargs.get(name) is not None}
-    return wrap_quantized(record(func, (source.held_integers,), moved), source.dtype, source.quantizer)
+        return _fetch_to_cpu(source).to(device)
+    keywords = {name: kwargs[name] for name in ("device", "memory_format") if kwargs.get(name) is not None}
+    return wrap_quantized(record(func, (source.held_integers,), keywords), source.dtype, source.quantizer)
 
 
-def _fetched(source: QuantizedTensor) -> torch.Tensor:
+def _fetch_to_cpu(source: QuantizedTensor) -> torch.Tensor:
     integers, quantizer = fetch(source.held_integers), source.quantizer
     if isinstance(quantizer, PerTensor):
-        converted = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
+        local = torch_layouts.quantized_per_tensor(integers, quantizer.scale, quantizer.zero_point, source.dtype)
     else:
         scales, zero_points = fetch(quantizer.scales), fetch(quantizer.zero_points)
-        converted = torch_layouts.quantized_per_channel(integers, scales, zero_points, quantizer.axis, source.dtype)
-    return converted
+        local = torch_layouts.quantized_per_channel(integers, scales, zero_points, quantizer.axis, source.dtype)
+    return local
 
 
 def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
-    """Copy a quantized CPU tensor to the remote device."""
+    """Return a copy of a quantized CPU tensor on remote device number `device`.
+
+    Raises:
+        UnsupportedOperation: the dtype is not supported.
+    """
     if source.dtype not in ELEMENTS:
         raise UnsupportedOperation(
             f"a tensor of {source.dtype} cannot be moved to {DEVICE_NAME}: .dequantize() it first"
@@ -127,7 +131,7 @@ def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
 def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1]
     if not is_remote(target.device):
-        return target.copy_(_fetched(source))
+        return target.copy_(_fetch_to_cpu(source))
     index = (target.held_integers if isinstance(target, QuantizedTensor) else target).remote.meta.device
     if not is_remote(source.device):
         source = upload_quantized(source, index) if source.is_quantized else upload_copy(source, index)
@@ -144,7 +148,7 @@ def _copy(func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 
 
 def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `torch.load`, which makes an empty tensor and then sets its storage."""
+    """Handle `set_` with a storage. `torch.load` calls it after it made an empty tensor."""
     target, storage, offset, size, stride = args
     integers = record(aten.empty.memory_format, ([0],), {"dtype": ELEMENTS[target.dtype], "device": target.device})
     target.held_integers = func(integers, storage, offset, size, stride, **kwargs)
@@ -154,7 +158,7 @@ def _set_storage(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _empty_like(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
     if device is not None and not is_remote(device):
-        return torch.empty_like(_fetched(source), device=device)
+        return torch.empty_like(_fetch_to_cpu(source), device=device)
     keywords = {"memory_format": kwargs["memory_format"]} if kwargs.get("memory_format") is not None else {}
     integers = record(aten.empty_like.default, (source.held_integers,), keywords)
     return wrap_quantized(integers, kwargs.get("dtype") or source.dtype, source.quantizer)
@@ -182,14 +186,14 @@ def _empty_integers(size: Sequence[int], options: Mapping[str, Any]) -> Any:
     return record(aten.empty.memory_format, (list(size),), {"dtype": ELEMENTS[options["dtype"]], "device": device})
 
 
-_OF_ELEMENTS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType({v: k for k, v in ELEMENTS.items()})
+_OF_INTEGERS: Final[Mapping[torch.dtype, torch.dtype]] = MappingProxyType({v: k for k, v in ELEMENTS.items()})
 
 
 def _make_per_tensor(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     """Return a per-tensor quantized tensor with a copy of these integers."""
     integers, scale, zero_point = args
-    copied = record(aten.clone.default, (integers,), {})
-    return wrap_quantized(copied, _OF_ELEMENTS[integers.dtype], PerTensor(scale, zero_point))
+    integers_copy = record(aten.clone.default, (integers,), {})
+    return wrap_quantized(integers_copy, _OF_INTEGERS[integers.dtype], PerTensor(scale, zero_point))
 
 
 def _make_per_channel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -197,8 +201,8 @@ def _make_per_channel(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
     integers, scales, zero_points, axis = args
     if not all(isinstance(part, LazyTensor) for part in (integers, scales, zero_points)):
         raise RuntimeError("integers, scales and zero points must be on the same device")
-    copied = record(aten.clone.default, (integers,), {})
-    return wrap_quantized(copied, _OF_ELEMENTS[integers.dtype], PerChannel(scales, zero_points, axis))
+    integers_copy = record(aten.clone.default, (integers,), {})
+    return wrap_quantized(integers_copy, _OF_INTEGERS[integers.dtype], PerChannel(scales, zero_points, axis))
 
 
 _MOVING = (
@@ -236,13 +240,13 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
         aten.q_per_channel_axis.default: _axis,
         aten.set_.source_Storage_storage_offset: _set_storage,
         aten.int_repr.default: _int_repr,
-        aten.detach.default: _same,
-        aten.alias.default: _same,
+        aten.detach.default: _share_parts,
+        aten.alias.default: _share_parts,
         aten._to_copy.default: _to_copy,
         aten.copy_.default: _copy,
         aten.empty_like.default: _empty_like,
         aten.is_pinned.default: _is_pinned,
-        **dict.fromkeys(_MOVING, _of_integers),
+        **dict.fromkeys(_MOVING, _move_integers),
     }
 )
 

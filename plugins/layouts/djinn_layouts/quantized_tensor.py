@@ -24,7 +24,7 @@ DTYPES: Final = tuple(ELEMENTS)
 
 
 class PerTensor(msgspec.Struct, frozen=True):
-    """One scale and zero point for all elements."""
+    """Quantizer with one scale and zero point for all elements."""
 
     scale: float
     zero_point: int
@@ -36,7 +36,7 @@ class PerTensor(msgspec.Struct, frozen=True):
 
 
 class PerChannel(msgspec.Struct, frozen=True, eq=False):
-    """A scale and a zero point for each index of dimension `axis`."""
+    """Quantizer with a scale and a zero point for each index of dimension `axis`. Both are one-dimensional."""
 
     scales: LazyTensor
     zero_points: LazyTensor
@@ -53,24 +53,24 @@ Quantizer: TypeAlias = PerTensor | PerChannel
 
 
 class QuantizedTensor(PartsTensor):
-    """A quantized tensor on `remote_accelerator`: the strided remote tensor of its integers, and the quantizer."""
+    """A quantized tensor on `remote_accelerator`: its integers as a strided remote tensor, and its quantizer."""
 
     held_integers: LazyTensor
     quantizer: Quantizer
 
-    def described(self) -> list[Any]:
+    def to_argument(self) -> list[Any]:
         """Return the tensor as an encoded argument."""
         dtype, quantizer = DTYPES.index(self.dtype), self.quantizer
         if isinstance(quantizer, PerTensor):
             return [PER_TENSOR, dtype, quantizer.scale, quantizer.zero_point, self.held_integers]
         return [PER_CHANNEL, dtype, quantizer.axis, self.held_integers, quantizer.scales, quantizer.zero_points]
 
-    def become(self, other: Any) -> None:
+    def take_parts_of(self, other: Any) -> None:
         """Replace the parts of this tensor by those of `other`."""
         self.held_integers, self.quantizer = other.held_integers, other.quantizer
 
     def qscheme(self) -> torch.qscheme:
-        """Return the quantization scheme. It is a method, because PyTorch cannot convert an op's result to a QScheme."""
+        """Return the quantization scheme. This method replaces the op, whose result PyTorch cannot convert to a QScheme."""
         return self.quantizer.scheme
 
     @for_users  # type: ignore[arg-type] # it is called `self` in no Protocol

@@ -80,16 +80,18 @@ def _clone(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
 def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     source, device = args[0], kwargs.get("device")
     if kwargs.get("layout") not in {None, torch.sparse_coo}:
-        raise UnsupportedOperation(f"a sparse tensor on {DEVICE_NAME} cannot become one of layout {kwargs['layout']}")
+        raise UnsupportedOperation(
+            f".to() cannot convert a sparse tensor on {DEVICE_NAME} to layout {kwargs['layout']}"
+        )
     if device is not None and not is_remote(device):
-        return _fetched(source).to(device=device, dtype=kwargs.get("dtype"))
+        return _fetch_to_cpu(source).to(device=device, dtype=kwargs.get("dtype"))
     keywords = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
-    moved = {"device": device} if device is not None else {}
-    indices = record(func, (source.held_indices,), moved)
+    device_option = {"device": device} if device is not None else {}
+    indices = record(func, (source.held_indices,), device_option)
     return wrap_sparse(indices, record(func, (source.held_values,), keywords), source.shape, source.coalesced)
 
 
-def _fetched(source: SparseTensor) -> torch.Tensor:
+def _fetch_to_cpu(source: SparseTensor) -> torch.Tensor:
     indices, values = fetch(source.held_indices), fetch(source.held_values)
     return torch.sparse_coo_tensor(
         indices, values, tuple(source.shape), check_invariants=False, is_coalesced=source.coalesced, device="cpu"
@@ -100,18 +102,18 @@ def _copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     target, source = args[0], args[1]
     if isinstance(target, SparseTensor) and not isinstance(source, (SparseTensor, LazyTensor)):
         if source.layout != torch.sparse_coo:
-            raise UnsupportedOperation(f"a tensor of layout {source.layout} cannot be copied into a sparse one")
-        target.held_indices, target.held_values = _uploaded(
+            raise UnsupportedOperation(f"copy_ cannot copy a tensor of layout {source.layout} into a sparse tensor")
+        target.held_indices, target.held_values = _upload_parts(
             source.to(target.dtype), target.held_values.remote.meta.device
         )
         target.coalesced = source.is_coalesced()
         return target
     if not isinstance(target, (SparseTensor, LazyTensor)):
-        return target.copy_(_fetched(source))
+        return target.copy_(_fetch_to_cpu(source))
     return call(func, args, kwargs)
 
 
-def _uploaded(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor]:
+def _upload_parts(source: torch.Tensor, device: int) -> tuple[LazyTensor, LazyTensor]:
     indices, values = torch_layouts.sparse_parts(source)
     return upload_copy(indices, device), upload_copy(values, device)
 
@@ -139,7 +141,7 @@ def _is_pinned(_func: Any, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> b
 
 
 def empty(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """Handle `torch.empty(size, layout=torch.sparse_coo)` and `torch.zeros`."""
+    """Handle `torch.empty` and `torch.zeros` with the layout `torch.sparse_coo`."""
     return _on_device(len(args[0]), args[0], kwargs)
 
 
@@ -153,7 +155,7 @@ def _on_device(sparse_dim: int, size: Sequence[int], options: Mapping[str, Any])
 
 
 def _with_tensors(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `aten::_sparse_coo_tensor_with_dims_and_tensors`, which makes sparse tensors from indices and values."""
+    """Handle `aten::_sparse_coo_tensor_with_dims_and_tensors`: return a sparse tensor with these indices and values."""
     sparse_dim, dense_dim, size, indices, values = args
     if not isinstance(values, LazyTensor) or not isinstance(indices, LazyTensor):
         raise RuntimeError("indices and values must be on the same device")  # noqa: TRY004 - as PyTorch
@@ -176,15 +178,15 @@ def _check_sizes(elements: list[int], expected: list[int]) -> None:
         raise RuntimeError(f"values has incorrect size, expected {expected}, got {elements}")
 
 
-def _take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite op that makes a sparse tensor from strided ones. The executor checks the parts later."""
+def _run_composite(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite op that makes a sparse tensor from strided tensors. The executor checks the parts at their first use."""
     kernel = torch_dispatch.composite_kernel(func)
     assert kernel is not None
     return kernel(*args, **kwargs)
 
 
 def _embedding_bag_backward(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the sparse gradient of an `nn.EmbeddingBag` table by ops on the client."""
+    """Return the sparse gradient of an `nn.EmbeddingBag` table, composed of other ops."""
     arguments = {
         argument.name: value for argument, value in zip(schema_of(func).arguments, args, strict=False)
     } | kwargs
@@ -234,10 +236,10 @@ LOCAL: Final[Mapping[Any, Handler]] = MappingProxyType(
 MAKERS: Final[Mapping[Any, Handler]] = MappingProxyType(
     {
         aten._embedding_bag_backward.default: _embedding_bag_backward,
-        aten._embedding_bag_sparse_backward.default: _take_apart,
-        aten._sparse_coo_tensor_unsafe.default: _take_apart,  # PyTorch calls this to move a sparse CPU tensor to the device
+        aten._embedding_bag_sparse_backward.default: _run_composite,
+        aten._sparse_coo_tensor_unsafe.default: _run_composite,  # PyTorch calls this to move a sparse CPU tensor to the device
         aten._sparse_coo_tensor_with_dims.default: _with_dims,
         aten._sparse_coo_tensor_with_dims_and_tensors.default: _with_tensors,
-        aten.embedding_sparse_backward.default: _take_apart,
+        aten.embedding_sparse_backward.default: _run_composite,
     }
 )

@@ -27,11 +27,11 @@ class SparseTensor(PartsTensor):
     held_values: LazyTensor
     coalesced: bool
 
-    def described(self) -> list[Any]:
+    def to_argument(self) -> list[Any]:
         """Return the tensor as an encoded argument."""
         return [COO, self.coalesced, [int(n) for n in self.shape], self.held_indices, self.held_values]
 
-    def become(self, other: Any) -> None:
+    def take_parts_of(self, other: Any) -> None:
         """Replace the parts of this tensor by those of `other`."""
         self.held_indices, self.held_values, self.coalesced = other.held_indices, other.held_values, other.coalesced
 
