@@ -34,7 +34,7 @@ def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
         (2, [2, 3], [3, 1], [0, 0]),
         (0, [], [], []),
     ):
-        with pytest.raises(RuntimeError, match="a view of a nested tensor"):
+        with pytest.raises(RuntimeError, match="a nested view|component of a nested view"):
             layout_call("aten::clone", ["nested_view", dims, numbers, steps, starts, memory])
 
 
@@ -53,7 +53,9 @@ def test_a_quantized_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(
 
 def test_the_executor_runs_no_op_of_sparse_tensors_on_quantized_ones():
     described = ["quantized_per_tensor", 0, 0.5, 0, torch.zeros(2, 3, dtype=torch.int8)]
-    with pytest.raises(UnsupportedOperation, match=r"aten::mm is not an op .* with quantized_per_tensor tensors"):
+    with pytest.raises(
+        UnsupportedOperation, match="programs may not contain aten::mm for quantized_per_tensor tensors"
+    ):
         layout_call("aten::mm", described, described)
 
 
@@ -61,5 +63,5 @@ def test_the_executor_runs_no_other_op_in_the_name_of_sparse_tensors():
     values = torch.ones(2)
     with pytest.raises(UnsupportedOperation, match="aten::from_file"):
         layout_call("aten::from_file", "/etc/passwd")
-    with pytest.raises(UnsupportedOperation, match="given none"):
+    with pytest.raises(UnsupportedOperation, match="but has none"):
         layout_call("aten::add.Tensor", values, values)

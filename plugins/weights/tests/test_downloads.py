@@ -21,7 +21,7 @@ from djinn.errors import WeightsUnavailable
 from djinn.hooks import WeightPermissions
 from djinn.testing import open_permitted, open_session
 from djinn_weights.hub import HubSource, downloads
-from djinn_weights.hub.downloads import chosen
+from djinn_weights.hub.downloads import select_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LATER = "1123456789abcdef0123456789abcdef01234567"
@@ -102,7 +102,7 @@ class Hub:
 @pytest.fixture
 def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(downloads, "_PATIENCE", 5)
+    monkeypatch.setattr(downloads, "_TIMEOUT_SECONDS", 5)
     made = Hub()
     yield made
     made.stop()
@@ -261,9 +261,9 @@ def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
 def test_selection_of_weight_files(files, path, expected):
     if expected is None:
         with pytest.raises(WeightsUnavailable):
-            chosen(files, path, SUFFIXES)
+            select_files(files, path, SUFFIXES)
     else:
-        assert chosen(files, path, SUFFIXES) == expected
+        assert select_files(files, path, SUFFIXES) == expected
 
 
 def open_slowly(hub, other):

@@ -159,7 +159,7 @@ def server(running):
 
 @pytest.fixture
 def source(certificate, monkeypatch):
-    monkeypatch.setattr(https, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(https, "_FIRST_DELAY", 0.01)
     return HttpsSource(ssl.create_default_context(cafile=certificate[0]))
 
 
@@ -303,7 +303,7 @@ def test_expired_redirect_is_requested_again(source, server, permissions):
 @pytest.mark.parametrize(
     ("how", "match"),
     [
-        ("whole", "does not read ranges"),
+        ("whole", "does not support range requests"),
         ("other range", "did not return the requested range"),
         ("compressed", "compressed data"),
         ("long", "more than was requested"),
@@ -329,8 +329,8 @@ def test_transient_server_failures_are_retried(source, server, permissions):
 
 def test_slow_server_times_out(source, server, permissions, monkeypatch):
     file = opened(source, server, permissions, bytes(100_000))
-    monkeypatch.setattr(https, "PATIENCE", 0.5)
-    monkeypatch.setattr(https, "SLOWEST", 1_000_000)
+    monkeypatch.setattr(https, "TIMEOUT", 0.5)
+    monkeypatch.setattr(https, "MIN_BYTES_PER_SECOND", 1_000_000)
     server.how["models/a.bin"] = "slow"
     started = time.monotonic()
     with pytest.raises(OSError, match="too slowly"):

@@ -1,8 +1,8 @@
-"""Find the tensors in a pickle of `torch.save` without running code.
+"""Read the tensors in a pickle of `torch.save` without running code.
 
 A pickle is a program for a stack machine. `pickletools` decodes its instructions, and this module interprets them with
-values of its own. Functions and classes in a pickle are never imported. A few names have a known meaning. A pickle with
-any other name is refused.
+values of its own. It never imports functions and classes of a pickle. A list of names has a known meaning. Any other
+name raises ValueError.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class _Global:
 
 
 @attrs.frozen
-class _Other:
+class _IgnoredValue:
     """A value without tensors."""
 
 
 @attrs.frozen
 class PickledStorage:
-    """A storage in a pickle: its name in the archive, and its size in bytes."""
+    """A storage in a pickle. `key`: name of its record in the archive. `size`: in bytes."""
 
     key: str
     dtype: torch.dtype
@@ -67,7 +67,7 @@ class PickledStorage:
 
 @attrs.frozen
 class PickledTensor:
-    """A tensor in a pickle: its storage, and its layout in elements."""
+    """A tensor in a pickle. `offset` and `strides` count elements of the storage."""
 
     storage: PickledStorage
     dtype: torch.dtype
@@ -77,7 +77,7 @@ class PickledTensor:
 
 
 def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
-    """Return the tensors in a pickle. Keys of nested dictionaries, and positions in lists, are joined by dots.
+    """Return the tensors in a pickle by name. A name joins the keys of nested dictionaries and list indices by dots.
 
     Raises:
         ValueError: the pickle is malformed, names an unknown class or function, or is not a dictionary with tensors.
@@ -92,29 +92,33 @@ def pickled_tensors(data: bytes) -> dict[str, PickledTensor]:
 
 
 class _Flattener:
-    """Collect the tensors of nested dictionaries and lists."""
+    """Collector of the tensors in nested dictionaries and lists."""
 
     def __init__(self) -> None:
-        self._found: dict[str, PickledTensor] = {}
-        self._seen = 0
+        self._tensors: dict[str, PickledTensor] = {}
+        self._value_count = 0
 
     def tensors(self, value: dict[str, Any]) -> dict[str, PickledTensor]:
-        """Return the tensors by name."""
+        """Return the tensors in `value` by name.
+
+        Raises:
+            ValueError: a name occurs twice or is too long, or there are too many tensors, values or nested levels.
+        """
         self._add("", value, 0)
-        return self._found
+        return self._tensors
 
     def _add(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, PickledTensor):
-            if path in self._found:
+            if path in self._tensors:
                 raise ValueError(f"the file has the tensor {path[:200]!r} twice")
-            if len(path) > LONGEST_NAME or len(self._found) >= MOST_TENSORS:
+            if len(path) > LONGEST_NAME or len(self._tensors) >= MOST_TENSORS:
                 raise ValueError("the file has too many tensors, or names that are too long")
-            self._found[path] = value
+            self._tensors[path] = value
         elif isinstance(value, (dict, list, tuple)):
-            self._seen += 1 + len(
+            self._value_count += 1 + len(
                 value
-            )  # a value may be referred to repeatedly, so the file's size does not bound their number
-            if depth >= DEPTH or self._seen > OPERATIONS:
+            )  # many references may name one value, so the file's size does not bound the number of values
+            if depth >= DEPTH or self._value_count > OPERATIONS:
                 raise ValueError(f"the file has too many values, or values nested more than {DEPTH} deep")
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, item in items:
@@ -142,7 +146,11 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        """Return the value of a pickle."""
+        """Return the value of a pickle.
+
+        Raises:
+            ValueError: the pickle is malformed, too long, or has an unsupported instruction or name.
+        """
         for count, (operation, argument) in enumerate(_instructions(data)):
             if count > OPERATIONS:
                 raise ValueError(f"the pickle has more than {OPERATIONS:,} instructions")
@@ -162,7 +170,7 @@ class _Machine:
         self._marks.append(self.stack)
         self.stack = []
 
-    def since_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         items = self.stack
         self.stack = self._marks.pop()
         return items
@@ -173,82 +181,82 @@ class _Machine:
     def new_dict(self, _: Any) -> None:
         self.stack.append({})
 
-    def drop(self, _: Any) -> None:
+    def pop_one(self, _: Any) -> None:
         if self.stack:
             self.stack.pop()
         else:
-            self.since_mark()
+            self.pop_to_mark()
 
-    def drop_marked(self, _: Any) -> None:
-        self.since_mark()
+    def pop_marked(self, _: Any) -> None:
+        self.pop_to_mark()
 
-    def again(self, _: Any) -> None:
+    def duplicate_top(self, _: Any) -> None:
         self.stack.append(self.stack[-1])
 
-    def keep(self, argument: Any) -> None:
+    def store_in_memo(self, argument: Any) -> None:
         key = len(self._memo) if argument is None else argument
         if not 0 <= key < _MEMO_KEYS:
             raise ValueError("the pickle is malformed (memo)")
         self._memo[key] = self.stack[-1]
 
-    def kept(self, argument: Any) -> None:
+    def push_from_memo(self, argument: Any) -> None:
         self.stack.append(self._memo[argument])
 
     def list_of_marked(self, _: Any) -> None:
-        items = self.since_mark()
+        items = self.pop_to_mark()
         self.stack.append(items)
 
     def tuple_of_marked(self, _: Any) -> None:
-        items = self.since_mark()
+        items = self.pop_to_mark()
         self.stack.append(tuple(items))
 
     def dict_of_marked(self, _: Any) -> None:
-        items = self.since_mark()
+        items = self.pop_to_mark()
         self.stack.append({})
-        self.set_all(items)
+        self.set_items(items)
 
     def append_item(self, _: Any) -> None:
         item = self.stack.pop()
-        _typed(self.stack[-1], list).append(item)
+        _checked_type(self.stack[-1], list).append(item)
 
     def append_marked(self, _: Any) -> None:
-        items = self.since_mark()
-        _typed(self.stack[-1], list).extend(items)
+        items = self.pop_to_mark()
+        _checked_type(self.stack[-1], list).extend(items)
 
     def set_item(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.set_all([key, value])
+        self.set_items([key, value])
 
     def set_marked(self, _: Any) -> None:
-        self.set_all(self.since_mark())
+        self.set_items(self.pop_to_mark())
 
-    def set_all(self, items: list[Any]) -> None:
-        to: dict[str, Any] = _typed(self.stack[-1], dict)
+    def set_items(self, items: list[Any]) -> None:
+        dictionary: dict[str, Any] = _checked_type(self.stack[-1], dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            to[_key(key)] = value
+            dictionary[_name_part(key)] = value
 
-    def name(self, argument: Any) -> None:
-        self.stack.append(_known(argument.replace(" ", ".")))
+    def push_name(self, argument: Any) -> None:
+        self.stack.append(_allowed_name(argument.replace(" ", ".")))
 
-    def name_of_stack(self, _: Any) -> None:
+    def push_name_from_stack(self, _: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_known(f"{_typed(module, str)}.{_typed(name, str)}"))
+        self.stack.append(_allowed_name(f"{_checked_type(module, str)}.{_checked_type(name, str)}"))
 
-    def call(self, _: Any) -> None:
+    def call_function(self, _: Any) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()
-        self.stack.append(_result(_typed(function, _Global), _typed(arguments, tuple)))
+        self.stack.append(_interpret_call(_checked_type(function, _Global), _checked_type(arguments, tuple)))
 
-    def build(self, _: Any) -> None:
+    def set_state(self, _: Any) -> None:
         self.stack.pop()
-        _typed(self.stack[-1], dict)  # the attribute `_metadata` of a state dict, which has no tensors
+        _checked_type(self.stack[-1], dict)  # the attribute `_metadata` of a state dict, which has no tensors
 
-    def persistent(self, _: Any) -> None:
-        kind, storage, key, _place, count = self.stack.pop()
-        path = _typed(storage, _Global).path
-        if kind != "storage" or path not in _STORAGES:
+    def push_storage(self, _: Any) -> None:
+        record_kind, storage, key, _record_range, count = self.stack.pop()
+        path = _checked_type(storage, _Global).path
+        if record_kind != "storage" or path not in _STORAGES:
             raise ValueError(f"the file has a storage of the type {path!r}, which is not supported")
         dtype = _STORAGES[path]
-        self.stack.append(PickledStorage(_typed(key, str), dtype, _number(count) * dtype.itemsize))
+        self.stack.append(PickledStorage(_checked_type(key, str), dtype, _checked_size(count) * dtype.itemsize))
 
 
 _CONSTANTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -268,7 +276,7 @@ _CONSTANTS: Final[Mapping[str, Any]] = MappingProxyType(
 )
 
 
-def _nothing(machine: _Machine, argument: Any) -> None:
+def _do_nothing(machine: _Machine, argument: Any) -> None:
     del machine, argument
 
 
@@ -285,19 +293,19 @@ def _tuple_of(size: int) -> Callable[[_Machine, Any], None]:
 
 _STEPS: Final[Mapping[str, Callable[[_Machine, Any], None]]] = MappingProxyType(
     {
-        "PROTO": _nothing,
-        "FRAME": _nothing,
+        "PROTO": _do_nothing,
+        "FRAME": _do_nothing,
         "MARK": _Machine.begin_mark,
-        "POP": _Machine.drop,
-        "POP_MARK": _Machine.drop_marked,
-        "DUP": _Machine.again,
-        "PUT": _Machine.keep,
-        "BINPUT": _Machine.keep,
-        "LONG_BINPUT": _Machine.keep,
-        "MEMOIZE": _Machine.keep,
-        "GET": _Machine.kept,
-        "BINGET": _Machine.kept,
-        "LONG_BINGET": _Machine.kept,
+        "POP": _Machine.pop_one,
+        "POP_MARK": _Machine.pop_marked,
+        "DUP": _Machine.duplicate_top,
+        "PUT": _Machine.store_in_memo,
+        "BINPUT": _Machine.store_in_memo,
+        "LONG_BINPUT": _Machine.store_in_memo,
+        "MEMOIZE": _Machine.store_in_memo,
+        "GET": _Machine.push_from_memo,
+        "BINGET": _Machine.push_from_memo,
+        "LONG_BINGET": _Machine.push_from_memo,
         "EMPTY_LIST": _Machine.new_list,
         "EMPTY_SET": _Machine.new_list,
         "EMPTY_DICT": _Machine.new_dict,
@@ -313,36 +321,38 @@ _STEPS: Final[Mapping[str, Callable[[_Machine, Any], None]]] = MappingProxyType(
         "ADDITEMS": _Machine.append_marked,
         "SETITEM": _Machine.set_item,
         "SETITEMS": _Machine.set_marked,
-        "GLOBAL": _Machine.name,
-        "STACK_GLOBAL": _Machine.name_of_stack,
-        "REDUCE": _Machine.call,
-        "BUILD": _Machine.build,
-        "BINPERSID": _Machine.persistent,
+        "GLOBAL": _Machine.push_name,
+        "STACK_GLOBAL": _Machine.push_name_from_stack,
+        "REDUCE": _Machine.call_function,
+        "BUILD": _Machine.set_state,
+        "BINPERSID": _Machine.push_storage,
     }
 )
 
 
 def _dictionary(items: Any = ()) -> dict[str, Any]:
-    return {_key(key): value for key, value in items}
+    return {_name_part(key): value for key, value in items}
 
 
 def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> PickledTensor:
     """Interpret `_rebuild_tensor` and `_rebuild_tensor_v2`.
 
-    `rest`: `requires_grad`, hooks and view bits, which are ignored.
+    `rest`: `requires_grad` and hooks, which are ignored, and the view bits.
     """
-    where = _typed(storage, PickledStorage)
-    return _laid_out(where, where.dtype, offset, shape, strides, *rest)
+    checked_storage = _checked_type(storage, PickledStorage)
+    return _strided_tensor(checked_storage, checked_storage.dtype, offset, shape, strides, *rest)
 
 
 def _tensor_of_dtype(
     storage: Any, offset: Any, shape: Any, strides: Any, _grad: Any, _hooks: Any, dtype: Any, *rest: Any
 ) -> PickledTensor:
     """Interpret `_rebuild_tensor_v3`."""
-    return _laid_out(_typed(storage, PickledStorage), _dtype(dtype), offset, shape, strides, None, None, *rest)
+    return _strided_tensor(
+        _checked_type(storage, PickledStorage), _dtype(dtype), offset, shape, strides, None, None, *rest
+    )
 
 
-def _laid_out(
+def _strided_tensor(
     storage: PickledStorage,
     dtype: torch.dtype,
     offset: Any,
@@ -355,25 +365,28 @@ def _laid_out(
     if view:
         kind = ", ".join(view)[:100] if isinstance(view, dict) else "unknown"
         raise ValueError(f"the file has a tensor view of an unsupported kind ({kind})")
-    sizes, steps = tuple(map(_number, _typed(shape, tuple))), tuple(map(_number, _typed(strides, tuple)))
+    sizes, steps = (
+        tuple(map(_checked_size, _checked_type(shape, tuple))),
+        tuple(map(_checked_size, _checked_type(strides, tuple))),
+    )
     if len(sizes) != len(steps) or len(sizes) > MOST_DIMENSIONS:
         raise ValueError("the file has a tensor whose strides do not match its shape")
-    return PickledTensor(storage, dtype, _number(offset), sizes, steps)
+    return PickledTensor(storage, dtype, _checked_size(offset), sizes, steps)
 
 
 def _parameter(data: Any, *_: Any) -> PickledTensor:
-    return _typed(data, PickledTensor)
+    return _checked_type(data, PickledTensor)
 
 
 def _tensor_with_attributes(function: Any, kind: Any, arguments: Any, _state: Any) -> Any:
     """Interpret `_rebuild_from_type_v2`."""
-    if _typed(kind, _Global).path not in _TENSOR_TYPES:
+    if _checked_type(kind, _Global).path not in _TENSOR_TYPES:
         raise ValueError(f"the file has a tensor of the type {kind.path}, which is not supported")
-    return _result(_typed(function, _Global), _typed(arguments, tuple))
+    return _interpret_call(_checked_type(function, _Global), _checked_type(arguments, tuple))
 
 
-def _other(*_: Any) -> _Other:
-    return _Other()
+def _ignored(*_: Any) -> _IgnoredValue:
+    return _IgnoredValue()
 
 
 _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -385,15 +398,15 @@ _FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
         "torch._utils._rebuild_parameter": _parameter,
         "torch._utils._rebuild_parameter_with_state": _parameter,
         "torch._tensor._rebuild_from_type_v2": _tensor_with_attributes,
-        "torch.Size": _other,
-        "torch.device": _other,
-        "_codecs.encode": _other,
-        "__builtin__.set": _other,
-        "builtins.set": _other,
-        "__builtin__.bytearray": _other,
-        "builtins.bytearray": _other,
-        "__builtin__.complex": _other,
-        "builtins.complex": _other,
+        "torch.Size": _ignored,
+        "torch.device": _ignored,
+        "_codecs.encode": _ignored,
+        "__builtin__.set": _ignored,
+        "builtins.set": _ignored,
+        "__builtin__.bytearray": _ignored,
+        "builtins.bytearray": _ignored,
+        "__builtin__.complex": _ignored,
+        "builtins.complex": _ignored,
     }
 )
 _TENSOR_TYPES: Final = frozenset(
@@ -404,28 +417,28 @@ _DTYPES: Final = MappingProxyType(
 )
 
 
-def _known(path: str) -> _Global:
+def _allowed_name(path: str) -> _Global:
     if path not in _FUNCTIONS and path not in _STORAGES and path not in _DTYPES and path not in _TENSOR_TYPES:
         raise ValueError(f"the pickle names {path[:200]}, which is not allowed in a file of tensors")
     return _Global(path)
 
 
-def _result(function: _Global, arguments: tuple[Any, ...]) -> Any:
-    """Return the value of a call of `function` in the pickle, without calling it."""
-    function_result = _FUNCTIONS.get(function.path)
-    if function_result is None:
+def _interpret_call(function: _Global, arguments: tuple[Any, ...]) -> Any:
+    """Return the value of the call `function(*arguments)` in a pickle. Run this module's replacement of the function."""
+    replacement = _FUNCTIONS.get(function.path)
+    if replacement is None:
         raise ValueError(f"the pickle calls {function.path}, which is not allowed")
-    return function_result(*arguments)
+    return replacement(*arguments)
 
 
 def _dtype(value: Any) -> torch.dtype:
-    dtype = _DTYPES[_typed(value, _Global).path]
+    dtype = _DTYPES[_checked_type(value, _Global).path]
     dtype_name(dtype)  # raises for dtypes that need more than bytes
     return dtype
 
 
-def _key(value: Any) -> str:
-    """Return a dictionary key as a part of a tensor name."""
+def _name_part(value: Any) -> str:
+    """Return the text of a dictionary key, a part of a tensor name."""
     if isinstance(value, str):
         return value
     # As text: the author of a file could choose numbers with colliding hashes, to make a dictionary slow.
@@ -434,13 +447,13 @@ def _key(value: Any) -> str:
     raise ValueError("the file has a dictionary whose keys are neither strings nor numbers")
 
 
-def _number(value: Any) -> int:
+def _checked_size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < _LARGEST:
         raise ValueError("the file has a tensor with an invalid size")
     return value
 
 
-def _typed(value: Any, kind: type[_T]) -> _T:
+def _checked_type(value: Any, kind: type[_T]) -> _T:
     if not isinstance(value, kind):
         raise ValueError(f"the pickle is malformed: it has a {type(value).__name__} instead of a {kind.__name__}")  # noqa: TRY004 - likewise
     return value

@@ -1,7 +1,8 @@
 """Header of a GGUF file: names, types, shapes and offsets of its tensors.
 
-The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: keys with values, the tensors with
-their offsets, then their bytes. The dimension that varies fastest comes first, unlike in PyTorch.
+The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md: metadata keys with values, then a
+description of each tensor with its offset, then the tensors' bytes. The dimension that varies fastest comes first,
+unlike in PyTorch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from djinn_server.weights.headers import MOST_DIMENSIONS, MOST_TENSORS, refuse_o
 from djinn_weights.gguf.quantized import Q8_0
 
 HEADER_LIMIT: Final = 100 << 20  # in bytes
-VALUES: Final = 4_000_000  # maximum number of strings, values and tensors in a header, mostly words of a vocabulary
+VALUES: Final = 4_000_000  # maximum number of metadata values in a header. Most are words of a vocabulary.
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _ALIGNMENT: Final = 32
@@ -59,7 +60,7 @@ _DTYPES: Final = MappingProxyType(
     }
 )
 _Q8_0: Final = 8
-_OTHERS: Final = MappingProxyType(
+_UNREADABLE_TYPES: Final = MappingProxyType(
     {
         2: "Q4_0",
         3: "Q4_1",
@@ -96,19 +97,19 @@ def read_gguf(file: WeightFile) -> FileHeader:
         ValueError: the file is not GGUF version 2 or 3, or its tensors overlap, exceed the file or contradict their shapes.
     """
     reader = _Reader(file)
-    if reader.take(4) != _MAGIC:
+    if reader.read(4) != _MAGIC:
         raise ValueError(f"{file.name!r} is not a GGUF file")
-    version = reader.number(_U32)
+    version = reader.read_number(_U32)
     if version not in _VERSIONS:
         raise ValueError(
             f"{file.name!r} has GGUF version {version}, or another byte order; versions 2 and 3 can be read"
         )
-    tensors, keys = reader.number(_U64), reader.number(_U64)
+    tensors, keys = reader.read_number(_U64), reader.read_number(_U64)
     metadata = dict[str, str]()
     alignment = _ALIGNMENT
-    for _ in range(reader.counted(keys)):
-        key = reader.text()
-        value = reader.value(reader.number(_U32))
+    for _ in range(reader.checked_count(keys)):
+        key = reader.read_text()
+        value = reader.read_value(reader.read_number(_U32))
         if value is None:
             continue
         metadata[key] = f"{value}"
@@ -116,7 +117,7 @@ def read_gguf(file: WeightFile) -> FileHeader:
             alignment = value if isinstance(value, int) else 0
     if tensors > MOST_TENSORS or not 0 < alignment <= HEADER_LIMIT:
         raise ValueError("the file has too many tensors, or an invalid alignment")
-    infos = [_described(reader) for _ in range(tensors)]
+    infos = [_read_tensor_info(reader) for _ in range(tensors)]
     begin = -(-reader.position // alignment) * alignment
     entries = dict[str, HeaderEntry]()
     stored_entries = dict[str, HeaderEntry]()  # tensors as stored in the file, to find overlaps
@@ -129,16 +130,19 @@ def read_gguf(file: WeightFile) -> FileHeader:
     return FileHeader(entries, metadata)
 
 
-def _described(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    name, dimensions = reader.text(), reader.number(_U32)
+def _read_tensor_info(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    name, dimensions = reader.read_text(), reader.read_number(_U32)
     if dimensions > MOST_DIMENSIONS:
         raise ValueError(f"the tensor {name[:200]!r} has {dimensions} dimensions")
-    sizes = [reader.number(_U64) for _ in range(dimensions)]
-    return name, tuple(reversed(sizes)), reader.number(_U32), reader.number(_U64)
+    sizes = [reader.read_number(_U64) for _ in range(dimensions)]
+    return name, tuple(reversed(sizes)), reader.read_number(_U32), reader.read_number(_U64)
 
 
 def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -> tuple[HeaderEntry, int]:
-    """Return the header entry of a tensor, and its number of bytes in the file, 0 if unknown."""
+    """Return the header entry of a tensor, and its size in the file in bytes, or 0 if its type is not readable.
+
+    `start`: offset of the tensor in the file. `end`: size of the file. Both are in bytes.
+    """
     elements = math.prod(shape)
     dtype = _DTYPES.get(kind)
     if max(elements, *shape, 0) >= 1 << 62 or start > end:
@@ -149,9 +153,9 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
     elif kind == _Q8_0 and shape and not shape[-1] % Q8_0.elements:
         size = elements // Q8_0.elements * Q8_0.nbytes
         entry = HeaderEntry(torch.float32, shape, start, elements * 4, decoding=Q8_0(start))
-    elif kind in _OTHERS:
+    elif kind in _UNREADABLE_TYPES:
         size = 0
-        entry = HeaderEntry(None, shape, start, 0, stored_as=_OTHERS[kind])
+        entry = HeaderEntry(None, shape, start, 0, stored_as=_UNREADABLE_TYPES[kind])
     else:
         raise ValueError(f"the tensor {name[:200]!r} has an unknown type (number {kind})")
     if size > end - start:
@@ -160,76 +164,78 @@ def _entry(name: str, shape: tuple[int, ...], kind: int, start: int, end: int) -
 
 
 class _Reader:
+    """Sequential reader of a header. It reads the file in chunks of growing size."""
+
     def __init__(self, file: WeightFile) -> None:
         self._file = file
         self._chunk = b""
-        self._begin = 0  # offset of the chunk
-        self._next = _FIRST_CHUNK
-        self._left = VALUES
+        self._chunk_offset = 0  # of `_chunk` in the file
+        self._next_chunk_size = _FIRST_CHUNK
+        self._values_left = VALUES
         self._limit = min(file.size, HEADER_LIMIT)
         self.position = 0
 
-    def take(self, count: int) -> bytes:
-        """Return the next bytes."""
-        first = self.position - self._begin
-        if first + count > len(self._chunk) or first < 0:
+    def read(self, count: int) -> bytes:
+        """Return the next `count` bytes."""
+        start = self.position - self._chunk_offset
+        if start + count > len(self._chunk) or start < 0:
             self._load(count)
-            first = 0
+            start = 0
         self.position += count
-        return self._chunk[first : first + count]
+        return self._chunk[start : start + count]
 
     def _load(self, count: int) -> None:
         if count > self._limit - self.position:
             raise ValueError("the file ends within its header, or its header is too long")
-        size = min(max(count, self._next), self._limit - self.position)
-        self._chunk, self._begin = read_bytes(self._file, self.position, size), self.position
-        self._next = min(2 * self._next, _LARGEST_CHUNK)
+        size = min(max(count, self._next_chunk_size), self._limit - self.position)
+        self._chunk, self._chunk_offset = read_bytes(self._file, self.position, size), self.position
+        self._next_chunk_size = min(2 * self._next_chunk_size, _LARGEST_CHUNK)
 
-    def skip(self, count: int) -> None:
-        """Skip bytes."""
+    def skip_bytes(self, count: int) -> None:
+        """Skip the next `count` bytes."""
         if count > self._limit - self.position:
             raise ValueError("the file ends within its header, or its header is too long")
         self.position += count
 
-    def number(self, form: struct.Struct) -> int:
-        """Return the next integer."""
-        value: int = form.unpack(self.take(form.size))[0]
+    def read_number(self, form: struct.Struct) -> int:
+        """Return the next integer, in the binary format `form`."""
+        value: int = form.unpack(self.read(form.size))[0]
         return value
 
-    def counted(self, count: int) -> int:
-        """Return the next count after a check against the limits."""
-        self._left -= count
-        if self._left < 0:
+    def checked_count(self, count: int) -> int:
+        """Return `count`, a number of values in the header, after a check that the header has at most `VALUES` in total."""
+        self._values_left -= count
+        if self._values_left < 0:
             raise ValueError(f"the header has more than {VALUES:,} values")
         return count
 
-    def text(self) -> str:
+    def read_text(self) -> str:
         """Return the next string."""
         try:
-            return self.take(self.number(_U64)).decode()
+            return self.read(self.read_number(_U64)).decode()
         except UnicodeDecodeError as error:
             raise ValueError("the file has a name or a text that is not UTF-8") from error
 
-    def value(self, kind: int, depth: int = 0) -> str | int | float | None:
-        """Return the next value. A list is skipped, and gives None."""
+    def read_value(self, kind: int, depth: int = 0) -> str | int | float | None:
+        """Return the next value of type `kind`. Skip a list at nesting level `depth`, and return None."""
         if kind == _TEXT:
-            return self.take(self.number(_U64)).decode(errors="replace")
+            return self.read(self.read_number(_U64)).decode(errors="replace")
         if kind == _LIST and depth < _DEPTH:
             self._skip_list(depth)
             return None
         form = _NUMBERS.get(kind)
         if form is None:
             raise ValueError(f"the header has a value of an unknown type (number {kind})")
-        number: int | float = form.unpack(self.take(form.size))[0]
+        number: int | float = form.unpack(self.read(form.size))[0]
         return number
 
     def _skip_list(self, depth: int) -> None:
-        kind, count = self.number(_U32), self.number(_U64)
+        kind, count = self.read_number(_U32), self.read_number(_U64)
         if kind in _NUMBERS:
-            self.skip(count * _NUMBERS[kind].size)
+            self.skip_bytes(count * _NUMBERS[kind].size)
             return
-        for _ in range(self.counted(count)):
+        for _ in range(self.checked_count(count)):
             if kind == _TEXT:
-                self.skip(self.number(_U64))
+                self.skip_bytes(self.read_number(_U64))
             else:
-                self.value(kind, depth + 1)
+                self.read_value(kind, depth + 1)

@@ -13,7 +13,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from djinn.errors import WeightsUnavailable
 from djinn.hooks import LocalPlace, ReportDownload, WeightFile, WeightPermissions, WeightSource, hookimpl
 from djinn_server.builtins.weights import open_folder
-from djinn_weights.hub.downloads import Downloads, is_whole, repository_in
+from djinn_weights.hub.downloads import Downloads, is_complete, repository_in
 
 djinn_api_version = "2.0"
 
@@ -31,43 +31,49 @@ class HubSource(WeightSource):
     def __init__(self, own_cache: Path | None = None, endpoint: str | None = None) -> None:
         """`own_cache`: cache of the server's user. `endpoint`: address of the hub.
 
-        None: the defaults of huggingface_hub.
+        None selects the default of huggingface_hub.
         """
-        self._own = own_cache or Path(HF_HUB_CACHE)
-        self._downloads = Downloads(self._own, endpoint)
+        self._own_cache = own_cache or Path(HF_HUB_CACHE)
+        self._downloads = Downloads(self._own_cache, endpoint)
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return the address, then the folders. `download` uses a cache only if it has the complete model."""
+        """Return the address, then the model's folder in each cache, which may not exist.
+
+        The address comes first, because `download` uses a cache only if it has the complete model.
+        """
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
         return [address, *(LocalPlace(_snapshot(folder, revision, path), immutable=True) for folder in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """Open a network address, and report the progress of the download."""
+        """Open the files of an address from a cache that has all of them, or download missing files.
+
+        If the download fails, use the complete model that an earlier download left in the own cache.
+        """
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
-            cached_path = self._cached(cache, name, revision, path, permissions)
-            if cached_path and is_whole(cached_path):
-                return cached_path
+            cached_files = self._cached_files(cache, name, revision, path, permissions)
+            if cached_files and is_complete(cached_files):
+                return cached_files
         try:
             return self._downloads.open(name, revision, path, permissions.suffixes, report)
         except WeightsUnavailable:
             # a cached copy, if the hub does not answer
-            repository = repository_in(self._own, name)
+            repository = repository_in(self._own_cache, name)
             own = WeightPermissions((repository,), suffixes=permissions.suffixes)
-            cached_path = self._cached(self._own, name, revision, path, own)
-            if cached_path and is_whole(cached_path):
-                return cached_path
+            cached_files = self._cached_files(self._own_cache, name, revision, path, own)
+            if cached_files and is_complete(cached_files):
+                return cached_files
             raise
 
     def _caches(self, folders: Sequence[Path]) -> Sequence[Path]:
-        return list(dict.fromkeys((*folders, self._own)))
+        return list(dict.fromkeys((*folders, self._own_cache)))
 
     @staticmethod
-    def _cached(
+    def _cached_files(
         cache: Path, name: str, revision: str, path: str, permissions: WeightPermissions
     ) -> Sequence[WeightFile]:
-        """Return the files of a model in a cache; empty if the cache lacks it, or clients may not read it."""
+        """Return the files of a model in a cache, or () if the cache lacks the model or clients may not read it."""
         try:
             return open_folder(_snapshot(repository_in(cache, name), revision, path), permissions, immutable=True)
         except WeightsUnavailable:
@@ -77,7 +83,7 @@ class HubSource(WeightSource):
 def parse(address: str) -> tuple[str, str, str]:
     """Split an address into model name, revision and path. Each part is safe in a path on disk and in a URL.
 
-    The path is empty if the address names the whole model.
+    If the address names the whole model, the path is "". The default revision is `main`.
 
     Raises:
         WeightsUnavailable: the address is malformed.
@@ -102,7 +108,10 @@ def parse(address: str) -> tuple[str, str, str]:
 
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
-    """Return the path of a file or folder in a cache, which may not exist. Only complete files have this path."""
+    """Return the path that a complete file or folder of a model has in a cache. It may not exist.
+
+    `repository`: folder of the model in the cache.
+    """
     commit = revision  # a revision may be a commit hash
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):

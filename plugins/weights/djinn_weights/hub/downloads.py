@@ -1,6 +1,6 @@
-"""Download weight files of models from the hub into a cache, by huggingface_hub.
+"""Download weight files of models from the Hugging Face hub into a cache, through huggingface_hub.
 
-huggingface_hub is imported on first use, because its HTTP client would add a quarter of a second to every start.
+huggingface_hub is imported on first use, because its HTTP client would add 0.25 s to every start.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from djinn.hooks import ReportDownload, WeightFile, WeightPermissions
 from djinn_server.builtins.weights import open_folder
 
 _INDEX: Final = ".index.json"
-_KINDS: Final = (
+_PREFERRED_SUFFIXES: Final = (
     ".safetensors",
     ".bin",
 )  # For a folder, the first of these suffixes that has files is downloaded. Others must be named.
-_WHOLE: Final = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
+_SINGLE_FILES: Final = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin")
 _INDEX_LIMIT: Final = 64 << 20
-_AT_A_TIME: Final = 4
-_PATIENCE: Final = 20.0  # timeout in seconds for a response about a model
+_CONCURRENT_DOWNLOADS: Final = 4
+_TIMEOUT_SECONDS: Final = 20.0  # timeout in seconds for a response about a model
 RESERVE: Final = 1 << 30  # bytes of the disk that stay free
 
 
-def unheard(done: int, expected: int) -> None:
-    """Ignore the progress of a download, because no client asks for it."""
+def ignore_progress(done: int, expected: int) -> None:
+    """Ignore the progress of a download. No client asks for progress of an index."""
 
 
 class _Progress:
-    """Report the received bytes of all files of a download."""
+    """Sum of the received bytes of all files of a download, reported to `report(bytes_done, expected)`. Thread-safe."""
 
     def __init__(self, expected: int, report: ReportDownload) -> None:
         self._expected = expected
@@ -46,18 +46,18 @@ class _Progress:
         self._lock = threading.Lock()
 
     def add_received(self, nbytes: float) -> None:
-        """Add received bytes. If the report raises, so does this method."""
+        """Add a number of received bytes, and report the sum. An exception of `report` propagates."""
         with self._lock:
             self._done += int(nbytes)
             bytes_done = self._done
         self._report(bytes_done, self._expected)
 
 
-def _bars(progress: _Progress) -> type[Any]:
-    """Return a class of progress bars that only count, because drawn bars would fill the server's log."""
+def _progress_bars(progress: _Progress) -> type[Any]:
+    """Return a progress bar class for huggingface_hub that adds to `progress`. Drawn bars would fill the server's log."""
     from huggingface_hub.utils.tqdm import tqdm
 
-    class Counting(tqdm):
+    class SilentBar(tqdm):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
             progress.add_received(options.get("initial") or 0)
@@ -65,7 +65,7 @@ def _bars(progress: _Progress) -> type[Any]:
         def update(self, n: float | None = 1) -> None:
             progress.add_received(n or 0)
 
-    return Counting
+    return SilentBar
 
 
 def repository_in(cache: Path, name: str) -> Path:
@@ -77,11 +77,11 @@ def repository_in(cache: Path, name: str) -> Path:
 
 @attrs.frozen
 class Downloads:
-    """Downloads models into a cache.
+    """Downloader of models into a cache.
 
     Attributes:
         cache: the cache's folder.
-        endpoint: address of the hub; None: huggingface_hub's configuration.
+        endpoint: address of the hub. None selects the address that huggingface_hub is configured for.
     """
 
     cache: Path
@@ -95,14 +95,14 @@ class Downloads:
         `suffixes`: suffixes of weight files.
 
         Raises:
-            WeightsUnavailable: there are no weights at `path`, the disk is full, or the hub refuses.
+            WeightsUnavailable: `path` has no weights, the disk is full, or the hub refuses or does not answer.
         """
         from huggingface_hub import HfApi
 
         repository = repository_in(self.cache, name)
         try:
             info = HfApi(endpoint=self.endpoint).model_info(
-                name, revision=revision, files_metadata=True, timeout=_PATIENCE
+                name, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS
             )
             sizes = {sibling.rfilename: sibling.size or 0 for sibling in info.siblings or ()}
             commit = str(info.sha)
@@ -112,7 +112,10 @@ class Downloads:
             raise
         except Exception as error:
             # The hub's error may name the server's account.
-            raise WeightsUnavailable(f"the server cannot download {name!r} ({type(error).__name__})") from error
+            raise WeightsUnavailable(
+                f"the server cannot download {name!r} from the hub ({type(error).__name__}): check the model's name, the "
+                "revision and the server's HF_TOKEN"
+            ) from error
         permissions = WeightPermissions((repository,), suffixes=suffixes)
         return open_folder(repository / "snapshots" / commit / path, permissions, immutable=True)
 
@@ -126,26 +129,28 @@ class Downloads:
         report: ReportDownload,
     ) -> None:
         self.cache.mkdir(parents=True, exist_ok=True)
-        folder, index, files = chosen(sizes, path, suffixes)
+        folder, index, files = select_files(sizes, path, suffixes)
         if index and sizes[index] > _INDEX_LIMIT:
             raise WeightsUnavailable(f"the index of {name!r} is too long")
         if index:
-            beside = {
+            shard_files = {
                 shard
                 for name_in_index in _shards(self._get(name, commit, index))
                 if (shard := folder + name_in_index) in sizes
             }
-            files = [index, *sorted(beside)]
-        missing = [file for file in files if not isinstance(self._cached(name, commit, file), str)]
+            files = [index, *sorted(shard_files)]
+        missing = [file for file in files if not isinstance(self._cached_files(name, commit, file), str)]
         nbytes = sum(sizes[file] for file in missing)
         if missing and nbytes + RESERVE > shutil.disk_usage(self.cache).free:
-            raise WeightsUnavailable(f"the server's disk has no {nbytes:,} bytes free for {name!r}")
+            raise WeightsUnavailable(
+                f"the server's disk has less than {nbytes + RESERVE:,} free bytes, which {name!r} needs"
+            )
         progress = _Progress(nbytes, report)
-        with ThreadPoolExecutor(_AT_A_TIME, "djinn-hub") as threads:
+        with ThreadPoolExecutor(_CONCURRENT_DOWNLOADS, "djinn-hub") as threads:
             for _ in threads.map(lambda file: self._get(name, commit, file, progress), missing):
                 pass
 
-    def _cached(self, name: str, commit: str, file: str) -> Any:
+    def _cached_files(self, name: str, commit: str, file: str) -> Any:
         from huggingface_hub import try_to_load_from_cache
 
         return try_to_load_from_cache(name, file, cache_dir=self.cache, revision=commit)
@@ -159,62 +164,67 @@ class Downloads:
             revision=commit,
             cache_dir=self.cache,
             endpoint=self.endpoint,
-            tqdm_class=_bars(progress or _Progress(0, unheard)),
+            tqdm_class=_progress_bars(progress or _Progress(0, ignore_progress)),
         )
         return Path(str(path))
 
 
-def chosen(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
-    """Return the folder of a path, the name of its index or "", and the weight files without an index.
+def select_files(files: Collection[str], path: str, suffixes: tuple[str, ...]) -> tuple[str, str, list[str]]:
+    """Return the files of a model that `path` names: its folder, the index or "", and the weight files to download.
+
+    If the folder has an index, the list of weight files is empty: the index names them. A non-empty folder ends with "/".
 
     Raises:
-        WeightsUnavailable: there are no weight files, or the choice is ambiguous.
+        WeightsUnavailable: `path` is not a weight file, or its folder has no weight files or an ambiguous set of them.
     """
     if path in files:
         if not path.endswith(suffixes):
-            raise WeightsUnavailable(f"{path!r} is not a file with weights")
+            raise WeightsUnavailable(f"{path!r} is not a weight file: its name must end with {' or '.join(suffixes)}")
         return path[: path.rfind("/") + 1], path if path.endswith(_INDEX) else "", [path]
     folder = f"{path.rstrip('/')}/" if path else ""
     in_folder = [file.removeprefix(folder) for file in files if file.startswith(folder)]
-    for kind in (suffix for suffix in _KINDS if suffix in suffixes):
+    for kind in (suffix for suffix in _PREFERRED_SUFFIXES if suffix in suffixes):
         weight_files = sorted(file for file in in_folder if file.endswith(kind) and "/" not in file)
         index_files = [file for file in in_folder if file.endswith(kind + _INDEX) and "/" not in file]
         if len(index_files) == 1 and index_files[0].removesuffix(_INDEX) not in weight_files:
             return folder, folder + index_files[0], []
         if kind == ".bin" and len(weight_files) > 1:
-            weight_files = [file for file in weight_files if file in _WHOLE]
+            weight_files = [file for file in weight_files if file in _SINGLE_FILES]
         if weight_files:
             return folder, "", [folder + file for file in weight_files]
-    raise WeightsUnavailable("the model has no weight file, or several: name one of them")
+    raise WeightsUnavailable("the model has no weight file, or several: name a weight file in the address")
 
 
-def is_whole(files: Sequence[WeightFile]) -> bool:
-    """Return True if a cache has all files that the index names. An earlier download may be incomplete."""
+def is_complete(files: Sequence[WeightFile]) -> bool:
+    """Return True if `files`, the files of a model in a cache, include all files that the index names.
+
+    A download that failed leaves an incomplete model.
+    """
     names = {file.name for file in files}
-    for kind in _KINDS:
+    for kind in _PREFERRED_SUFFIXES:
         indexes = [file for file in files if file.name.endswith(kind + _INDEX)]
         if any(name.endswith(kind) for name in names):
             if len(indexes) == 1 and indexes[0].name.removesuffix(_INDEX) not in names:
-                return indexes[0].size <= _INDEX_LIMIT and _named(_contents(indexes[0])) <= names
+                return indexes[0].size <= _INDEX_LIMIT and _shard_names(_read_all(indexes[0])) <= names
             return True
     return any(not name.endswith(_INDEX) for name in names)
 
 
-def _contents(file: WeightFile) -> bytes:
+def _read_all(file: WeightFile) -> bytes:
     data = bytearray(file.size)
     file.read_into(0, memoryview(data))
     return bytes(data)
 
 
 def _shards(index: Path) -> set[str]:
-    names = _named(index.read_bytes())
+    names = _shard_names(index.read_bytes())
     if not names:
         raise WeightsUnavailable(f"{index.name!r} is not an index of shards")
     return names
 
 
-def _named(index: bytes) -> set[str]:
-    """Return the names of the shards in an index; empty if the file is not an index."""
+def _shard_names(index: bytes) -> set[str]:
+    """Return the names of the shards in an index file's contents, or an empty set if they are not an index."""
     try:
         return {name for name in json.loads(index)["weight_map"].values() if isinstance(name, str)}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -222,17 +232,17 @@ def _named(index: bytes) -> set[str]:
 
 
 def _write_reference(reference: Path, commit: str) -> None:
-    """Write the commit of a branch or tag after all files of the commit are complete.
+    """Write the commit of a branch or tag to the file `reference`, after all files of the commit are complete.
 
-    Like huggingface_hub, replace the file atomically, with the mode of the umask, and only if it changes. Other users
-    share the cache, and the server may have no permission to write it.
+    Like huggingface_hub, replace the file atomically, with the mode of the umask, and only if it changes. The server may
+    have no permission to write to a cache of another user.
     """
     if reference.name == commit or (reference.is_file() and reference.read_text() == commit):
         return
     reference.parent.mkdir(parents=True, exist_ok=True)
-    aside = reference.with_name(f"{reference.name}.{secrets.token_hex(8)}.tmp")
+    temporary = reference.with_name(f"{reference.name}.{secrets.token_hex(8)}.tmp")
     try:
-        aside.write_text(commit)
-        aside.replace(reference)
+        temporary.write_text(commit)
+        temporary.replace(reference)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

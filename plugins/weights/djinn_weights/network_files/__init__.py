@@ -13,8 +13,8 @@ djinn_api_version = "2.0"
 
 __all__ = ["BucketSource", "HttpsSource"]
 
-# Timeouts in seconds, under the names of the libraries.
-_PATIENCE = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4}}
+# Timeouts in seconds, as options of botocore.
+_S3_TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 4}}
 
 
 @hookimpl
@@ -22,7 +22,7 @@ def djinn_register_weight_sources() -> Iterable[WeightSource]:
     """Return the weight sources `https:`, `s3:` and `gs:`."""
     sources: list[WeightSource] = [HttpsSource()]
     if find_spec("s3fs") is not None:
-        sources.append(BucketSource("s3", config_kwargs=_PATIENCE))
+        sources.append(BucketSource("s3", config_kwargs=_S3_TIMEOUTS))
     if find_spec("gcsfs") is not None:
         sources.append(BucketSource("gs", requests_timeout=60))
     return sources

@@ -1,4 +1,4 @@
-"""Weight sources that read buckets of object stores, by fsspec."""
+"""Weight sources that read buckets of object stores through fsspec."""
 
 from __future__ import annotations
 
@@ -15,30 +15,43 @@ from djinn_server.weights.permissions import allows
 from djinn_weights.network_files.pieces import Pieces
 
 _INDEX: Final = ".index.json"
-_MOST_FILES: Final = 4096
+_MAX_FILES: Final = 4096
 _PATH: Final = re.compile(r"[^/@:?#\s]+(/[^/]+)*/?")  # a bucket and a key, without user or chained file systems
-# Metadata that changes with an object's contents.
-_VERSIONED: Final = ("ETag", "etag", "generation", "VersionId", "mtime", "LastModified", "updated", "created", "size")
+# Keys of the metadata that change with an object's contents.
+_VERSION_KEYS: Final = (
+    "ETag",
+    "etag",
+    "generation",
+    "VersionId",
+    "mtime",
+    "LastModified",
+    "updated",
+    "created",
+    "size",
+)
 _log = logging.getLogger("djinn_weights.network_files")
 
 
 class BucketFile(WeightFile):
     """An object in a bucket, as a weight file."""
 
-    def __init__(self, system: Any, found: Mapping[str, Any], pieces: Pieces) -> None:
+    def __init__(self, system: Any, info: Mapping[str, Any], pieces: Pieces) -> None:
         self._system = system
-        self._path = str(found["name"])
+        self._path = str(info["name"])
         self._pieces = pieces
         self.name = self._path.rpartition("/")[2]
-        self.size = int(found["size"])
-        self._opened = _version(found)
-        self._asked = False
+        self.size = int(info["size"])
+        self._first_version = _version(info)
+        self._was_version_read = False
 
     def version(self) -> str:
-        """Return the current metadata of the object. It changes when the contents change."""
-        if not self._asked:  # it was just opened
-            self._asked = True
-            return self._opened
+        """Return the current metadata of the object as text, which changes when the contents change.
+
+        The first call returns the metadata of the object when it was opened.
+        """
+        if not self._was_version_read:  # it was just opened
+            self._was_version_read = True
+            return self._first_version
         try:
             return _version(self._system.info(self._path))
         except FileNotFoundError:
@@ -47,7 +60,11 @@ class BucketFile(WeightFile):
             raise self._failure(error) from error
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents from byte `start` on."""
+        """Fill `buffer` with the contents from byte `start` on.
+
+        Raises:
+            OSError: the store does not return these bytes, or the object is shorter.
+        """
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._read)
@@ -64,9 +81,9 @@ class BucketFile(WeightFile):
         buffer[:] = data
 
     def _failure(self, error: Exception) -> OSError:
-        """Return an error for clients that reveals no credentials of the server."""
-        _log.warning("an object of a bucket cannot be read: %s", error)
-        return OSError(f"the store did not return {self.name!r} ({type(error).__name__})")
+        """Log `error`, and return an error for clients that reveals no credentials of the server."""
+        _log.warning("cannot read the object %s of a bucket: %s", self._path, error)
+        return OSError(f"the object store did not return {self.name!r} ({type(error).__name__}): see the server's log")
 
 
 class BucketSource(WeightSource):
@@ -75,12 +92,16 @@ class BucketSource(WeightSource):
     def __init__(self, name: str, **options: Any) -> None:
         self.name = name
         self._options = options
-        self._made: Any = None
+        self._file_system: Any = None
         self._lock = threading.Lock()
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """Return candidate places of an address, in the order to try them."""
+        """Return the address itself.
+
+        Raises:
+            WeightsUnavailable: the address is malformed.
+        """
         del folders
         path = address.removeprefix(f"{self.name}://")
         if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
@@ -88,47 +109,51 @@ class BucketSource(WeightSource):
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """Open a network address. Return its weight files."""
+        """Open the object at an address, the weight files of a folder, or an index and the shards in its folder.
+
+        Raises:
+            WeightsUnavailable: there is no such object, or the folder has no weight files or too many.
+        """
         path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
-            entry = self._found(path, permissions)
+            entry = self._find_objects(path, permissions)
         except FileNotFoundError:
-            raise WeightsUnavailable(f"there is no {address!r}") from None
-        if not entry or len(entry) > _MOST_FILES:
-            raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} files with weights")
+            raise WeightsUnavailable(f"the bucket has no object or folder {address!r}") from None
+        if not entry or len(entry) > _MAX_FILES:
+            raise WeightsUnavailable(f"{address!r} has {len(entry) or 'no'} weight files; the limit is {_MAX_FILES:,}")
         return [BucketFile(self._system(), info, self._pieces) for info in entry]
 
     def _system(self) -> Any:
         with self._lock:
-            if self._made is None:
+            if self._file_system is None:
                 import fsspec  # imported late, because most servers read no bucket
 
                 # Cached listings would grow, and hide new versions.
-                self._made = fsspec.filesystem(
+                self._file_system = fsspec.filesystem(
                     self.name, skip_instance_cache=True, use_listings_cache=False, **self._options
                 )
-            return self._made
+            return self._file_system
 
-    def _found(self, path: str, permissions: WeightPermissions) -> list[Mapping[str, Any]]:
+    def _find_objects(self, path: str, permissions: WeightPermissions) -> list[Mapping[str, Any]]:
         info = self._system().info(path)
         if info["type"] == "directory":
-            return self._weights(path, permissions.suffixes)
+            return self._weight_files(path, permissions.suffixes)
         if not path.endswith(_INDEX):
             return [info]
-        # The shards are files with the same suffix beside the index.
+        # The shards are the files with the same suffix in the index's folder.
         folder, kind = path.rpartition("/")[0], path.removesuffix(_INDEX).rpartition(".")[2]
-        shards = self._weights(folder, (f".{kind}",))
+        shards = self._weight_files(folder, (f".{kind}",))
         return [info, *(shard for shard in shards if allows(permissions, f"{self.name}://{self._key(shard)}"))]
 
-    def _weights(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
+    def _weight_files(self, folder: str, suffixes: tuple[str, ...]) -> list[Mapping[str, Any]]:
         entries = self._system().ls(folder, detail=True)
         weight_files = (entry for entry in entries if entry["type"] == "file" and self._key(entry).endswith(suffixes))
         return sorted(weight_files, key=self._key)
 
     @staticmethod
-    def _key(found: Mapping[str, Any]) -> str:
-        return str(found["name"]).lstrip("/")
+    def _key(info: Mapping[str, Any]) -> str:
+        return str(info["name"]).lstrip("/")
 
 
-def _version(found: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={found[key]}" for key in _VERSIONED if found.get(key) is not None)
+def _version(info: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={info[key]}" for key in _VERSION_KEYS if info.get(key) is not None)

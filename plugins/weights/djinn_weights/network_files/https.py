@@ -18,20 +18,20 @@ from djinn.hooks import WeightFile, WeightPermissions, WeightSource
 from djinn_server.weights.permissions import allows
 from djinn_weights.network_files.pieces import Pieces
 
-PATIENCE: Final = 30.0  # timeout in seconds without a received byte
-SLOWEST: Final = 50_000  # minimum rate in bytes per second; slower servers are given up
-ATTEMPTS: Final = 4  # attempts at a request that fails because of the network or the server
-_FIRST_WAIT: Final = 0.25  # seconds before the second attempt
-_IDLE: Final = 16  # number of idle connections to keep
+TIMEOUT: Final = 30.0  # in seconds without a received byte
+MIN_BYTES_PER_SECOND: Final = 50_000  # a read from a slower server fails
+ATTEMPTS: Final = 4  # maximum attempts at a request that fails because of the network or the server
+_FIRST_DELAY: Final = 0.25  # seconds before the second attempt
+_MAX_IDLE: Final = 16  # number of idle connections to keep
 _REDIRECTS: Final = 5
-_MOST_FILES: Final = 4096
+_MAX_FILES: Final = 4096
 _INDEX: Final = ".index.json"
 _INDEX_LIMIT: Final = 64 << 20
 _READ: Final = 1 << 20  # bytes per read
 _RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _SHARD: Final = re.compile(r"(?!\.{1,2}$)[\w.-]+", re.ASCII)  # a file name, not `.` or `..`
-_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
-_MOVED: Final = frozenset({301, 302, 303, 307, 308})
+_RETRY_STATUSES: Final = frozenset({408, 429, 500, 502, 503, 504})
+_REDIRECT_STATUSES: Final = frozenset({301, 302, 303, 307, 308})
 
 
 class _TransientError(OSError):
@@ -49,24 +49,24 @@ class Connections:
         self._idle: list[tuple[str, http.client.HTTPSConnection]] = []
         self._lock = threading.Lock()
 
-    def take(self, host: str) -> http.client.HTTPSConnection:
-        """Return an idle or a new connection to `host`, which may include a port."""
+    def acquire(self, host: str) -> http.client.HTTPSConnection:
+        """Take an idle connection to `host` out of the pool, or open a new connection. `host` may include a port."""
         with self._lock:
-            for place, (name, connection) in enumerate(self._idle):
+            for index, (name, connection) in enumerate(self._idle):
                 if name == host:
-                    del self._idle[place]
+                    del self._idle[index]
                     return connection
             if self._context is None:
                 self._context = ssl.create_default_context()
         parts = urlsplit(f"https://{host}")
-        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=PATIENCE, context=self._context)
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT, context=self._context)
 
-    def give(self, host: str, connection: http.client.HTTPSConnection) -> None:
-        """Return a connection to the pool after its response was read completely."""
+    def release(self, host: str, connection: http.client.HTTPSConnection) -> None:
+        """Put a connection back into the pool after its response was read completely."""
         with self._lock:
             self._idle.append((host, connection))
-            surplus = self._idle[:-_IDLE]
-            del self._idle[:-_IDLE]
+            surplus = self._idle[:-_MAX_IDLE]
+            del self._idle[:-_MAX_IDLE]
         for _, idle in surplus:
             idle.close()
 
@@ -76,31 +76,35 @@ class Connections:
 
 
 class HttpsFile(WeightFile):
-    """A file on a web server, as a weight file. Its metadata must be equal in all responses."""
+    """A file on a web server, as a weight file. Entity tag, date and size must be equal in all responses."""
 
     def __init__(self, address: str, permissions: WeightPermissions, connections: Connections, pieces: Pieces) -> None:
-        """Open a file.
+        """Read the first byte of a file at a permitted address, and its metadata.
 
         Raises:
-            OSError: the server does not support ranges of the file.
+            OSError: the web server does not answer or does not support range requests.
         """
-        self._address = self._place = address  # the address after redirects
+        self._address = self._current_address = address  # the address after redirects
         self._permissions = permissions
         self._connections = connections
         self._pieces = pieces
-        self._changed = False
-        self._said = ""
+        self._has_changed = False
+        self._metadata = ""
         self.name = urlsplit(address).path.rpartition("/")[2]
         self.size = -1
         first = bytearray(1)
         self._range(0, memoryview(first))
 
     def version(self) -> str:
-        """Return the entity tag, date and size in the responses."""
-        return f"{self._said} {'changed' if self._changed else self.size}"
+        """Return the entity tag, date and size of the file as text, which changes after a read finds a changed file."""
+        return f"{self._metadata} {'changed' if self._has_changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` (bytes) with the contents from byte `start` on."""
+        """Fill `buffer` with the contents from byte `start` on.
+
+        Raises:
+            OSError: the web server does not return these bytes, or the file has changed.
+        """
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._range)
@@ -112,8 +116,8 @@ class HttpsFile(WeightFile):
             try:
                 self._follow(start, buffer)
             except _TRANSIENT:
-                self._place = self._address  # the redirect's target may have expired
-                time.sleep(_FIRST_WAIT * 2**attempt)
+                self._current_address = self._address  # the redirect's target may have expired
+                time.sleep(_FIRST_DELAY * 2**attempt)
             else:
                 return
         try:
@@ -126,20 +130,20 @@ class HttpsFile(WeightFile):
             location = self._request(start, buffer)
             if not location:
                 return
-            self._place = self._permitted(urljoin(self._place, location))
-        raise OSError("the web server redirects too often")
+            self._current_address = self._checked_redirect(urljoin(self._current_address, location))
+        raise OSError(f"the web server redirects more than {_REDIRECTS} times")
 
-    def _permitted(self, address: str) -> str:
-        """Return the target of a redirect after a check that clients may read it."""
+    def _checked_redirect(self, address: str) -> str:
+        """Return `address`, the target of a redirect, after a check that clients may read it."""
         if not _is_safe(address) or not allows(self._permissions, address):
             raise OSError("the web server redirects to an address that clients may not read (--allow-weights)")
         return address
 
     def _request(self, start: int, buffer: memoryview) -> str:
-        """Request a range. Return "" on success, or the address of a redirect."""
-        parts = urlsplit(self._place)
+        """Request the range of bytes that fills `buffer`. Return "" on success, or the target of a redirect."""
+        parts = urlsplit(self._current_address)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection = self._connections.take(parts.netloc)
+        connection = self._connections.acquire(parts.netloc)
         try:
             last = start + len(buffer) - 1
             connection.request("GET", target, headers={"Range": f"bytes={start}-{last}", "Accept-Encoding": "identity"})
@@ -150,19 +154,19 @@ class HttpsFile(WeightFile):
             connection.close()
             raise
         if is_empty and not response.will_close:
-            self._connections.give(parts.netloc, connection)
+            self._connections.release(parts.netloc, connection)
         else:
             connection.close()
         return location
 
     def _read_response(self, response: http.client.HTTPResponse, start: int, buffer: memoryview) -> str:
-        if response.status in _MOVED:
+        if response.status in _REDIRECT_STATUSES:
             return response.headers.get("Location") or "nowhere:"
-        if response.status in _BUSY or (response.status >= 400 and self._place != self._address):
+        if response.status in _RETRY_STATUSES or (response.status >= 400 and self._current_address != self._address):
             raise _TransientError(f"the web server answers {response.status}")
         if response.status != http.client.PARTIAL_CONTENT:
             problem = (
-                "does not read ranges of it" if response.status == http.client.OK else f"answers {response.status}"
+                "does not support range requests" if response.status == http.client.OK else f"answers {response.status}"
             )
             raise OSError(f"the web server {problem}")
         content_range = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -176,12 +180,12 @@ class HttpsFile(WeightFile):
         _fill(response, buffer)
         return ""
 
-    def _compare(self, said: str, size: int) -> None:
+    def _compare(self, metadata: str, size: int) -> None:
         if self.size < 0:
-            self._said, self.size = said, size
-        elif (said, size) != (self._said, self.size):
-            self._changed = True
-            raise OSError(f"{self.name!r} has changed")
+            self._metadata, self.size = metadata, size
+        elif (metadata, size) != (self._metadata, self.size):
+            self._has_changed = True
+            raise OSError(f"{self.name!r} has changed on the web server: load it again")
 
 
 class HttpsSource(WeightSource):
@@ -190,31 +194,43 @@ class HttpsSource(WeightSource):
     name = "https"
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
-        """`context`: TLS context; None: trust the authorities that the machine trusts."""
+        """`context`: TLS context. None trusts the certificate authorities that the machine trusts."""
         self._connections = Connections(context)
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """Return candidate places of an address, in the order to try them."""
+        """Return the address itself.
+
+        Raises:
+            WeightsUnavailable: the address is not a normalized https address, or has a user name or password.
+        """
         del folders
         if not _is_safe(address):
             raise WeightsUnavailable(
-                f"{address!r} contains a user name, a password or an unusual spelling: remove these from the address"
+                f"{address!r} has a user name, a password, a fragment, '..' or unusual characters: remove them from the address"
             )
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """Open a network address. Return its weight files."""
+        """Open the file at an address, or an index and the shards that it names.
+
+        Raises:
+            WeightsUnavailable: the address is not a weight file, or a file cannot be read.
+        """
         if not urlsplit(address).path.endswith(permissions.suffixes):
-            raise WeightsUnavailable(f"{address!r} is not a file with weights ({', '.join(permissions.suffixes)})")
+            raise WeightsUnavailable(
+                f"{address!r} is not a weight file: its name must end with {' or '.join(permissions.suffixes)}"
+            )
         try:
             file = self._open(address, permissions)
             if not urlsplit(address).path.endswith(_INDEX):
                 return [file]
-            places = [urljoin(address, name) for name in _shards(file)]
-            if not all(allows(permissions, place) and _is_safe(place) for place in places):
-                raise WeightsUnavailable(f"shards of {address!r} are at addresses that clients may not read")
-            return [file, *(self._open(place, permissions) for place in places)]
+            addresses = [urljoin(address, name) for name in _shards(file)]
+            if not all(allows(permissions, shard_address) and _is_safe(shard_address) for shard_address in addresses):
+                raise WeightsUnavailable(
+                    f"the index {address!r} names shards at addresses that clients may not read (--allow-weights)"
+                )
+            return [file, *(self._open(shard_address, permissions) for shard_address in addresses)]
         except OSError as error:
             raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
 
@@ -223,51 +239,51 @@ class HttpsSource(WeightSource):
 
 
 def _is_safe(address: str) -> bool:
-    """Return True if an address is a normalized https address without user, fragment or `..`."""
+    """Return True if an address is an ASCII https address with a host, and without user, fragment, `.` or `..`."""
     try:
         parts = urlsplit(address)
         is_plain = address.isascii() and address.isprintable() and " " not in address and "\\" not in address
-        is_named = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
+        has_host = parts.scheme == "https" and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
     path = unquote(parts.path).split("/")
-    return is_plain and is_named and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
+    return is_plain and has_host and "@" not in parts.netloc and "#" not in address and not {"..", "."} & set(path)
 
 
 def _shards(index: HttpsFile) -> list[str]:
-    """Return the file names in an index of shards.
+    """Return the names of the shards in an index.
 
     Raises:
-        WeightsUnavailable: the file is not an index, or a name is not a file beside it.
+        WeightsUnavailable: the file is not an index, or a shard is not in the folder of the index.
     """
     if index.size > _INDEX_LIMIT:
-        raise WeightsUnavailable(f"the index {index.name!r} is too long")
+        raise WeightsUnavailable(f"the index {index.name!r} has {index.size:,} bytes; the limit is {_INDEX_LIMIT:,}")
     data = bytearray(index.size)
     index.read_into(0, memoryview(data))
     try:
         names = sorted({str(name) for name in json.loads(data)["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise WeightsUnavailable(f"{index.name!r} is not an index of shards") from None
-    if len(names) > _MOST_FILES or not all(_SHARD.fullmatch(name) for name in names):
-        raise WeightsUnavailable(f"the index {index.name!r} names a shard that is not next to the index")
+    if len(names) > _MAX_FILES or not all(_SHARD.fullmatch(name) for name in names):
+        raise WeightsUnavailable(f"the index {index.name!r} names a shard outside its folder, or too many shards")
     return names
 
 
 def _fill(response: http.client.HTTPResponse, buffer: memoryview) -> None:
-    """Read until the buffer is full.
+    """Read the response into `buffer`.
 
     Raises:
-        OSError: the response is too short or too slow.
+        OSError: the response is too short, too long or too slow.
     """
-    until = time.monotonic() + PATIENCE + len(buffer) / SLOWEST
-    at = 0
-    while at < len(buffer):
-        data = response.read1(min(_READ, len(buffer) - at))
+    deadline = time.monotonic() + TIMEOUT + len(buffer) / MIN_BYTES_PER_SECOND
+    offset = 0
+    while offset < len(buffer):
+        data = response.read1(min(_READ, len(buffer) - offset))
         if not data:
             raise _TransientError("the file ends early")
-        buffer[at : at + len(data)] = data
-        at += len(data)
-        if time.monotonic() > until:
+        buffer[offset : offset + len(data)] = data
+        offset += len(data)
+        if time.monotonic() > deadline:
             raise OSError("the web server sends too slowly; try again, or download the file first")
     if response.length or (response.length is None and response.read1(1)):
         raise OSError("the web server sent more than was requested")

@@ -1,4 +1,4 @@
-"""Read a file in parallel pieces, because one connection seldom uses all of the bandwidth."""
+"""Read a file in concurrent pieces, because one connection seldom uses all of the bandwidth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Final
 
-PIECE: Final = 8 << 20  # in bytes
+PIECE: Final = 8 << 20  # maximum bytes of a read
 READERS: Final = 8  # number of concurrent reads
 
 
@@ -19,19 +19,22 @@ class Pieces:
         self._lock = threading.Lock()
 
     def read(self, start: int, buffer: memoryview, read: Callable[[int, memoryview], None]) -> None:
-        """Fill `buffer` by concurrent calls of `read`. After all calls have ended, raise the first error."""
+        """Fill `buffer` by concurrent calls of `read(start, part_of_buffer)`. `start`: offset in the file, in bytes.
+
+        If a call fails, cancel the others that have not started, wait for the rest, and raise the first error.
+        """
         if len(buffer) <= PIECE:
             read(start, buffer)
             return
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(READERS, "djinn-pieces")
-        places = range(0, len(buffer), PIECE)
-        reading = [self._threads.submit(read, start + at, buffer[at : at + PIECE]) for at in places]
-        wait(reading, return_when=FIRST_EXCEPTION)
-        for future in reading:
+        offsets = range(0, len(buffer), PIECE)
+        reads = [self._threads.submit(read, start + offset, buffer[offset : offset + PIECE]) for offset in offsets]
+        wait(reads, return_when=FIRST_EXCEPTION)
+        for future in reads:
             future.cancel()
-        wait(reading)
-        for future in reading:
+        wait(reads)
+        for future in reads:
             if not future.cancelled():
                 future.result()
