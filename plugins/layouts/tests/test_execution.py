@@ -34,7 +34,7 @@ def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
         (2, [2, 3], [3, 1], [0, 0]),
         (0, [], [], []),
     ):
-        with pytest.raises(RuntimeError, match="a nested view|component of a nested view"):
+        with pytest.raises(RuntimeError, match="nested view"):
             layout_call("aten::clone", ["nested_view", dims, numbers, steps, starts, memory])
 
 

@@ -135,7 +135,7 @@ def test_bucket_folder_lists_its_files(buckets, source, permissions):
     found = open_permitted(source, f"{buckets.scheme}://models/llama/m.safetensors.index.json", permissions)
     assert [file.name for file in found] == ["m.safetensors.index.json", "a.safetensors", "b.safetensors"]
     (buckets.put("docs/readme.md", b"1"),)
-    with pytest.raises(WeightsUnavailable, match="no files"):
+    with pytest.raises(WeightsUnavailable, match="no weight files"):
         open_permitted(source, f"{buckets.scheme}://models/docs", permissions)
 
 

@@ -220,7 +220,7 @@ def test_moved_branch_and_unreachable_hub(hub, source):
     hub.models.clear()
     assert read(open_permitted(source, "hf://org/model", ALLOWED)[0]) == b"2"
     assert read(open_permitted(source, f"hf://org/model@{COMMIT}", ALLOWED)[0]) == b"1"
-    with pytest.raises(WeightsUnavailable, match=r"cannot download 'org/other' \(RepositoryNotFoundError\)"):
+    with pytest.raises(WeightsUnavailable, match=r"cannot download 'org/other' from the hub \(RepositoryNotFoundError\)"):
         open_permitted(source, "hf://org/other", ALLOWED)
 
 
@@ -240,7 +240,7 @@ def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
     hub.put("org/model", SHARDS)
     (tmp_path / "own").mkdir()
     monkeypatch.setattr(downloads, "RESERVE", shutil.disk_usage(tmp_path).total)
-    with pytest.raises(WeightsUnavailable, match="no 5 bytes free"):
+    with pytest.raises(WeightsUnavailable, match="free bytes, which"):
         open_permitted(source, "hf://org/model", ALLOWED)
     assert got(hub) == ["model.safetensors.index.json"]
 
