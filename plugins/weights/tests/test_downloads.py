@@ -220,7 +220,9 @@ def test_moved_branch_and_unreachable_hub(hub, source):
     hub.models.clear()
     assert read(open_permitted(source, "hf://org/model", ALLOWED)[0]) == b"2"
     assert read(open_permitted(source, f"hf://org/model@{COMMIT}", ALLOWED)[0]) == b"1"
-    with pytest.raises(WeightsUnavailable, match=r"cannot download 'org/other' from the hub \(RepositoryNotFoundError\)"):
+    with pytest.raises(
+        WeightsUnavailable, match=r"cannot download 'org/other' from the hub \(RepositoryNotFoundError\)"
+    ):
         open_permitted(source, "hf://org/other", ALLOWED)
 
 
