@@ -40,12 +40,9 @@ def _layout(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch
 
 
 def _part(name: str, attribute: str, by_rows: bool) -> Handler:
-    """Return the handler of an op such as `crow_indices`.
+    """Return the handler of the op `name`, such as `crow_indices`. `attribute`: of `CompressedTensor`, with the indices.
 
-    Args:
-        name: the op's name, for its error.
-        attribute: attribute of `CompressedTensor` with the indices.
-        by_rows: True if the op exists for CSR and BSR, False if it exists for CSC and BSC.
+    `by_rows`: True if the op exists for CSR and BSR, False if it exists for CSC and BSC.
     """
 
     def part(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:

@@ -89,25 +89,14 @@ def _contiguous(source: NestedTensor) -> NestedTensor:
     return wrap_nested(record(aten.cat.default, (rows,), {}), source.sizes)
 
 
-def _view(source: NestedTensor, sizes: Sizes, component_strides: ComponentStrides) -> NestedTensor:
-    """Return a view of the memory of `source` with these sizes, strides and offsets of components.
-
-    If the components are adjacent in memory, the view is a contiguous nested tensor.
-    """
-    strides, relative_offsets, count = (
-        tuple(contiguous_strides(size) for size in sizes),
-        contiguous_offsets(sizes),
-        sum(element_counts(sizes)),
-    )
-    first_offset = component_strides.offsets[0] if component_strides.offsets else 0
-    if component_strides.strides != strides or any(
-        offset != first_offset + n for offset, n in zip(component_strides.offsets, relative_offsets, strict=True)
-    ):
-        return wrap_nested(source.held_values, sizes, component_strides)
-    if first_offset or count != source.held_values.shape[0]:
-        return wrap_nested(
-            record(aten.slice.Tensor, (source.held_values, 0, first_offset, first_offset + count), {}), sizes
-        )
+def _view(source: NestedTensor, sizes: Sizes, layout: ComponentStrides) -> NestedTensor:
+    """Return a view of the memory of `source`. If its components are adjacent, it is a contiguous nested tensor."""
+    start, count = layout.offsets[0] if layout.offsets else 0, sum(element_counts(sizes))
+    is_dense = layout.strides == tuple(contiguous_strides(size) for size in sizes)
+    if not is_dense or layout.offsets != tuple(start + n for n in contiguous_offsets(sizes)):
+        return wrap_nested(source.held_values, sizes, layout)
+    if start or count != source.held_values.shape[0]:
+        return wrap_nested(record(aten.slice.Tensor, (source.held_values, 0, start, start + count), {}), sizes)
     return wrap_nested(source.held_values, sizes)
 
 
@@ -196,10 +185,7 @@ def _split_with_sizes(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]
 def _width_to_divide(name: str, op: str, source: NestedTensor, dim: int) -> int | None:
     """Return the size of the last dimension, or None if it differs between components.
 
-    `name`, `op`: names of the calling op in PyTorch's two error messages.
-
-    Raises:
-        RuntimeError: `dim` is not the last dimension, or the tensor is not contiguous.
+    Raise RuntimeError if `dim` is another dimension. `name`, `op`: names of the op in PyTorch's error messages.
     """
     last = source.dim() - 1
     if dim not in {-1, last}:
@@ -237,10 +223,7 @@ def _clone(_func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _map_elements(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply an elementwise op to the memory of all components at once, if the operands have the same layout.
-
-    Otherwise, the executor runs the op on nested tensors.
-    """
+    """Apply an elementwise op to the memory of all components at once, or to nested tensors if their layouts differ."""
     first = args[0]
     if not isinstance(first, NestedTensor):
         return call(func, args, kwargs)

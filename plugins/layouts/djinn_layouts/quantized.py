@@ -109,11 +109,7 @@ def _fetch_to_cpu(source: QuantizedTensor) -> torch.Tensor:
 
 
 def upload_quantized(source: torch.Tensor, device: int) -> QuantizedTensor:
-    """Return a copy of a quantized CPU tensor on remote device number `device`.
-
-    Raises:
-        UnsupportedOperation: the dtype is not supported.
-    """
+    """Return a copy of a quantized CPU tensor on remote device number `device`."""
     if source.dtype not in ELEMENTS:
         raise UnsupportedOperation(
             f"a tensor of {source.dtype} cannot be moved to {DEVICE_NAME}: .dequantize() it first"

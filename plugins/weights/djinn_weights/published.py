@@ -84,9 +84,6 @@ class PublishedWeights(NamingSource):
         """Create a file of `size` bytes for a name. Its `commit` removes older files of the name.
 
         `seconds`: lifetime. 0 selects the maximum.
-
-        Raises:
-            WeightsUnavailable: the name is invalid, a limit is exceeded, or the file cannot be created.
         """
         name = address.removeprefix(f"{SCHEME}:")
         if _NAME.fullmatch(name) is None:
@@ -120,13 +117,7 @@ class PublishedWeights(NamingSource):
                 raise WeightsUnavailable(f"{name!r} cannot be published: {error.strerror or error}") from error
 
     def find(self, address: str) -> tuple[str, LocalFile]:
-        """Open a published file. Return its own address and the file.
-
-        `address`: of a name, whose current file is opened, or of a file.
-
-        Raises:
-            WeightsUnavailable: there is no such file, or it cannot be opened.
-        """
+        """Open the current file of a name, or the file with the address `address`. Return its own address and the file."""
         requested_name = address.removeprefix(f"{SCHEME}:")
         publication = next((newest for newest in self._newest() if newest.name == requested_name), None)
         path = self._folder / f"{requested_name}{_SUFFIX}"
@@ -168,11 +159,7 @@ class PublishedWeights(NamingSource):
             return [newest[name] for name in sorted(newest)]
 
     def unpublish(self, address: str) -> None:
-        """Remove the files of a published name. Sessions that have opened a file can still use its weights.
-
-        Raises:
-            WeightsUnavailable: the name is not published, or its files cannot be removed.
-        """
+        """Remove the files of a published name. Sessions that have opened a file can still use its weights."""
         name = address.removeprefix(f"{SCHEME}:")
         publications = [publication for publication in self._newest() if publication.name == name]
         if not publications:

@@ -99,11 +99,7 @@ class _Flattener:
         self._value_count = 0
 
     def tensors(self, value: dict[str, Any]) -> dict[str, PickledTensor]:
-        """Return the tensors in `value` by name.
-
-        Raises:
-            ValueError: a name occurs twice or is too long, or there are too many tensors, values or nested levels.
-        """
+        """Return the tensors in `value` by name. Raise ValueError if names repeat or a limit is exceeded."""
         self._add("", value, 0)
         return self._tensors
 
@@ -146,11 +142,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, data: bytes) -> Any:
-        """Return the value of a pickle.
-
-        Raises:
-            ValueError: the pickle is malformed, too long, or has an unsupported instruction or name.
-        """
+        """Return the value of a pickle. Raise ValueError if it is malformed, too long or has an unsupported instruction."""
         for count, (operation, argument) in enumerate(_instructions(data)):
             if count > OPERATIONS:
                 raise ValueError(f"the pickle has more than {OPERATIONS:,} instructions")

@@ -37,18 +37,15 @@ class HubSource(WeightSource):
         self._downloads = Downloads(self._own_cache, endpoint)
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[LocalPlace | str]:
-        """Return the address, then the model's folder in each cache, which may not exist.
-
-        The address comes first, because `download` uses a cache only if it has the complete model.
-        """
+        """Return the address, whose `download` checks that a cache is complete, then the path in each cache."""
         name, revision, path = parse(address)
         caches = [repository_in(cache, name) for cache in self._caches(folders)]
         return [address, *(LocalPlace(_snapshot(folder, revision, path), immutable=True) for folder in caches)]
 
     def download(self, address: str, permissions: WeightPermissions, report: ReportDownload) -> Sequence[WeightFile]:
-        """Open the files of an address from a cache that has all of them, or download missing files.
+        """Open the files of an address from a complete cache, or download missing files.
 
-        If the download fails, use the complete model that an earlier download left in the own cache.
+        If the download fails, use a complete model in the own cache.
         """
         name, revision, path = parse(address)
         for cache in self._caches(permissions.folders):
@@ -108,10 +105,7 @@ def parse(address: str) -> tuple[str, str, str]:
 
 
 def _snapshot(repository: Path, revision: str, path: str) -> Path:
-    """Return the path that a complete file or folder of a model has in a cache. It may not exist.
-
-    `repository`: folder of the model in the cache.
-    """
+    """Return the path that a complete file or folder of a model has in its folder `repository` of a cache."""
     commit = revision  # a revision may be a commit hash
     if not (repository / "snapshots" / revision).is_dir():
         with contextlib.suppress(OSError, ValueError):

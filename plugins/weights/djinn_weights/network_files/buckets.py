@@ -45,10 +45,7 @@ class BucketFile(WeightFile):
         self._was_version_read = False
 
     def version(self) -> str:
-        """Return the current metadata of the object as text, which changes when the contents change.
-
-        The first call returns the metadata of the object when it was opened.
-        """
+        """Return the object's metadata as text, which changes when the contents change: at first as it was when opened."""
         if not self._was_version_read:  # it was just opened
             self._was_version_read = True
             return self._first_version
@@ -60,11 +57,7 @@ class BucketFile(WeightFile):
             raise self._failure(error) from error
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the contents from byte `start` on.
-
-        Raises:
-            OSError: the store does not return these bytes, or the object is shorter.
-        """
+        """Fill `buffer` with the contents from byte `start` on."""
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._read)
@@ -97,11 +90,7 @@ class BucketSource(WeightSource):
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """Return the address itself.
-
-        Raises:
-            WeightsUnavailable: the address is malformed.
-        """
+        """Return the address itself, if it is well-formed."""
         del folders
         path = address.removeprefix(f"{self.name}://")
         if path == address or not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
@@ -109,11 +98,7 @@ class BucketSource(WeightSource):
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """Open the object at an address, the weight files of a folder, or an index and the shards in its folder.
-
-        Raises:
-            WeightsUnavailable: there is no such object, or the folder has no weight files or too many.
-        """
+        """Open the object at an address, the weight files of a folder, or an index and the shards in its folder."""
         path = address.removeprefix(f"{self.name}://").rstrip("/")
         try:
             entry = self._find_objects(path, permissions)

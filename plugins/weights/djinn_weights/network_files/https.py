@@ -100,11 +100,7 @@ class HttpsFile(WeightFile):
         return f"{self._metadata} {'changed' if self._has_changed else self.size}"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the contents from byte `start` on.
-
-        Raises:
-            OSError: the web server does not return these bytes, or the file has changed.
-        """
+        """Fill `buffer` with the contents from byte `start` on."""
         if start + len(buffer) > self.size:
             raise OSError(f"{self.name!r} ends before byte {start + len(buffer)}")
         self._pieces.read(start, buffer, self._range)
@@ -199,11 +195,7 @@ class HttpsSource(WeightSource):
         self._pieces = Pieces()
 
     def places(self, address: str, folders: Sequence[Path]) -> Sequence[str]:
-        """Return the address itself.
-
-        Raises:
-            WeightsUnavailable: the address is not a normalized https address, or has a user name or password.
-        """
+        """Return the address itself, if it is a normalized https address without user name and password."""
         del folders
         if not _is_safe(address):
             raise WeightsUnavailable(
@@ -212,11 +204,7 @@ class HttpsSource(WeightSource):
         return [address]
 
     def open(self, address: str, permissions: WeightPermissions) -> Sequence[WeightFile]:
-        """Open the file at an address, or an index and the shards that it names.
-
-        Raises:
-            WeightsUnavailable: the address is not a weight file, or a file cannot be read.
-        """
+        """Open the file at an address, or an index and the shards that it names."""
         if not urlsplit(address).path.endswith(permissions.suffixes):
             raise WeightsUnavailable(
                 f"{address!r} is not a weight file: its name must end with {' or '.join(permissions.suffixes)}"
