@@ -307,7 +307,7 @@ class ExecutorSession:
         elif isinstance(message, CacheRequest):
             connection.send(Frame(encode(self._caches(message))))
         elif isinstance(message, RepeatOutcome):
-            self._wanted.repeated = message
+            self._wanted.repeated_outcome = message
         elif isinstance(message, NumericSettings):
             self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
@@ -608,7 +608,7 @@ class ExecutorSession:
         """Wait for a submission's ops and copies, without a turn on the device."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
-            _synchronize(self._turn.reached or self.device.runtime, work, run)
+            _synchronize(self._turn.end_event or self.device.runtime, work, run)
             turn.executed = time.perf_counter()
         turn.responses.finish()
         if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
@@ -702,7 +702,7 @@ class ExecutorSession:
         shared = self.device.templates
         compiled = shared.get(digest)
         if compiled is None:
-            compiled = shared.keep(digest, self._compile(template))
+            compiled = shared.put(digest, self._compile(template))
         bound = self._runs.bind(compiled, digest)
         begin(bound, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
         bound.workload = first.workload if first is not None else None
@@ -725,7 +725,7 @@ class ExecutorSession:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "cancelled during the read of its weights")
         consumed = set(bound.consumed(inputs))
-        written = {inputs[position] for position in bound.input_aliases(self.device.own).written}
+        written = {inputs[position] for position in bound.input_aliases(self.device.own).written_inputs}
         for handle in (consumed | written) & self._uploads.reading:
             self._reads.forget([handle])
             if handle not in consumed:

@@ -99,7 +99,7 @@ class SessionLoop:
 
     def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
         """Return the next message if it has arrived and is a submission, else None. `machine.pop` removes it."""
-        machine, turns = self.machine, self._cancellation.turn.turns
+        machine, turns = self.machine, self._cancellation.share.turns
         for _ in range(_UPLOADS):
             with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
                 connection.read_ahead(1, limits.AHEAD_BYTES)

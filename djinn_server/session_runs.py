@@ -124,12 +124,16 @@ class SessionRuns:
             return None
         session = self._values, self._shares, self.randomness, settings, self._turn
         submission = JoinableSubmission(work, bound.slots, bound.input_aliases(self._device.own), *session)
-        return self._device.arbiter.tell(joint.strategy, partial(joint.offer.join, submission))
+        return self._device.arbiter.call_strategy(joint.strategy, partial(joint.offer.join, submission))
 
     def ended(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
         """Tell a joinable run that its turn has ended, as `JointRun.ended` does."""
         joint = None if bound is None else bound.joint
-        return None if joint is None else self._device.arbiter.tell(joint.strategy, partial(pending.ended, seconds))
+        return (
+            None
+            if joint is None
+            else self._device.arbiter.call_strategy(joint.strategy, partial(pending.ended, seconds))
+        )
 
     def run(
         self, bound: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
@@ -170,7 +174,7 @@ class SessionRuns:
         choice = self._choice(bound)
         if choice is not None and (choice.candidates or choice.caches):
             return None  # the arbiter times its runs one by one
-        if bound.template.moves or bound.draws.first(bound.slots) is not None:
+        if bound.template.moves or bound.draws.first_draw(bound.slots) is not None:
             return None
         growth = self._growth(bound, choice)
         grown = [] if growth is None else [position for position, _ in growth.appends]

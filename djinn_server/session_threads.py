@@ -357,10 +357,10 @@ class SessionThreads:
         with self._lock:
             sessions = list(self._sessions.values())
         for state, connection in sessions:
-            if state.busy():
+            if state.is_busy():
                 try:
                     poll_connection(state, connection)
-                    state.give_way()
+                    state.yield_device()
                 except BaseException as error:  # also the SystemExit of a plugin's transport
                     _log.exception("polling the connection of a busy session failed", error=repr(error))
                     state.wakeup()  # the session may have paused meanwhile

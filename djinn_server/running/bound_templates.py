@@ -28,19 +28,19 @@ class CompiledTemplates:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: TemplateCache[CompiledTemplate] = TemplateCache()
+        self._templates: TemplateCache[CompiledTemplate] = TemplateCache()
 
     def get(self, digest: bytes) -> CompiledTemplate | None:
-        """Return the compiled template of that digest; None if there is none."""
+        """Return the compiled template with that digest, or None."""
         with self._lock:
-            return self._kept.get(digest)
+            return self._templates.get(digest)
 
-    def keep(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
-        """Cache a template. Return the cached one, which may be from a session that was faster."""
+    def put(self, digest: bytes, compiled: CompiledTemplate) -> CompiledTemplate:
+        """Cache a template. If another session has cached the same template meanwhile, return that one."""
         with self._lock:
-            cached = self._kept.get(digest)
+            cached = self._templates.get(digest)
             if cached is None:
-                self._kept.put(digest, compiled, len(compiled.steps))
+                self._templates.put(digest, compiled, len(compiled.steps))
             return cached or compiled
 
 
@@ -49,11 +49,13 @@ class BoundTemplate:
     """A template that the client may name by its digest, with the bindings (slots and inputs) of its last run.
 
     Attributes:
+        slots, inputs: numbers and handles of the last run.
         choice: the offers of run strategies for the template; None if no strategy may run it.
-        joint: the offer that may run the template for several sessions at once.
+        digest: digest by which the client names the template.
+        joint: the offer that may run the template for several sessions at once; None if there is none.
         runs_ahead: number of leading instructions that may run before the submission, except random draws; None: unknown.
         workload: kind of the client's work, such as decoding; None: unknown.
-        seconds: durations of the last runs.
+        seconds: duration of the last run, limited to twice the value before; infinite before the first run.
     """
 
     template: CompiledTemplate
@@ -84,12 +86,12 @@ class BoundTemplate:
             yield TemplateDecision(name, ops, "growing cache", f"not used: {self.template.growth_refusal}")
 
     def consumed(self, inputs: Sequence[int]) -> list[int]:
-        """Return the inputs that a run consumes: their values are freed when it ends."""
+        """Return those of the run's input handles whose values the run consumes. They are freed when the run ends."""
         first = len(self.template.constants) + self.template.slots
         return [inputs[place - first] for place in self.template.consumed]
 
     def input_aliases(self, own: Container[str]) -> InputAliases:
-        """The aliases of the template's inputs, as `aliases_of` finds them. Cached."""
+        """Return the aliases of the template's inputs, as `aliases_of` does. Cached."""
         if self._aliases is None:
             self._aliases = aliases_of(self.template, own)
         return self._aliases
@@ -103,17 +105,17 @@ def begin(bound: BoundTemplate, slots: Sequence[Any], inputs: Sequence[int]) -> 
     """
     template = bound.template
     if len(slots) != template.slots:
-        raise ProtocolError(f"a submission brings {len(slots)} slots where {template.slots} are needed")
+        raise ProtocolError(f"a submission brings {len(slots)} slots, but its template needs {template.slots}")
     if len(inputs) != template.inputs:
-        raise ProtocolError(f"a submission brings {len(inputs)} inputs where {template.inputs} are needed")
+        raise ProtocolError(f"a submission brings {len(inputs)} inputs, but its template needs {template.inputs}")
     bound.slots[:], bound.inputs[:] = slots, inputs
 
 
 def bind(bound: BoundTemplate, submit: Submit, work: RunRequest) -> None:
-    """Update the bindings of a template from a submission, and check that they fit.
+    """Update the bindings of a template from a submission, and set `work.inputs` to the inputs.
 
     Raises:
-        ProtocolError: the submission does not fit.
+        ProtocolError: the submission does not fit the template.
     """
     if submit.first is not None:
         begin(bound, submit.first.slots, unpack_handles(submit.first.inputs))
@@ -122,14 +124,17 @@ def bind(bound: BoundTemplate, submit: Submit, work: RunRequest) -> None:
     if submit.input_changes:
         apply_input_changes(bound.inputs, submit.input_changes)
     if len(work.outputs) != len(bound.template.outputs):
-        raise ProtocolError("a submission's outputs do not match its template")
+        raise ProtocolError(
+            f"a submission names {len(work.outputs)} outputs, but its template has {len(bound.template.outputs)}"
+        )
     work.inputs = bound.inputs
 
 
 def bind_copy(bound: BoundTemplate | None, submit: Submit) -> tuple[BoundTemplate | None, RunRequest] | None:
-    """Copy the last bindings with a submission's changes. Return None if the submission has more, or does not fit.
+    """Return a copy of a template's last bindings with a submission's changes, and the submission's work.
 
-    `bound`: template of the submission; None if it has none or the template is unknown.
+    Return None if the submission brings more than changes, does not fit, or names an unknown template. `bound`: template
+    of the submission; None if it names none or an unknown one.
     """
     work = unpack(submit)
     if submit.refused or submit.first is not None or work.unreadable:

@@ -4,7 +4,7 @@ A long submission also yields the device between two ops while another session w
 
 A session that computes does not read its connection. If it has been busy with one message for `LOOK_SECONDS`, another
 thread (`session_threads.py`) reads the connection and handles `CancelSubmissions`, `Goodbye` and a broken connection.
-It reads at most `AHEAD_BYTES`, because a client that sends faster than its programs run would fill the memory.
+The thread reads at most `AHEAD_BYTES`, because a client may send faster than its programs run.
 """
 
 from __future__ import annotations
@@ -41,29 +41,31 @@ class ClientLeft(TransportError):  # noqa: N818 - says what happened
 
 
 class CancellationState:
-    """Cancelled submissions of a session. Any thread may cancel; the session begins and ends submissions.
+    """Cancelled submissions of a session. Any thread may cancel. Only the session begins and ends submissions.
 
     Attributes:
         busy_since: time at which the session began to handle the present message (`time.perf_counter`); 0.0 while idle.
-        wakeup: ends a pause of the session.
+        wakeup: ends a wait of the session.
+        share: the session's share of the device.
         client_left: set by a `Goodbye` without `finish`.
-        repeated: outcome of the next submission on another executor, if the client has sent it.
-        journal: log of cancellations. A replay repeats those of an earlier process at the same ops.
+        journal: log of cancellations. A replay stops submissions at the ops at which the earlier process stopped them.
+        repeated_outcome: outcome of the next submission on another executor, which this executor must reproduce. None if
+            the client has not sent one.
     """
 
-    def __init__(self, turn: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
-        """`turn`: the session's share of the device. `usage`: counts stopped submissions. `wakeup`: ends a wait."""
+    def __init__(self, share: Share, usage: UsageMetrics, wakeup: Callable[[], None] = lambda: None) -> None:
+        """`usage`: counts cancelled submissions, requests and yields. `share` and `wakeup` are attributes."""
         self.wakeup = wakeup
         self._usage = usage
-        self.turn = turn
+        self.share = share
         self._lock = threading.Lock()
-        self._unwanted: set[int] = set()
+        self._cancelled: set[int] = set()
         self._running: dict[int, RunRequest] = {}  # by submission
         self.busy_since = 0.0
         self.client_left = threading.Event()
-        self._nothing = False
+        self._all_cancelled = False
         self.journal = Journal()
-        self.repeated: RepeatOutcome | None = None
+        self.repeated_outcome: RepeatOutcome | None = None
 
     @property
     def replaying(self) -> bool:
@@ -71,33 +73,37 @@ class CancellationState:
         return self.journal.replaying
 
     def stop_before(self, submission: int, op: int, reason: str) -> None:
-        """Log a device error. A recovery of the session then stops the submission before that op. Thread-safe."""
+        """Log that a device error stopped a submission before an op. Thread-safe.
+
+        A recovery of the session stops the submission before the same op. `op`: number of the op. `reason`: message of the
+        error.
+        """
         self.journal.stopped(submission, op, reason)
 
     def begin(self, work: RunRequest) -> None:
-        """Note that a submission begins to run."""
-        repeated, self.repeated = self.repeated, None
+        """Add a submission that begins to run. Halt it if it is already cancelled."""
+        repeated, self.repeated_outcome = self.repeated_outcome, None
         if repeated is not None and repeated.submission == work.sequence:
             work.stop_at, work.short = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
         elif (past := self.journal.past) is not None:
             work.stop_at, work.stop_reason = past.stops.get(work.sequence, (None, ""))
             work.short = past.shortages.get(work.sequence, {})
-        # Without the lock: `stop` notes what is cancelled before it looks at what runs, and this does it the other way round.
+        # No lock: `cancel` stores the number before it reads `_running`. Here the order is reversed, so one of both sees it.
         self._running[work.sequence] = work
-        if self._nothing or (self._unwanted and work.sequence in self._unwanted):
+        if self._all_cancelled or (self._cancelled and work.sequence in self._cancelled):
             with self._lock:
                 work.halt.value |= CANCEL
 
     def end(self, work: RunRequest, run: RunOutcome) -> None:
-        """Note that a submission has run or was cancelled."""
+        """Remove a submission that has run or was cancelled, and log its cancellation and its out-of-memory errors."""
         self._running.pop(work.sequence, None)
         if run.failures and self.journal.open:
             for failure in run.failures:
                 if is_shortage(failure) and failure.instruction not in work.short:
                     self.journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
-        if self._unwanted:
+        if self._cancelled:
             with self._lock:
-                self._unwanted = {number for number in self._unwanted if number > work.sequence}
+                self._cancelled = {number for number in self._cancelled if number > work.sequence}
         if run.stopped_at is None:
             return
         self._usage.count("submissions_stopped")
@@ -106,29 +112,29 @@ class CancellationState:
             self.journal.stopped(work.sequence, run.stopped_at)
 
     def stop(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions on request of the client, and count the request."""
+        """Cancel submissions on request of the client, and count the request. `submissions`: sequence numbers."""
         self._usage.count("cancel_requests")
         self.cancel(submissions)
 
     def cancel(self, submissions: Iterable[int]) -> None:
-        """Cancel these submissions. Repeated calls do nothing."""
+        """Cancel submissions by their sequence numbers. Repeated calls do nothing."""
         with self._lock:
-            self._unwanted.update(submissions)
-            if len(self._unwanted) > limits.STOPS:
-                self._unwanted = set(sorted(self._unwanted)[-limits.STOPS :])
-            for work in self._all_running():
-                if work.sequence in self._unwanted:
+            self._cancelled.update(submissions)
+            if len(self._cancelled) > limits.STOPS:
+                self._cancelled = set(sorted(self._cancelled)[-limits.STOPS :])
+            for work in self._running_submissions():
+                if work.sequence in self._cancelled:
                     work.halt.value |= CANCEL
         self.wakeup()
 
-    def _all_running(self) -> list[RunRequest]:
-        return list(self._running.values())  # at once: the session changes them meanwhile
+    def _running_submissions(self) -> list[RunRequest]:
+        return list(self._running.values())  # one atomic copy, because the session changes the dictionary concurrently
 
     def stop_all(self) -> bool:
         """Cancel all submissions, because the client is gone. Return False if an earlier call has done this."""
         with self._lock:
-            first, self._nothing = not self._nothing, True
-            for work in self._all_running() if first else ():
+            first, self._all_cancelled = not self._all_cancelled, True
+            for work in self._running_submissions() if first else ():
                 work.halt.value |= CANCEL
         self.wakeup()
         return first
@@ -147,15 +153,15 @@ class CancellationState:
         if self.client_left.wait(seconds):
             raise ClientLeft
 
-    def give_way(self) -> None:
+    def yield_device(self) -> None:
         """Yield the device before the next op, if the session has the device and another session waits."""
         with self._lock:
-            for work in self._all_running() if self.turn.turns.waiting else ():
+            for work in self._running_submissions() if self.share.turns.waiting else ():
                 if work.rest is not None and not work.halt.value:
                     work.halt.value |= YIELD
 
     def pauses(self, work: RunRequest) -> bool:
-        """Return True if a halted submission only yields the device, False if it was cancelled."""
+        """Return True if a halted submission only yields the device, and let it continue. Return False if it was cancelled."""
         with self._lock:
             if work.halt.value & CANCEL:
                 return False
@@ -163,14 +169,14 @@ class CancellationState:
         self._usage.count("submission_yields")
         return True
 
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Return True if the session has handled one message for at least `LOOK_SECONDS`."""
         since = self.busy_since
         return since > 0.0 and time.perf_counter() - since >= LOOK_SECONDS
 
 
-def poll_connection(wanted: CancellationState, connection: ExecutorChannel) -> None:
-    """Read frames that arrived while a session is busy, and detect that its client is gone."""
+def poll_connection(cancellation: CancellationState, connection: ExecutorChannel) -> None:
+    """Read frames that arrived while a session is busy, and cancel its submissions if its client is gone."""
     broken: TransportError | None = None
     is_readable = True
     try:
@@ -182,15 +188,15 @@ def poll_connection(wanted: CancellationState, connection: ExecutorChannel) -> N
         broken = error
     # All queued frames: the session itself also queues frames while it sends.
     for frame in connection.queued():
-        if not frame.body and handle_control(frame.head, wanted, connection):
+        if not frame.body and handle_control(frame.head, cancellation, connection):
             return
     if connection.queued() or broken is not None or not is_readable:
-        wanted.wakeup()  # the session may have paused meanwhile, and nothing more comes over a broken connection
-    if broken is not None and connection.gone() and wanted.stop_all():
-        _log.warning("a program is stopped: its client did not reconnect", reason=str(broken))
+        cancellation.wakeup()  # the session may have begun to wait, and a broken connection brings no more frames
+    if broken is not None and connection.gone() and cancellation.stop_all():
+        _log.warning("the programs of a session are cancelled: its client did not reconnect", reason=str(broken))
 
 
-def handle_control(head: bytes, wanted: CancellationState, connection: ExecutorChannel) -> bool:
+def handle_control(head: bytes, cancellation: CancellationState, connection: ExecutorChannel) -> bool:
     """Handle a `CancelSubmissions` or `Goodbye` and ignore other messages. Return True for a `Goodbye`."""
     if is_of_kind(head, CancelSubmissions) or is_of_kind(head, Goodbye):
         try:
@@ -198,10 +204,10 @@ def handle_control(head: bytes, wanted: CancellationState, connection: ExecutorC
         except ProtocolError:
             return False  # the session decodes it again and reports the error
         if isinstance(message, CancelSubmissions):
-            wanted.cancel(message.submissions)
+            cancellation.cancel(message.submissions)
         elif isinstance(message, Goodbye):
             connection.on_goodbye()
             if not message.finish:
-                wanted.on_goodbye()
+                cancellation.on_goodbye()
             return True
     return False

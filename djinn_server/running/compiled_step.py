@@ -16,12 +16,12 @@ Environment = list[Any]  # all values of a run: constants, slots, inputs, then t
 
 @attrs.frozen
 class ListSource:
-    """Source of a list argument. `items`: sources of its elements."""
+    """Source of a list argument. `items`: places or sources of its elements."""
 
     items: tuple[Source, ...]
 
     def __call__(self, env: Environment) -> list[Any]:
-        """Return the list, from values of the run."""
+        """Return the list, built from values of the environment."""
         return [env[item] if type(item) is int else item(env) for item in self.items]  # type: ignore[operator]
 
 
@@ -33,7 +33,7 @@ class ComplexSource:
     imaginary: int
 
     def __call__(self, env: Environment) -> complex:
-        """Return the complex number, from values of the run."""
+        """Return the complex number, built from values of the environment."""
         return complex(env[self.real], env[self.imaginary])
 
 
@@ -45,7 +45,7 @@ class ScalarTensorSource:
     number: int | ComplexSource
 
     def __call__(self, env: Environment) -> torch.Tensor:
-        """Return a new tensor with the number."""
+        """Return a new 0-dim CPU tensor with the number."""
         number = self.number
         return torch.tensor(env[number] if isinstance(number, int) else number(env), dtype=self.dtype)
 
@@ -61,14 +61,14 @@ class CompiledStep:
     Attributes:
         op: name of the overload.
         function: function that computes the op.
-        arguments, keywords: sources of the arguments.
-        reads: places of the operands.
-        makes: places of the new values, by number of the result.
-        sequence: True if the op returns several results.
+        arguments, keywords: sources of the positional arguments, and names and sources of the keyword arguments.
+        reads: places of the tensor operands.
+        makes: pairs of a result's number and the place of its new value.
+        returns_list: True if the op returns several results.
         writes: places of the operands that the op writes into.
         release: places of values that no later step needs.
         moves: True if the op may reallocate an operand that it writes into.
-        plain: True if `function` is a kernel of PyTorch without a wrapper.
+        plain: True if `function` is a kernel of PyTorch, without a wrapper that checks arguments.
     """
 
     op: str
@@ -77,7 +77,7 @@ class CompiledStep:
     keywords: tuple[tuple[str, Source], ...]
     reads: tuple[int, ...]
     makes: tuple[tuple[int, int], ...]
-    sequence: bool
+    returns_list: bool
     writes: tuple[int, ...]
     release: tuple[int, ...]
     moves: bool
@@ -89,10 +89,12 @@ class CompiledStep:
         for place in self.release:
             env[place] = None
 
-    def given(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments_from(self, env: Environment) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of the op."""
-        named = [("", source) for source in self.arguments] + [*self.keywords]
-        keyword_arguments = [(name, env[source] if isinstance(source, int) else source(env)) for name, source in named]
+        sources = [("", source) for source in self.arguments] + [*self.keywords]
+        keyword_arguments = [
+            (name, env[source] if isinstance(source, int) else source(env)) for name, source in sources
+        ]
         return tuple([value for name, value in keyword_arguments if not name]), {
             name: value for name, value in keyword_arguments if name
         }
@@ -101,9 +103,9 @@ class CompiledStep:
         """Run the instruction on an environment, without releasing values."""
         positional = [env[source] if type(source) is int else source(env) for source in self.arguments]  # type: ignore[operator]
         if self.keywords:
-            named = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]
-            made = self.function(*positional, **named)
+            sources = {name: env[source] if type(source) is int else source(env) for name, source in self.keywords}  # type: ignore[operator]
+            results = self.function(*positional, **sources)
         else:
-            made = self.function(*positional)
+            results = self.function(*positional)
         for result, place in self.makes:
-            env[place] = made[result] if self.sequence else made
+            env[place] = results[result] if self.returns_list else results

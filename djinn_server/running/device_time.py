@@ -12,10 +12,10 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 class DeviceTimer:
     """Mark moments between the ops of a device, and measure the seconds between moments.
 
-    On a CPU a moment is a reading of `time.perf_counter`. On an accelerator it is an event, which the device reaches later.
+    On a CPU a moment is a value of `time.perf_counter`. On an accelerator it is an event, which the device reaches later.
 
     Attributes:
-        runs_late: True if ops may run after their calls have returned.
+        runs_late: True if ops may run after their calls have returned, as on an accelerator.
     """
 
     def __init__(self, runtime: DeviceRuntime) -> None:
@@ -23,10 +23,10 @@ class DeviceTimer:
         self.runs_late = runtime.device.type != "cpu"
 
     def mark(self) -> Any:
-        """Return the moment after the ops issued so far. Raises RuntimeError if the device has failed."""
+        """Return the moment after all ops issued so far. Raise RuntimeError if the device has failed."""
         return self._runtime.mark(timing=True) if self.runs_late else time.perf_counter()
 
-    def passed(self, moment: Any) -> bool:
+    def is_reached(self, moment: Any) -> bool:
         """Return True if the device has reached a moment."""
         return not self.runs_late or bool(moment.query())
 
@@ -35,11 +35,11 @@ class DeviceTimer:
         if self.runs_late:
             moment.synchronize()
 
-    def seconds(self, begun: Any, ended: Any) -> float:
+    def seconds(self, start: Any, end: Any) -> float:
         """Return the seconds between two moments that the device has reached."""
         if self.runs_late:
-            return float(begun.elapsed_time(ended)) / 1e3  # events count in milliseconds
-        return float(ended - begun)
+            return float(start.elapsed_time(end)) / 1e3  # events count in milliseconds
+        return float(end - start)
 
 
 class TimedSpans:
@@ -49,13 +49,13 @@ class TimedSpans:
         self._timer = timer
         self._spans: deque[tuple[Any, Any]] = deque()
 
-    def add(self, begun: Any, ended: Any) -> None:
-        """Append a span."""
-        self._spans.append((begun, ended))
+    def add(self, start: Any, end: Any) -> None:
+        """Append the span between two moments. Spans must be added in the order in which they end."""
+        self._spans.append((start, end))
 
-    def take(self) -> float:
-        """Return the total seconds of the spans that ended since the last call."""
+    def take_seconds(self) -> float:
+        """Return the total seconds of the spans whose end the device has reached since the last call."""
         seconds = 0.0
-        while self._spans and self._timer.passed(self._spans[0][1]):
+        while self._spans and self._timer.is_reached(self._spans[0][1]):
             seconds += self._timer.seconds(*self._spans.popleft())
         return seconds

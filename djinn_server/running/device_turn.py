@@ -20,13 +20,19 @@ class DeviceTurn:
     """A submission that runs while its session has the device, and its results.
 
     Attributes:
+        bound: the template with its bindings; None if the submission only fetches or frees values.
+        work: what the submission asks for.
+        submit: the client's message.
         slots: numbers that the submission passes to its template.
-        started: time at which its message was received.
-        decoded: time at which its message was decoded.
+        started: time (`time.perf_counter`, as all times) at which the message was received.
+        decoded: time at which the message was decoded.
         waited: time at which all operands were available.
+        pending: the run as other sessions may join it; None if they may not.
         begun: time at which the session first had the device; 0.0 before that.
-        executed: time at which the last op had run or was issued.
+        executed: time at which the last op had run, or was issued to an accelerator.
         freed: handles that were freed before the submission ran.
+        outcome: failures and numbers of the run. It is set when the run ends.
+        responses: fetched values of the reply. They are set when the reply begins.
     """
 
     bound: BoundTemplate | None

@@ -1,6 +1,6 @@
 """Find the ops of a template that draw random numbers.
 
-Attention without dropout draws none, although the op can.
+Some ops draw only if an argument is nonzero, such as attention with `dropout_p`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,29 @@ from djinn_core.ir.form import Form, SlotArg, slots_taken
 from djinn_core.ir.operators import OWN_OPERATORS, resolve
 from djinn_server.running.template_compiler import CompiledTemplate
 
-ALWAYS: Final = -1  # in place of a slot
+ALWAYS: Final = -1  # instead of a slot: the op draws in every run
 
 
 @attrs.frozen
 class Draws:
     """Instructions of a template that draw random numbers.
 
-    `calls`: for each instruction, the slot whose number must be nonzero for a draw, or `ALWAYS`.
+    Attributes:
+        conditions: pairs of an instruction's number and a slot, in order. The instruction draws if the slot's number is
+            nonzero. With `ALWAYS` instead of a slot, it draws in every run.
     """
 
-    calls: tuple[tuple[int, int], ...]
+    conditions: tuple[tuple[int, int], ...]
 
-    def first(self, slots: Sequence[int | float]) -> int | None:
-        """Return the first instruction that draws a random number in a run with these slots; None if none does."""
-        return next((at for at, chance in self.calls if chance == ALWAYS or slots[chance] != 0), None)
+    def first_draw(self, slots: Sequence[int | float]) -> int | None:
+        """Return the number of the first instruction that draws in a run with these slots, or None."""
+        return next((at for at, condition in self.conditions if condition == ALWAYS or slots[condition] != 0), None)
 
 
-def chance_of(form: Form) -> int | None:
-    """Return the position of the slot that enables random draws of an op if its number is nonzero.
+def draw_condition(form: Form) -> int | None:
+    """Return the position of the op's slot that enables random draws if its number is nonzero.
 
-    Return `ALWAYS` if the op always draws, None if it never does.
+    The position counts the slots of this op call. Return `ALWAYS` if the op always draws, None if it never does.
     """
     if form.op in OWN_OPERATORS:
         return ALWAYS
@@ -56,11 +58,11 @@ def chance_of(form: Form) -> int | None:
 
 def draws_of(template: CompiledTemplate) -> Draws:
     """Return the random draws of a template."""
-    calls, slots_before = list[tuple[int, int]](), 0
+    conditions, slots_before = list[tuple[int, int]](), 0
     for at, code in enumerate(template.source.code if template.random else ()):
         form = template.source.forms[code]
-        chance = chance_of(form)
-        if chance is not None:
-            calls.append((at, chance if chance == ALWAYS else slots_before + chance))
+        condition = draw_condition(form)
+        if condition is not None:
+            conditions.append((at, condition if condition == ALWAYS else slots_before + condition))
         slots_before += form.slot_count
-    return Draws(tuple(calls))
+    return Draws(tuple(conditions))

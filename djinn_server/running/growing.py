@@ -20,13 +20,14 @@ from djinn_core import torch_private
 from djinn_server.running.compiled_step import CompiledStep, Environment, ListSource, Source
 from djinn_server.running.native_replay import NativeReplay, ReplayState, library_is_loaded, overload_called
 
-_VIEWS: Final = frozenset({"aten::expand", "aten::permute", "aten::transpose.int", "aten::unsqueeze"})  # of argument 0
-# Ops that read a growing tensor at these arguments, with the op of the library that runs in their place.
+# Ops that return a view of argument 0.
+_VIEWS: Final = frozenset({"aten::expand", "aten::permute", "aten::transpose.int", "aten::unsqueeze"})
+# Ops that may read growing tensors: the positions of these arguments, and the op of the library that replaces the op.
 _READERS: Final[Mapping[str, tuple[tuple[int, ...], str]]] = MappingProxyType({
     "aten::matmul": ((0, 1), "djinn_replay::matmul"),
     "aten::scaled_dot_product_attention": ((1, 2), "djinn_replay::attention"),
 })  # fmt: skip
-_COPIES: Final = 64  # of a template's results, which say nothing yet
+_FREE_COPIES: Final = 64  # copies of a template's results that are too few for a decision
 
 
 @attrs.define(eq=False)
@@ -35,79 +36,77 @@ class Growth:
 
     Attributes:
         steps: steps of the template, with library ops for the appends and their readers.
-        appends: positions of the inputs that grow, with the places of the results.
+        appends: pairs of the position of an input that grows, and the place of the result of its append.
         dense: positions of all other inputs.
-        outputs: numbers of the outputs that may grow.
-        made: number of growing results so far.
-        copied: number of growing results that were copied to a dense tensor for another reader.
+        outputs: numbers of the outputs that may be growing tensors.
+        result_count: number of growing results so far.
+        copied: number of growing results that were copied to a dense tensor for a reader.
     """
 
     steps: tuple[CompiledStep, ...]
     appends: tuple[tuple[int, int], ...]
     dense: tuple[int, ...]
     outputs: tuple[int, ...]
-    made: int = attrs.field(init=False, default=0)
+    result_count: int = attrs.field(init=False, default=0)
     copied: int = attrs.field(init=False, default=0)
     _replay: ReplayState = attrs.field(init=False, factory=ReplayState, eq=False, repr=False)
 
     def native(self, constants: Sequence[Any], slots: int, values: int) -> NativeReplay | None:
-        """Count a run, and return the native program, as `ReplayState.native` does."""
+        """Count a run. Return the native program of `steps`, as `ReplayState.native` does."""
         return self._replay.native(self.steps, constants, slots, values)
 
     def undo(self, inputs: Sequence[torch.Tensor], env: Environment) -> None:
-        """Undo the appends of a run, because its results are dropped."""
+        """Undo the appends of a run whose results are dropped. `inputs`: its inputs. `env`: its values."""
         for position, result_place in self.appends:
             if isinstance(result := env[result_place], torch.Tensor):
                 torch.ops.djinn_replay.undo_append(inputs[position], result)
 
     def growing_outputs(self, handles: Sequence[int], places: Sequence[int], env: Environment) -> list[int]:
-        """Return the handles of outputs that are growing tensors now.
+        """Return the handles of outputs that are growing tensors after a run, and count them.
 
-        `handles`, `places`: handles and places of all outputs.
+        `handles`, `places`: handles and places of all outputs. `env`: the values of the run.
         """
         values = {handles[number]: env[places[number]] for number in self.outputs}
         tensors = {handle: value for handle, value in values.items() if isinstance(value, torch.Tensor)}
         growing = [*compress(tensors, torch.ops.djinn_replay.are_growing([*tensors.values()]))]
-        self.made += len(growing)
+        self.result_count += len(growing)
         return growing
 
     @property
     def is_worthwhile(self) -> bool:
         """False if many results are read as dense tensors, because growth then copies more bytes than `cat`."""
-        return self.copied <= _COPIES + self.made // 4
+        return self.copied <= _FREE_COPIES + self.result_count // 4
 
 
 class GrowthState:
-    """The in-place growth of a template. It is determined after the library was loaded.
+    """The in-place growth of a template. It is searched once, after the library was loaded.
 
     Attributes:
-        refusal: why appends to inputs copy them; empty if they do not.
+        refusal: why an append to an input copies the input; empty if all are done in place.
     """
 
-    __slots__ = ("_found", "_looked", "refusal")
+    __slots__ = ("_growth", "_is_searched", "refusal")
 
     def __init__(self) -> None:
-        self._looked = False
+        self._is_searched = False
         self.refusal = ""
-        self._found: Growth | None = None
+        self._growth: Growth | None = None
 
     def growth(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], inputs: range, outputs: Sequence[int]
     ) -> Growth | None:
-        """Return the growth of a template, as `find_growth` does.
+        """Return the growth of a template. The parameters are those of `find_growth`.
 
-        Return None if the library is not loaded, or if growth copies more bytes than `cat`.
+        Return None if no append can be done in place, if the library is not loaded, or if growth copies more than `cat`.
         """
-        if not self._looked and library_is_loaded():
-            refused: dict[int, str] = {}
-            self._found, self._looked = find_growth(steps, constants, inputs, outputs, refused), True
-            self.refusal = next((reason for place, reason in refused.items() if place in inputs), "")
-        elif self._found is not None and not self._found.is_worthwhile:
-            self._found, self.refusal = (
-                None,
-                "other programs read its results so often that copies took more than they saved",
-            )
-        return self._found
+        if not self._is_searched and library_is_loaded():
+            obstacles: dict[int, str] = {}
+            self._growth, self._is_searched = find_growth(steps, constants, inputs, outputs, obstacles), True
+            self.refusal = next((reason for place, reason in obstacles.items() if place in inputs), "")
+        elif self._growth is not None and not self._growth.is_worthwhile:
+            self._growth = None
+            self.refusal = "other programs read its results so often that copies for them took more than appends saved"
+        return self._growth
 
 
 def find_growth(
@@ -117,27 +116,30 @@ def find_growth(
     outputs: Sequence[int],
     reasons: dict[int, str] | None = None,
 ) -> Growth | None:
-    """Find the appends of a template that can be done in place. Return None if there are none.
+    """Return the appends of a template that can be done in place, or None if no append can.
 
-    An append qualifies on two conditions. Only the ops of `_READERS` and further appends read its input, its result and their
-    views. Of these values, the template returns only the result, once. Then no op writes into them or shows their strides.
+    An append is a `cat` of two tensors. It qualifies if it meets two conditions, for the tensor that it extends, its
+    result, and their views:
+
+    - Only ops that support growing tensors read them (`_READERS`, `_VIEWS`, further appends). So no op writes into them.
+    - The template outputs none of them except the result, and the result once. So clients do not see their strides.
 
     Args:
         steps: steps of the template.
         constants: constants of the template.
         inputs: places of the inputs.
         outputs: places of the outputs.
-        reasons: receives why other appends copy, by the place of the tensor that they extend.
+        reasons: receives why an append copies, by the place of the tensor that it extends.
     """
     appends = {at: pair for at, step in enumerate(steps) if (pair := _append(step)) is not None}
     while appends:
-        refused = _refused(steps, appends, constants, inputs, outputs)
-        if not refused:
+        obstacles = _obstacles(steps, appends, constants, inputs, outputs)
+        if not obstacles:
             break
         if reasons is not None:
-            found = {first: refused.get(first, refused.get(made)) for first, made in appends.values()}
+            found = {first: obstacles.get(first, obstacles.get(made)) for first, made in appends.values()}
             reasons.update({first: reason for first, reason in found.items() if reason is not None})
-        appends = {at: pair for at, pair in appends.items() if refused.keys().isdisjoint(pair)}
+        appends = {at: pair for at, pair in appends.items() if obstacles.keys().isdisjoint(pair)}
     if not appends:
         return None
     growing = {place for pair in appends.values() for place in pair}
@@ -151,7 +153,7 @@ def find_growth(
 
 
 def _append(step: CompiledStep) -> tuple[int, int] | None:
-    """Return the places of the growing tensor and of the result if a step may be an append, else None."""
+    """Return the places of the extended tensor and of the result if a step is a `cat` of two tensors, else None."""
     if step.op != "aten::cat" or not step.plain or step.keywords or len(step.arguments) != 2 or len(step.makes) != 1:
         return None
     tensors, dim = step.arguments
@@ -161,17 +163,20 @@ def _append(step: CompiledStep) -> tuple[int, int] | None:
     return (first, step.makes[0][1]) if type(first) is int and type(second) is int and first != second else None
 
 
-def _refused(
+def _obstacles(
     steps: Sequence[CompiledStep],
     appends: Mapping[int, tuple[int, int]],
     constants: Sequence[Any],
     inputs: range,
     outputs: Sequence[int],
 ) -> dict[int, str]:
-    """Return the places of appends that must be dense, with the reason."""
+    """Return why tensors of the appends must be dense, by place: extended tensors and results.
+
+    `appends`: places of the extended tensor and of the result, by the number of the step.
+    """
     grown = {result_place for _, result_place in appends.values()}
     roots = {place: place for pair in appends.values() for place in pair}
-    refused = {
+    obstacles = {
         first: "a `cat` extends a tensor that is not an input"
         for first, _ in appends.values()
         if first not in inputs and first not in grown
@@ -184,12 +189,12 @@ def _refused(
             if position < len(step.arguments) and type(place := step.arguments[position]) is int:
                 read[place] -= 1
         for place in [place for place, count in read.items() if count and place in roots]:
-            refused.setdefault(roots[place], f"{step.op} reads the tensor that grows, and needs it without gaps")
+            obstacles.setdefault(roots[place], f"{step.op} reads the growing tensor, but needs a dense tensor")
         if step.op in _VIEWS and step.reads and (root := roots.get(step.reads[0])) is not None:
             roots.update({result_place: root for _, result_place in step.makes})
     counts = Counter(outputs)
-    kept = {root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)}
-    return dict.fromkeys(kept, "the program keeps a view of the tensor that grows") | refused
+    visible = {root for place, root in roots.items() if counts[place] and not (place in grown and counts[place] == 1)}
+    return dict.fromkeys(visible, "the program returns the growing tensor twice, or a view of it") | obstacles
 
 
 def _positions(step: CompiledStep, constants: Sequence[Any]) -> tuple[int, ...]:
@@ -225,13 +230,13 @@ def _with_op(step: CompiledStep, op: str, arguments: tuple[Source, ...]) -> Comp
 
 
 def are_dense(inputs: Sequence[torch.Tensor], growth: Growth | None) -> bool:
-    """Return True if all inputs are dense, except inputs for which `growth` accepts spare capacity."""
+    """Return True if all inputs are dense, except inputs that `growth` lets grow."""
     needed = inputs if growth is None else [inputs[position] for position in growth.dense]
     return not any(torch.ops.djinn_replay.are_growing(needed))
 
 
 def copied_bytes() -> tuple[int, int]:
-    """Return the bytes that appends have added and the bytes that they copied, since the process began."""
+    """Return the bytes that in-place appends have added, and the bytes that they copied, since the process began."""
     if not library_is_loaded():
         return 0, 0
     appended, copied = torch.ops.djinn_replay.copies()

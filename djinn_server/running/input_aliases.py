@@ -1,7 +1,7 @@
 """Aliases of a template's inputs: inputs that ops may write into, and outputs that may share memory with inputs.
 
-The result is an upper bound. Composite ops and the kernels listed here may return or write an operand without a note in
-their schemas. Djinn's own ops may write or return any operand.
+The result is an upper bound. Composite ops and the kernels listed here may return or write an operand although their
+schemas do not say so. Djinn's own ops may write or return any operand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from djinn_core.ir.operators import resolve, split_name
 from djinn_server.running.compiled_step import CompiledStep
 from djinn_server.running.template_compiler import CompiledTemplate
 
-# Composite ops that clients keep whole (decision 6); each computes results of its own.
+# Composite ops that clients do not decompose (decision 6). Their results are new tensors.
 _COMPUTES: Final = frozenset({
     "aten::linear",
     "aten::matmul",
@@ -30,8 +30,8 @@ _COMPUTES: Final = frozenset({
     "aten::rnn_tanh.input",
     "aten::scaled_dot_product_attention",
 })  # fmt: skip
-# Ops that write running statistics, or their last operand, as no schema says; and those after which what is written has another operand's
-# memory. All that they are given counts as written.
+# Ops that write an operand, such as running statistics, although their schemas do not say so. `set_` gives an operand the memory of
+# another one. All operands of these ops count as written.
 _WRITES: Final = frozenset({
     "_batch_norm_impl_index",
     "_copy_from",
@@ -46,7 +46,7 @@ _WRITES: Final = frozenset({
     "native_batch_norm",
     "set_",
 })  # fmt: skip
-# Kernels whose results are views, or the operand itself, as no schema says.
+# Kernels whose results are views of an operand, or the operand, although their schemas do not say so.
 _RETURNS: Final = frozenset({"_unsafe_view", "lift", "unsafe_split", "unsafe_split_with_sizes"})
 _NONE: Final[frozenset[int]] = frozenset()
 
@@ -56,34 +56,36 @@ class InputAliases:
     """Inputs of a template that may be written, and outputs that may share memory with inputs.
 
     Attributes:
-        written: positions of the inputs whose memory may be written, sorted.
+        written_inputs: positions of the inputs whose memory may be written, sorted.
         outputs: pairs of an output's position and the positions of inputs with which it may share memory.
-        unwritten: number of leading instructions that write no input.
+        steps_before_write: number of leading instructions that write no input.
     """
 
-    written: tuple[int, ...]
+    written_inputs: tuple[int, ...]
     outputs: tuple[tuple[int, frozenset[int]], ...]
-    unwritten: int
+    steps_before_write: int
 
 
-def aliases_of(template: CompiledTemplate, own: Container[str]) -> InputAliases:
-    """Find the aliases of a template's inputs. `own`: names of Djinn's own ops."""
+def aliases_of(template: CompiledTemplate, own_ops: Container[str]) -> InputAliases:
+    """Return the aliases of a template's inputs. `own_ops`: names of Djinn's own ops."""
     first = len(template.constants) + template.slots
     roots = {first + position: frozenset({position}) for position in range(template.inputs)}
-    written: set[int] = set()
-    unwritten = len(template.steps)
+    written_inputs: set[int] = set()
+    steps_before_write = len(template.steps)
     for at, step in enumerate(template.steps):
-        is_own = step.op in own
+        is_own = step.op in own_ops
         operands = _NONE.union(*(roots.get(place, _NONE) for place in step.reads))
         for place in step.reads if is_own else written_places(step):
-            written |= roots.get(place, _NONE)
-        if written:
-            unwritten = min(unwritten, at)
+            written_inputs |= roots.get(place, _NONE)
+        if written_inputs:
+            steps_before_write = min(steps_before_write, at)
         if operands and (is_own or may_return_operand(step.op)):
             for _, place in step.makes:
                 roots[place] = operands
     output_roots = ((number, roots.get(place, _NONE)) for number, place in enumerate(template.outputs))
-    return InputAliases(tuple(sorted(written)), tuple(pair for pair in output_roots if pair[1]), unwritten)
+    return InputAliases(
+        tuple(sorted(written_inputs)), tuple(pair for pair in output_roots if pair[1]), steps_before_write
+    )
 
 
 def written_places(step: CompiledStep) -> tuple[int, ...]:

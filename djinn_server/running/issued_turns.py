@@ -25,15 +25,15 @@ class IssuedTurn(Generic[T]):
 
     Attributes:
         shares: shares of the sessions in the turn.
-        begun, reached: events before and after the ops.
-        began, issued: times (`time.perf_counter`) at which the turn began and at which its last op was issued.
+        start_event, end_event: events before and after the ops.
+        began_at, issued_at: times (`time.perf_counter`) at which the turn began, and at which its last op was issued.
     """
 
     shares: Sequence[T]
-    begun: Any
-    reached: Any
-    began: float
-    issued: float
+    start_event: Any
+    end_event: Any
+    began_at: float
+    issued_at: float
 
 
 class IssuedTurns(Generic[T]):
@@ -46,43 +46,49 @@ class IssuedTurns(Generic[T]):
         self._runtime, self._timer = runtime, DeviceTimer(runtime)
         self._issued: deque[IssuedTurn[T]] = deque()
         self._lock = threading.Lock()
-        self._settled_at = 0.0
+        self._last_completion = 0.0
 
     def begin(self) -> Any:
-        """Return an event before the ops of a new turn; None if the device has failed."""
+        """Return an event before the ops of a new turn, or None if the device has failed."""
         try:
             return self._timer.mark()
-        except RuntimeError:  # which the session's own calls report
+        except RuntimeError:  # the session's own calls report the error
             return None
 
-    def end(self, shares: Sequence[T], begun: Any, began: float) -> Any:
-        """Add a turn whose ops were issued. Return the event after the ops; None if its time cannot be measured."""
-        reached = self.begin() if begun is not None else None
-        if reached is not None:
-            self._issued.append(IssuedTurn(shares, begun, reached, began, time.perf_counter()))
-        return reached
+    def end(self, shares: Sequence[T], start_event: Any, began: float) -> Any:
+        """Add a turn whose ops were issued. Return the event after the ops, or None if the device has failed.
 
-    def late(self) -> Any:
+        Args:
+            shares: shares of the sessions in the turn.
+            start_event: the result of `begin` for this turn.
+            began: time (`time.perf_counter`) at which the turn began.
+        """
+        end_event = self.begin() if start_event is not None else None
+        if end_event is not None:
+            self._issued.append(IssuedTurn(shares, start_event, end_event, began, time.perf_counter()))
+        return end_event
+
+    def overdue_event(self) -> Any:
         """Return the event of the oldest incomplete turn if it was issued more than `ahead_seconds` ago, else None."""
         with self._lock:
             oldest = self._issued[0] if self._issued else None
-        is_late = oldest is not None and time.perf_counter() - oldest.issued > self._runtime.ahead_seconds
-        return oldest.reached if is_late and oldest is not None else None
+        is_late = oldest is not None and time.perf_counter() - oldest.issued_at > self._runtime.ahead_seconds
+        return oldest.end_event if is_late and oldest is not None else None
 
-    def settle(self) -> Sequence[tuple[Sequence[T], float]]:
-        """Remove and return the turns that the device has completed, each with its device time."""
+    def take_completed(self) -> Sequence[tuple[Sequence[T], float]]:
+        """Remove the turns that the device has completed. Return the shares and the device seconds of each turn."""
         completed: list[tuple[Sequence[T], float]] = []
         with self._lock:
             try:
-                while self._issued and self._timer.passed((turn := self._issued[0]).reached):
+                while self._issued and self._timer.is_reached((turn := self._issued[0]).end_event):
                     self._issued.popleft()
-                    completed.append((turn.shares, self._timer.seconds(turn.begun, turn.reached)))
-                    self._settled_at = time.perf_counter()
-            except RuntimeError:  # which the session's own calls report
+                    completed.append((turn.shares, self._timer.seconds(turn.start_event, turn.end_event)))
+                    self._last_completion = time.perf_counter()
+            except RuntimeError:  # the session's own calls report the error
                 self._issued.clear()
         return completed
 
     def running_since(self) -> float | None:
-        """Return the time (`time.perf_counter`) since which the device runs the oldest turn; None if all are complete."""
+        """Return the time (`time.perf_counter`) since which the device runs the oldest incomplete turn, or None."""
         with self._lock:
-            return max(self._issued[0].began, self._settled_at) if self._issued else None
+            return max(self._issued[0].began_at, self._last_completion) if self._issued else None

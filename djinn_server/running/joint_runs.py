@@ -1,4 +1,4 @@
-"""Submissions that can run together with those of other sessions, by strategies with `joins_sessions`."""
+"""Submissions that strategies with `joins_sessions` can run together with submissions of other sessions."""
 
 from __future__ import annotations
 

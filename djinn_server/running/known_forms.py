@@ -14,22 +14,22 @@ import msgspec
 from djinn_core.ir.form import Form
 
 T = TypeVar("T")
-FORMS_LIMIT: Final = 4096  # forms of which a fact is remembered
-LONGEST: Final = 512  # bytes of such a form on the wire: clients name them
+MAX_FORMS: Final = 4096  # entries of each cache
+MAX_FORM_BYTES: Final = 512  # encoded size of a form that is cached: clients choose the contents of forms
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Form)
 
 
-def kept_by_form(find: Callable[[Form], T]) -> Callable[[Form], T]:
-    """Decorate a function of a form with a cache for short forms."""
+def cached_by_form(compute: Callable[[Form], T]) -> Callable[[Form], T]:
+    """Return `compute` with an LRU cache for short forms."""
 
-    @functools.lru_cache(maxsize=FORMS_LIMIT)
-    def kept(content: bytes) -> T:
-        return find(_decoder.decode(content))
+    @functools.lru_cache(maxsize=MAX_FORMS)
+    def cached(content: bytes) -> T:
+        return compute(_decoder.decode(content))
 
-    @functools.wraps(find)
-    def found(form: Form) -> T:
+    @functools.wraps(compute)
+    def lookup(form: Form) -> T:
         content = _encoder.encode(form)
-        return kept(content) if len(content) <= LONGEST else find(form)
+        return cached(content) if len(content) <= MAX_FORM_BYTES else compute(form)
 
-    return found
+    return lookup

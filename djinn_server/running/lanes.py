@@ -18,8 +18,10 @@ from djinn_core.system.limits import processors
 from djinn_server.running.bound_templates import BoundTemplate
 from djinn_server.running.run_request import RunRequest
 
-MIN_RUN_SECONDS: Final = 1e-3  # lanes pay only for runs that take longer,
-MIN_MEAN_OP_SECONDS: Final = 2e-4  # and longer than this per op: with shorter ops, threads wait for each other
+MIN_RUN_SECONDS: Final = 1e-3  # duration from which a run is faster in a lane
+MIN_MEAN_OP_SECONDS: Final = (
+    2e-4  # mean duration of an op from which lanes are faster: threads with shorter ops mostly wait
+)
 
 
 class Lanes:
@@ -30,7 +32,7 @@ class Lanes:
     """
 
     def __init__(self, device: torch.device, count: int | None = None) -> None:
-        """`count`: None: one on an accelerator, and on a CPU the processors divided by the threads of PyTorch."""
+        """`count`: number of lanes. None: one on an accelerator, the processors divided by PyTorch's threads on a CPU."""
         threads = torch.get_num_threads() if device.type == "cpu" else processors()
         self.count = count or max(processors() // threads, 1)
         self._pool = ThreadPoolExecutor(self.count, "djinn-lane", _use_process_threads)
@@ -40,33 +42,39 @@ class Lanes:
         return self.count > 1 and bound.seconds >= max(MIN_RUN_SECONDS, MIN_MEAN_OP_SECONDS * bound.template.count)
 
     def start(self, call: Callable[[], bool]) -> Future[bool]:
-        """Make a call in a lane, once one is free."""
+        """Run `call` in a lane as soon as a lane is free. Return a future of its result."""
         return self._pool.submit(call)
 
 
 def _use_process_threads() -> None:
-    """Set this thread's number of OpenMP threads to that of the process. OpenMP stores the number per thread."""
+    """Set the number of OpenMP threads of this lane to that of the process. OpenMP stores the number per thread."""
     torch.set_num_threads(torch.get_num_threads())
 
 
 @attrs.frozen
 class Access:
-    """Storages that a submission reads, fetches, and changes: those that it writes, makes or consumes."""
+    """Storages that a submission uses, by number.
+
+    Attributes:
+        reads: storages of its inputs.
+        fetches: storages of values that it sends to the client.
+        writes: storages that it writes into, creates or consumes.
+    """
 
     reads: frozenset[int]
     fetches: frozenset[int]
     writes: frozenset[int]
 
     def may_join(self, earlier: Access) -> bool:
-        """Return True if a submission may run concurrently with `earlier`.
+        """Return True if this submission may run concurrently with `earlier`.
 
-        All values, including fetched ones, must be the same as after a run one after the other.
+        All values and fetched results are then equal to those of a sequential run.
         """
         used = earlier.reads | earlier.fetches | earlier.writes
         return self.reads.isdisjoint(earlier.writes) and self.writes.isdisjoint(used)
 
 
-def access_of(bound: BoundTemplate | None, work: RunRequest, own: Container[str], grown: Sequence[int]) -> Access:
+def access_of(bound: BoundTemplate | None, work: RunRequest, own_ops: Container[str], grown: Sequence[int]) -> Access:
     """Return the storages that a submission with bindings uses.
 
     `own`: names of Djinn's own ops. `grown`: positions of inputs that may grow in place.
@@ -74,8 +82,10 @@ def access_of(bound: BoundTemplate | None, work: RunRequest, own: Container[str]
     fetches = frozenset(storages_of(chain(work.fetch, work.describe)))
     if bound is None:
         return Access(frozenset(), fetches, frozenset())
-    written = [work.inputs[position] for position in {*bound.input_aliases(own).written, *grown}]
-    consumed = bound.consumed(work.inputs)  # which an earlier submission may fetch
+    written_handles = [work.inputs[position] for position in {*bound.input_aliases(own_ops).written_inputs, *grown}]
+    consumed = bound.consumed(work.inputs)  # an earlier submission may fetch them
     return Access(
-        frozenset(storages_of(work.inputs)), fetches, frozenset(storages_of(chain(work.outputs, written, consumed)))
+        frozenset(storages_of(work.inputs)),
+        fetches,
+        frozenset(storages_of(chain(work.outputs, written_handles, consumed))),
     )

@@ -1,8 +1,8 @@
 """Replay the steps of a template in C++ (`csrc`): a loop over PyTorch's boxed dispatcher without the interpreter's lock.
 
 The library runs ops of PyTorch. Python runs Djinn's own ops, ops whose arguments are checked, and ops that may leave
-memory unwritten. Between two calls all values are in the environment. So a step can fail, be poisoned, cancelled or
-retried as in the Python loop.
+memory unwritten. Between two calls of the library, all values are in the environment. So a step can fail, be poisoned,
+cancelled or retried as in the Python loop.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Envi
 from djinn_server.system.native_library import NativeLibrary
 
 LIBRARY: Final = NativeLibrary("the native replay", Path(__file__).resolve().parent / "csrc")
-# Ops whose arguments the library checks itself. In Python, a rule of `checks` does.
+# Ops whose arguments the library checks. In the Python loop, a rule of `checks` does this.
 LIBRARY_CHECKS: Final = frozenset({"aten::scaled_dot_product_attention"})
-LEAST_STEPS: Final = 8  # that are worth a call of the library
-BUILT_AT: Final = 3  # runs of a template: most templates never come so far
-_RANGES: Final = 64  # that end early, of one template, which are remembered with all that do not
+MIN_STEPS: Final = 8  # consecutive steps from which a call of the library is faster
+BUILD_AFTER_RUNS: Final = 3  # most templates never run so often
+_MAX_EARLY_RANGES: Final = 64  # cached ranges of a template that end early, besides the ranges that do not
 _DEFAULT, _PLACE, _LIST, _COMPLEX, _SCALAR_TENSOR = range(5)  # as `Given` in replay.cpp
 _FAILED: Final = 4  # as `End::kFailed`
 _MEMORY_FORMATS: Final = {
@@ -48,30 +48,30 @@ _SCALAR_TENSORS: Final = {
     torch.int64: 4,
     torch.float32: 6,
     torch.float64: 7,
-}  # that the library makes, by PyTorch's numbers for them
+}  # dtypes of scalar tensors that the library makes, with PyTorch's numbers
 _PLAIN: Final = frozenset({torch.Tensor})
-_NEVER_SENT: Final = object()
+_NEVER_LOADED: Final = object()
 _log = get_logger("djinn.server")
-_loaded: bool | None = None  # None: not yet
-_asked = False  # whether this process has had it compiled
-_lock = threading.Lock()
+_loaded: bool | None = None  # None: not tried, or not compiled yet
+_build_started = False
+_load_lock = threading.Lock()
 
 
 def load_library() -> bool:
     """Return True if the library is loaded. If it is not compiled, start to compile it in the background."""
-    global _loaded, _asked
-    with _lock:
+    global _loaded, _build_started
+    with _load_lock:
         if _loaded is None:
             try:
                 if (path := LIBRARY.path()).exists():
                     torch.classes.load_library(str(path))
                     _loaded = True
-                elif not _asked:
-                    _asked = True
+                elif not _build_started:
+                    _build_started = True
                     _build_in_background()
             except (OSError, StartupError) as error:
                 _log.warning(
-                    "the native replay library cannot be loaded: templates run in Python, which is slower",
+                    "the native replay library cannot be loaded: templates run in Python, which is slower; see `error`",
                     error=str(error),
                 )
                 _loaded = False
@@ -98,14 +98,14 @@ def main() -> None:
 
 
 class NativeReplay:
-    """The steps of a template that the library runs. Used by one thread, or several lanes, of the active session.
+    """The steps of a template that the library runs. Thread-safe: several lanes of a session may call `run`.
 
     Attributes:
-        ends: for each step, the number of the next step that Python must run: the step itself, or a later one.
+        ends: for each step, the number of the first step from it on that Python must run.
     """
 
     def __init__(self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int) -> None:
-        """`slots`, `values`: number of slots and of other values in the environment, after the constants."""
+        """`slots`, `values`: number of slots, and of all values after them in the environment (inputs, results)."""
         ops = list(dict.fromkeys([step.op for step in steps if step.plain]))
         numbers = [int(torch_private.takes_numbers_for_tensors(split_name(op)[0])) for op in ops]
         index = {op: number for number, op in enumerate(ops)}
@@ -118,8 +118,8 @@ class NativeReplay:
         program = torch.classes.djinn_replay.Program
         self._program = program(native_constants, first_input, first_input + values, ops, numbers, code)
         self.ends: list[int] = self._program.ends()
-        self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_RANGES + len(set(self.ends)))
-        self._loading = threading.Lock()  # what is loaded is the thread's own
+        self._ranges: LruCache[tuple[int, int], _Range] = LruCache(_MAX_EARLY_RANGES + len(set(self.ends)))
+        self._ranges_lock = threading.Lock()  # held while operands are loaded; the loaded operands are thread-local
 
     def run(
         self,
@@ -130,24 +130,32 @@ class NativeReplay:
         progress: ctypes.c_int | None = None,
         seconds: float = 0.0,
     ) -> tuple[int, Exception | None]:
-        """Run the steps from `start` to before `stop` in the library. Return the next step, and its error if it raised.
+        """Run the steps from `start` to `stop` (exclusive) in the library. Return the next step, and its error if it raised.
 
-        Without an error, a next step before `stop` means that `halt` is set, that the run took `seconds`, or that Python
-        must run this step. The library writes the number of each step to `progress`.
+        Without an error, a next step before `stop` has one of three reasons: `halt` is set, the run took `seconds`, or Python
+        must run this step.
+
+        Args:
+            start: number of the first step.
+            stop: number of the step after the last one.
+            env: the values of the run. Results are stored in it.
+            halt: ends the run before the next step once it is not 0; None: nothing does.
+            progress: receives the number of each step, or None.
+            seconds: ends the run after this time; 0.0: no limit.
         """
-        with self._loading:
+        with self._ranges_lock:
             range_ = self._ranges.use((start, stop))
             if range_ is None:
                 range_ = _Range(torch.classes.djinn_replay.Range(self._program, start, stop))
                 self._ranges.store((start, stop), range_)
             if not range_.load(env):
                 return start, None
-        step, end, made = range_.run(_address(halt), _address(progress), seconds)
+        step, end, results = range_.run(_address(halt), _address(progress), seconds)
         error = range_.error() if end == _FAILED else None
-        places = range_.leaves
+        places = range_.result_places
         if step < stop:
-            places, made = range_.left()
-        for place, value in zip(places, made, strict=True):
+            places, results = range_.unfinished_results()
+        for place, value in zip(places, results, strict=True):
             env[place] = value
         return step, error
 
@@ -160,35 +168,37 @@ class _Range:
     """Consecutive steps that one call of the library runs.
 
     Attributes:
-        leaves: places of the results that later steps need.
-        run, left: as in `Range` of replay.cpp.
+        result_places: places of the results that later steps need.
+        run, unfinished_results: methods of `Range` in replay.cpp.
     """
 
     def __init__(self, native: Any) -> None:
-        self.leaves: list[int] = native.leaves()
-        self.run, self.left = native.run, native.left
+        self.result_places: list[int] = native.result_places()
+        self.run, self.unfinished_results = native.run, native.unfinished_results
         self._load, self._raise_error = native.load, native.raise_error
         self._released: list[int] = native.released()
         reads = native.reads()
         first_read = slice(reads[0], reads[0] + 1) if reads else slice(0)
         self._get = itemgetter(*reads) if len(reads) > 1 else itemgetter(first_read)
         self._slots = slice(*native.slots())
-        self._sent: list[Any] = [_NEVER_SENT] * (self._slots.stop - self._slots.start)  # slots that the library has
+        self._loaded_slots: list[Any] = [_NEVER_LOADED] * (self._slots.stop - self._slots.start)
 
     def load(self, env: Environment) -> bool:
-        """Load the operands of the steps. Return False if the library does not support an operand, such as poison."""
+        """Pass the steps' operands to the library. Return False if it does not support an operand, such as poison."""
         values = self._get(env)
         if not _PLAIN.issuperset(map(type, values)):
             return False
         slots = env[self._slots]
-        changed = [*compress(count(), map(is_not, slots, self._sent))]  # by identity: 0, 0.0 and False are equal
+        changed = [
+            *compress(count(), map(is_not, slots, self._loaded_slots))
+        ]  # by identity: 0, 0.0 and False are equal
         try:
             self._load(values, changed, [slots[place] for place in changed])
-        except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that no kernel takes
-            self._sent = [_NEVER_SENT] * len(slots)
+        except (RuntimeError, TypeError, ValueError, OverflowError):  # a number that no kernel accepts
+            self._loaded_slots = [_NEVER_LOADED] * len(slots)
             return False
-        self._sent = slots
-        del values  # else a consumed input would be alive until the end
+        self._loaded_slots = slots
+        del values  # otherwise consumed inputs would stay alive until this call returns
         for place in self._released:
             env[place] = None
         return True
@@ -198,7 +208,7 @@ class _Range:
         try:
             self._raise_error()
         except Exception as error:
-            return error.with_traceback(None)  # whose frames would hold the values of the run
+            return error.with_traceback(None)  # the frames would keep the values of the run alive
         raise AssertionError("the native library reported a failed op without its error; please report this bug")
 
 
@@ -208,26 +218,29 @@ class ReplayState:
     __slots__ = ("_native", "_runs", "_tried_at")
 
     def __init__(self) -> None:
-        self._runs, self._tried_at = 0, BUILT_AT
+        self._runs, self._tried_at = 0, BUILD_AFTER_RUNS
         self._native: NativeReplay | None = None
 
     def native(
         self, steps: Sequence[CompiledStep], constants: Sequence[Any], slots: int, values: int
     ) -> NativeReplay | None:
-        """Count a run, and return the native program; None if the template is new or the library is not loaded."""
+        """Count a run, and return the native program of the template.
+
+        Return None if the template is new, if the library is not loaded, or if it would run too few steps.
+        """
         self._runs += 1
-        if self._runs == self._tried_at and len(steps) >= LEAST_STEPS:
+        if self._runs == self._tried_at and len(steps) >= MIN_STEPS:
             if not load_library():
-                self._tried_at *= 2  # it may be compiled by then
+                self._tried_at *= 2  # by then the library may be compiled
                 return None
             native = NativeReplay(steps, constants, slots, values)
-            if any(end - step >= LEAST_STEPS for step, end in enumerate(native.ends)):
+            if any(end - step >= MIN_STEPS for step, end in enumerate(native.ends)):
                 self._native = native
         return self._native
 
 
 def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
-    """Encode a step for `Program` in replay.cpp."""
+    """Return a step, encoded for `Program` in replay.cpp. `index`: number of each op by its name."""
     if not step.plain:
         return [-1]
     schema = torch_private.schema_of(overload_called(step.op)).arguments
@@ -239,7 +252,7 @@ def _step_code(step: CompiledStep, index: dict[str, int]) -> list[int]:
     code = [index[step.op], len(names)]
     for name in names:
         code += _source_code(arguments[name]) if name in arguments else [_DEFAULT]
-    code += [int(step.sequence), len(step.makes)]
+    code += [int(step.returns_list), len(step.makes)]
     for result, place in step.makes:
         code += [result, place]
     return [*code, len(step.release), *step.release]
@@ -260,7 +273,7 @@ def _source_code(source: Source) -> list[int]:
         return [_COMPLEX, source.real, source.imaginary]
     if isinstance(source.number, int) and source.dtype in _SCALAR_TENSORS:
         return [_SCALAR_TENSOR, _SCALAR_TENSORS[source.dtype], source.number]
-    return [_LIST, 0]  # where a tensor is needed: Python runs the step
+    return [_LIST, 0]  # an empty list does not fit a tensor argument, so Python runs the step
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class _DeviceEvents:
 
     def has_passed(self, mark: Any) -> torch.Tensor:
         """Return a tensor that is True if the device has reached the event."""
-        return torch.tensor(self._timer.passed(mark))
+        return torch.tensor(self._timer.is_reached(mark))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
         """Wait for both events, and return the milliseconds between them as a tensor."""

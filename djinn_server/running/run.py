@@ -19,13 +19,13 @@ from djinn_core.wire.messages import Claim, LayoutMismatch
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.running.compiled_step import CompiledStep, Environment
 from djinn_server.running.growing import Growth
-from djinn_server.running.native_replay import LEAST_STEPS, NativeReplay
+from djinn_server.running.native_replay import MIN_STEPS, NativeReplay
 from djinn_server.running.poisoning import NO_HANDLE, MemorySharing
 from djinn_server.running.run_request import HaltFlag, Progress, RunRequest
 from djinn_server.running.template_compiler import CompiledTemplate, dtype_called
 from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
-from djinn_server.running.values import Copied, Poison, ValueTable, memory_of, no_such_value
+from djinn_server.running.values import CopyCounter, Poison, ValueTable, memory_of, no_such_value
 
 # Ops after which nothing is left of what their first operand was.
 _OVERWRITES = frozenset({
@@ -142,7 +142,7 @@ class TemplateRun:
         keep_growing = keep_growing and growth is None and not checked and bool(values.growing)
         inputs = enumerate(work.inputs, first) if keep_growing else ()
         self._growing = {place: handle for place, handle in inputs if handle in values.growing}
-        self.grown: Mapping[int, Copied] = {}
+        self.grown: Mapping[int, CopyCounter] = {}
         dense: Sequence[int] | None = None if growth is None else growth.dense
         if self._growing:
             dense = [at for at in range(template.inputs) if first + at not in self._growing]
@@ -416,7 +416,7 @@ def _advance_natively(
     step = start
     while step < stop:
         end = min(native.ends[step], stop)
-        if end - step < LEAST_STEPS:
+        if end - step < MIN_STEPS:
             step = _advance(steps, step, max(end, step + 1), env, claims, run)
             continue
         cell = None if run.progress is None else run.progress.cell(step)

@@ -30,7 +30,7 @@ from djinn_server.running.compiled_step import Environment
 from djinn_server.running.expected_runs import ExpectedSubmission, SubmissionPredictor
 from djinn_server.running.fair_share import Share
 from djinn_server.running.growing import Growth, are_dense
-from djinn_server.running.native_replay import LEAST_STEPS
+from djinn_server.running.native_replay import MIN_STEPS
 from djinn_server.running.run import RunOutcome, TemplateRun
 from djinn_server.running.run_request import RunRequest
 from djinn_server.running.values import ValueTable
@@ -123,7 +123,7 @@ class RunAhead:
     def _advance(self, step: int, stop: int, until: float) -> int:
         """Run one step, or all following steps that the library can run. Return the number of the next step."""
         native = self._native
-        if native is not None and (end := min(native.ends[step], stop)) - step >= LEAST_STEPS:
+        if native is not None and (end := min(native.ends[step], stop)) - step >= MIN_STEPS:
             seconds = max(until - time.perf_counter(), 1e-9)
             after, error = native.run(step, end, self.env, seconds=seconds)
             if error is not None:
@@ -172,7 +172,7 @@ class RunAhead:
             if self.made() > limit:
                 self.bound.runs_ahead = 0
         if choice is not None:
-            choice.ran(self.seconds + time.perf_counter() - began)
+            choice.add_seconds(self.seconds + time.perf_counter() - began)
         return run.finish()
 
 
@@ -211,7 +211,7 @@ class RunsAhead:
         """Note that a submission ran for `seconds` and was answered."""
         inputs = work.inputs if bound is not None else _NO_INPUTS
         awaited = True if work.fetch or work.describe else work.synchronize
-        self._predictor.note(submit, inputs, work.outputs, seconds, awaited=awaited)
+        self._predictor.add(submit, inputs, work.outputs, seconds, awaited=awaited)
         self.ready = self._predictor.repeats
 
     def receive(self, connection: ExecutorChannel, settings: NumericSettings | None) -> Frame | None:
@@ -245,7 +245,7 @@ class RunsAhead:
             if run is None:
                 return False
             self._device.numeric_settings.compute_under(settings)
-            self._advance(run, self._turn.began)
+            self._advance(run, self._turn.began_at)
         finally:
             self._device.turns.leave(self._turn, returns=False)
         return self.ready
@@ -274,7 +274,7 @@ class RunsAhead:
         pending = self.pending
         if pending and (pending[-1].expected.awaited or len(pending) == MOST_RUNS or self._bytes > self._limit):
             return None
-        expected = self._predictor.expected(len(pending) + 1)
+        expected = self._predictor.predict(len(pending) + 1)
         if expected is None or expected.seconds > LONGEST_SECONDS or self._values.indexed:
             return None
         bound = self._templates.get(expected.digest)
@@ -302,8 +302,8 @@ class RunsAhead:
         if bound.runs_ahead is None:
             steps = bound.template.steps
             unsafe = (at for at, step in enumerate(steps) if step.moves or not step.op.startswith("aten::"))
-            unwritten = bound.input_aliases(self._device.own).unwritten
-            bound.runs_ahead = min(next(unsafe, len(steps)), unwritten)
+            steps_before_write = bound.input_aliases(self._device.own).steps_before_write
+            bound.runs_ahead = min(next(unsafe, len(steps)), steps_before_write)
         offer = _offer(bound)
         runs = offer is None or offer.replacement() is not None
         return bound.runs_ahead if runs else 0
@@ -323,7 +323,7 @@ class RunsAhead:
                 inputs[position] = get(self._predictor.output((distance - len(pending), number)))
         slots = expected.slots(slots)
         assert bound.runs_ahead is not None
-        draws = bound.draws.first(slots)
+        draws = bound.draws.first_draw(slots)
         stop = bound.runs_ahead if draws is None else min(draws, bound.runs_ahead)
         if not stop or not _TENSORS.issuperset(map(type, inputs)):
             return None
@@ -344,13 +344,13 @@ class RunsAhead:
         del self.pending[0]
         self._bytes -= run.nbytes
         self._counts.runs_ahead += 1
-        self._predictor.held(run.expected)
+        self._predictor.confirm(run.expected)
         return run
 
     def missed(self, *, same_template: bool = False) -> None:
         """Drop all runs, because a prediction was wrong. `same_template`: True if only inputs or slots differed."""
         if self.pending:
-            self._predictor.missed(self.pending[0].expected, same_template=same_template)
+            self._predictor.reject(self.pending[0].expected, same_template=same_template)
             self.drop()
 
     def drop(self) -> None:

@@ -220,7 +220,7 @@ class PrefixRun:
             if isinstance(before, torch.Tensor):
                 full = torch.cat([before.narrow(value.axis, 0, self.first), value.tail], value.axis)
             elif step.op in _LAYOUTS:
-                args, named = step.given(self.env)
+                args, named = step.arguments_from(self.env)
                 full = step.function(*_each(self.full, args), **named)
             else:
                 raise NoSharedPrefixError(f"{step.op} needs all rows")
@@ -234,8 +234,8 @@ class PrefixRun:
             all_known = all(operand.before is not UNKNOWN for operand in operands)
             before = _call(step, self.before, lambda value: value.before) if all_known else UNKNOWN
         for result, place in step.makes:
-            operand = now[result] if step.sequence else now
-            earlier = before[result] if step.sequence and before is not UNKNOWN else before
+            operand = now[result] if step.returns_list else now
+            earlier = before[result] if step.returns_list and before is not UNKNOWN else before
             self.env[place] = self.before[place] = Whole(operand, earlier)
 
     def _store(self, step: CompiledStep, made: _Made | list[_Made]) -> None:
@@ -255,13 +255,13 @@ class PrefixRun:
             raise NoSharedPrefixError(f"the numbers of {step.op} differ")
         if (rule := _RULES.get(step.op)) is not None:
             return rule(self, step.function, _bound(step, self.env))
-        if step.sequence or not _is_pointwise(step.op):
+        if step.returns_list or not _is_pointwise(step.op):
             raise NoSharedPrefixError(f"{step.op} has no rule")
         return self._pointwise(step)
 
     def _embedded(self, step: CompiledStep) -> _Made | None:
         """Return the rows of an embedding with one index per row."""
-        args, named = step.given(self.env)
+        args, named = step.arguments_from(self.env)
         weight, indices = args[:2]
         if not (isinstance(weight, Whole) and weight.same and isinstance(indices, Whole)):
             return None
@@ -295,7 +295,7 @@ class PrefixRun:
     def _pointwise(self, step: CompiledStep) -> _Made:
         operands = [self.env[place] for place in step.reads]
         axis = next(operand.axis - operand.tail.dim() for operand in operands if isinstance(operand, Rows))
-        args, named = step.given(self.env)
+        args, named = step.arguments_from(self.env)
 
         def cut(value: Whole | Rows) -> torch.Tensor:
             return self.last_rows(value, axis)
@@ -500,14 +500,14 @@ def _is_pointwise(op: str) -> bool:
 
 def _bound(step: CompiledStep, env: Environment) -> dict[str, Any]:
     """Return the arguments of an op by name, with defaults."""
-    args, named = step.given(env)
+    args, named = step.arguments_from(env)
     arguments = schema_of(resolve(step.op)).arguments
     defaults = {argument.name: argument.default_value for argument in arguments}
     return defaults | dict(zip(defaults, args, strict=False)) | named
 
 
 def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) -> Any:
-    args, named = step.given(env)
+    args, named = step.arguments_from(env)
     return step.function(*_each(pick, args), **{name: _each(pick, value) for name, value in named.items()})
 
 

@@ -21,7 +21,7 @@ from djinn_core.ir.form import (
 )
 from djinn_core.wire import limits
 from djinn_core.wire.messages import Template
-from djinn_server.running.known_forms import kept_by_form
+from djinn_server.running.known_forms import cached_by_form
 
 
 @attrs.frozen
@@ -35,7 +35,7 @@ class CallArity:
     arguments: int
 
 
-@kept_by_form
+@cached_by_form
 def counts_of(form: Form) -> CallArity:
     """Count the operands, results, slots and arguments of a form (an op call), in one pass.
 

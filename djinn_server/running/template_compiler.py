@@ -36,7 +36,7 @@ from djinn_server.checks.rules import checked
 from djinn_server.custom_operators import checked_custom
 from djinn_server.running.compiled_step import CompiledStep, ComplexSource, ListSource, ScalarTensorSource, Source
 from djinn_server.running.growing import Growth, GrowthState
-from djinn_server.running.known_forms import kept_by_form
+from djinn_server.running.known_forms import cached_by_form
 from djinn_server.running.native_replay import LIBRARY_CHECKS, NativeReplay, ReplayState
 from djinn_server.running.own_operators import OwnOperators
 from djinn_server.running.template_checks import check_template
@@ -206,7 +206,7 @@ class _Compiler:
             keywords=tuple([(name, self._source(a, operand_places)) for name, a in form.kwargs]),
             reads=tuple(operands),
             makes=tuple(zip(facts.makes, makes, strict=True)),
-            sequence=form.sequence,
+            returns_list=form.sequence,
             writes=tuple([operands[position] for position in facts.written]),
             release=release,
             moves=facts.moves,
@@ -289,7 +289,7 @@ def _check_results(form: Form, overload: Any) -> None:
         raise UnsupportedOperation(f"{form.op} returns several results in torch {torch.__version__}, not one")
 
 
-@kept_by_form
+@cached_by_form
 def _facts_of(form: Form) -> CallFacts:
     """Return facts about the calls of an op of PyTorch.
 

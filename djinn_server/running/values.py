@@ -113,7 +113,7 @@ class MemoryIndex:
                 self._addresses.setdefault(memory, {})[handle] = None
 
 
-class Copied(Protocol):
+class CopyCounter(Protocol):
     """Counter of growing tensors that were copied for a reader that needs dense ones."""
 
     copied: int
@@ -138,7 +138,7 @@ class ValueTable:
         self.held = 0
         self.highest = 0
         self.lock = threading.Lock()
-        self.growing: dict[int, Copied] = {}
+        self.growing: dict[int, CopyCounter] = {}
 
     def __len__(self) -> int:
         return len(self.table)

@@ -124,15 +124,17 @@ class SessionShares:
             RuntimeError, OSError: a copy cannot be made. No value was changed.
         """
         shared = self.storages
-        written = {storage_of(inputs[position]) for position in aliases.written}.intersection(shared)
+        written = {storage_of(inputs[position]) for position in aliases.written_inputs}.intersection(shared)
         if written:
             self._copy(written)
         handles = tuple(outputs) if aliases.outputs else ()
         for number, sources in aliases.outputs:
             if any(storage_of(inputs[position]) in shared for position in sources):
                 shared.setdefault(storage_of(handles[number]), None)
-        if self.names and aliases.written:
-            self.names.forget([strided(self._values.table.get(inputs[position])) for position in aliases.written])
+        if self.names and aliases.written_inputs:
+            self.names.forget(
+                [strided(self._values.table.get(inputs[position])) for position in aliases.written_inputs]
+            )
 
     def forget(self, handles: Iterable[int]) -> None:
         """Drop shared storages that have no values any more. `handles`: values that were freed."""

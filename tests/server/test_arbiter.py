@@ -56,7 +56,7 @@ class Relu(RunStrategy):
 def running(monkeypatch):
     """A function: `remote_accelerator` asks the strategy that it is given, however fast that is. A second one gives the events logged."""
     logged = []
-    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(timed=1, plain=1, gain=float("inf")))
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(max_timed=1, min_timed=1, max_ratio=float("inf")))
     note = lambda event, **fields: logged.append((event, fields.get("reason", "")))
     monkeypatch.setattr(arbiter, "_log", SimpleNamespace(info=note, warning=note))
 
@@ -129,7 +129,7 @@ def test_failing_strategy_is_not_used(running, x):
 
 @pytest.mark.parametrize(
     ("strategy", "reason"),
-    [(Relu(forgets=True), "leaves out values"), (Relu(op="aten::relu_"), "writes into an operand")],
+    [(Relu(forgets=True), "lacks values"), (Relu(op="aten::relu_"), "writes into an operand")],
 )
 def test_unreplaceable_steps_are_refused(running, x, strategy, reason):
     begin, logged = running
@@ -303,7 +303,7 @@ def test_offer_of_another_class_is_not_used(running, x, monkeypatch):
     monkeypatch.setattr(Relu, "acts_on", lambda self, template: template)
     begin(Relu())
     repeat(two, x, times=3)
-    assert {event for event, _ in logged} == {"a run strategy is not used"}
+    assert {event for event, _ in logged} == {"a run strategy failed to make an offer for a template"}
 
 
 def test_empty_offer_is_abandoned(running, x, monkeypatch):
@@ -326,7 +326,7 @@ def test_backward_offer_is_refused(running, x, monkeypatch):
     monkeypatch.setattr(Offer, "run", back)
     begin(Relu())
     repeat(two, x, times=4)
-    assert ["cannot replace ops before" in reason for reason in reasons(logged)] == [True]
+    assert ["cannot replace ops up to" in reason for reason in reasons(logged)] == [True]
 
 
 def test_out_of_memory_skips_one_run(running, x):

@@ -333,7 +333,7 @@ def test_queued_submissions_are_cancelled(session):
 def test_long_program_yields_turns(begin):
     context = ExecutorContext.of(CpuRuntime())
     long, slow, *_ = begin(context)
-    while not (long._wanted.busy() and context.device.turns.busy):
+    while not (long._wanted.is_busy() and context.device.turns.busy):
         time.sleep(0.01)
     _, quick, *_ = begin(context, EIGHT, ())
     deadline = time.monotonic() + 300
@@ -353,7 +353,7 @@ def test_pending_stops_are_bounded():
     wanted.stop(range(10 * limits.STOPS))
     work = RunRequest(10 * limits.STOPS - 1, [], [], [], [], (), False)
     wanted.begin(work)
-    assert len(wanted._unwanted) == limits.STOPS
+    assert len(wanted._cancelled) == limits.STOPS
     assert work.halt
 
 

@@ -387,7 +387,7 @@ def test_hang_is_seen_while_the_session_waits_for_the_device(monkeypatch):
 
     turn = DeviceTurn(known, work, None, (), 0.0, 0.0, 0.0)
     turn.outcome, turn.responses = run_of(session, known, work), Responses()
-    session._turn.reached = SimpleNamespace(synchronize=synchronize)
+    session._turn.end_event = SimpleNamespace(synchronize=synchronize)
     ExecutorSession._wait(session, turn)
     assert "submission 6) hangs" in watched.reasons[0]
     assert len(turn.outcome.failures) == 1

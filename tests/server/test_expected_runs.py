@@ -16,8 +16,8 @@ def predictions(templates, slots=lambda _: (), seconds=SECONDS):
     for number, name in enumerate(templates):
         found += expected
         submit = Submit(number + 1, digest=name.encode(), slot_changes=slots(number))
-        predictor.note(submit, [], [number << 32], seconds, awaited=False)
-        following = predictor.expected(1) if predictor.repeats else None
+        predictor.add(submit, [], [number << 32], seconds, awaited=False)
+        following = predictor.predict(1) if predictor.repeats else None
         expected = following.digest.decode() if following is not None else "."
     return found
 
@@ -59,8 +59,8 @@ def test_linear_slots_are_predicted(slots, expected):
     predictor = SubmissionPredictor()
     for number in range(8):
         submit = Submit(number + 1, digest=b"a", slot_changes=slots(number))
-        predictor.note(submit, [], [], SECONDS, awaited=False)
-    found = predictor.expected(1)
+        predictor.add(submit, [], [], SECONDS, awaited=False)
+    found = predictor.predict(1)
     assert (found and found.slots([0] * len(expected or [0]))) == expected
 
 
@@ -70,12 +70,12 @@ def test_repeated_generations_are_predicted():
     for _ in range(20):
         held.append(0)
         for name in "p" + 40 * "t":
-            expected = predictor.expected(1) if predictor.repeats else None
+            expected = predictor.predict(1) if predictor.repeats else None
             if expected is not None and expected.digest == b"t" and name == "t":
-                predictor.held(expected)
+                predictor.confirm(expected)
                 held[-1] += 1
             elif expected is not None:
-                predictor.missed(expected, same_template=expected.digest == name.encode())
+                predictor.reject(expected, same_template=expected.digest == name.encode())
             number += 1
-            predictor.note(Submit(number, digest=name.encode()), [], [number << 32], SECONDS, awaited=True)
+            predictor.add(Submit(number, digest=name.encode()), [], [number << 32], SECONDS, awaited=True)
     assert min(held[2:]) >= 30, held

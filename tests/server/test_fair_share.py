@@ -112,7 +112,7 @@ def test_turn_begins_when_granted():
             may_go_on.wait(60.0)
             self.acquire()
 
-    late.woken = Slow(turns._lock)
+    late.wakeup = Slow(turns._lock)
 
     def session():
         with late:
@@ -221,14 +221,14 @@ def test_turns_issued_ahead_are_measured_by_events_and_bounded():
         device.now += seconds
         assert issued.end(shares, begun, 0.0) is not None
     device.ahead_seconds = 60.0
-    assert issued.late() is None
-    assert not issued.settle(), "the device may be behind"
+    assert issued.overdue_event() is None
+    assert not issued.take_completed(), "the device may be behind"
     device.reached = 3.0
-    assert issued.settle() == [([one], 3.0)]
+    assert issued.take_completed() == [([one], 3.0)]
     device.ahead_seconds = 0.0
-    issued.late().synchronize()
-    assert issued.settle() == [([other], 0.25)]
-    assert issued.late() is None
+    issued.overdue_event().synchronize()
+    assert issued.take_completed() == [([other], 0.25)]
+    assert issued.overdue_event() is None
     assert issued.running_since() is None
 
 
@@ -238,7 +238,7 @@ def test_turn_of_several_sessions_is_charged_in_equal_parts():
     lead, *others = (turns.share(told.append) for _ in range(3))
 
     def work():
-        lead.joined = others
+        lead.members = others
         yield from ()
 
     turns.run(lead, work())

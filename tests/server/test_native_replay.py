@@ -166,7 +166,7 @@ def session(made, seed, compiled):
 def _from_the_first_run(monkeypatch):
     native_replay.LIBRARY.build()
     assert native_replay.load_library()
-    monkeypatch.setattr(native_replay, "BUILT_AT", 1)
+    monkeypatch.setattr(native_replay, "BUILD_AFTER_RUNS", 1)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def native(monkeypatch):
     """Counts the ops that the library issued; here it takes short ranges, too."""
     issued = []
     for module in (native_replay, running):
-        monkeypatch.setattr(module, "LEAST_STEPS", 2)
+        monkeypatch.setattr(module, "MIN_STEPS", 2)
     plain = native_replay.NativeReplay.run
 
     def run(self, start, stop, *others, **named):
@@ -190,7 +190,7 @@ def both(made, seed, monkeypatch):
     """The facts after a run by the library, and after one by Python."""
     there = session(made, seed, compile_template(made.template, CPU, {}))
     with monkeypatch.context() as patch:
-        patch.setattr(native_replay, "BUILT_AT", 1 << 30)
+        patch.setattr(native_replay, "BUILD_AFTER_RUNS", 1 << 30)
         here = session(made, seed, compile_template(made.template, CPU, {}))
     return there.facts(), here.facts()
 
@@ -422,7 +422,7 @@ def test_python_replays_until_library_is_built(native, monkeypatch, tmp_path):
     with monkeypatch.context() as patch:
         patch.setattr(native_replay, "LIBRARY", native_replay.NativeLibrary("absent", tmp_path / "csrc"))
         patch.setattr(native_replay, "_loaded", None)
-        patch.setattr(native_replay, "_asked", True)  # nothing is compiled
+        patch.setattr(native_replay, "_build_started", True)  # nothing is compiled
         for _ in range(3):
             run_template(compiled, request([output], [given]), [], values)
     assert values[output].tolist() == [1, 1]
@@ -444,14 +444,14 @@ def test_ranges_are_prepared_once(native, monkeypatch):
     assert (native, len(prepared)) == ([4] * 300, 100)
 
 
-@pytest.mark.parametrize("length", [native_replay.LEAST_STEPS - 1, native_replay.LEAST_STEPS])
+@pytest.mark.parametrize("length", [native_replay.MIN_STEPS - 1, native_replay.MIN_STEPS])
 def test_short_ranges_are_left_to_python(length):
     compiled = compile_template(chain(length, form("neg", T)).template, CPU, {})
     values, given = ValueTable(), make_handle(1, 1)
     values[given] = torch.ones(2)
     work = request([make_handle(2, 1)], [given])
-    ran = [run_template(compiled, work, [], values).native_ops for _ in range(native_replay.BUILT_AT)]
-    assert ran[-1] == (length if length >= native_replay.LEAST_STEPS else 0)
+    ran = [run_template(compiled, work, [], values).native_ops for _ in range(native_replay.BUILD_AFTER_RUNS)]
+    assert ran[-1] == (length if length >= native_replay.MIN_STEPS else 0)
     assert not any(ran[:-1])
 
 
@@ -467,7 +467,7 @@ def test_boolean_lists_are_issued_by_library(native):
     for handle, tensor in zip(handles, given, strict=True):
         values[handle] = tensor
     output, compiled = make_handle(10, 1), compile_template(template, CPU, {})
-    for _ in range(native_replay.BUILT_AT):
+    for _ in range(native_replay.BUILD_AFTER_RUNS):
         assert not run_template(compiled, request([output], handles), slots, values).failures
     assert native == [2]
     expected = torch.nn.grad.conv2d_input((1, 3, 4, 4), given[2], given[0])

@@ -144,7 +144,7 @@ class Dialogue:
 
 @pytest.fixture
 def dialogue(monkeypatch):
-    monkeypatch.setattr(expected_runs, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(expected_runs, "MIN_STEP_SECONDS", 0.0)
     begun = []
 
     def begin(ahead_bytes=1 << 20, limit=None, compiler=None):
@@ -312,7 +312,7 @@ def test_programs_with_side_effects_do_not_run_ahead(dialogue, template, count):
     device = found.context.device
     known = found.session._runs.bind(compile_template(template, torch.device("cpu"), device.own), b"")
     unwritten = found.session._runs.ahead._may_run(known)
-    draws = known.draws.first([1.0])
+    draws = known.draws.first_draw([1.0])
     assert (unwritten if draws is None else min(unwritten, draws)) == count
 
 
@@ -401,7 +401,7 @@ class RunAsItIs(Compiler):
 def compiled(dialogue, monkeypatch):
     """One with a compiler, whose next step has run ahead, and that compiler."""
     monkeypatch.setattr(region, "SHORTEST", 1)
-    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(timed=1, gain=float("inf")))
+    monkeypatch.setattr(arbiter, "TrialLimits", lambda: TrialLimits(max_timed=1, max_ratio=float("inf")))
     compiler = RunAsItIs()
     found = dialogue(compiler=compiler)
     for number in range(20):

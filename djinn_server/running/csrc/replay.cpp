@@ -1,7 +1,7 @@
 // Replay of a template: its instructions one after another over the boxed dispatcher, without the interpreter's lock.
 //
 // A program has the instructions of a template that need nothing of Python's. A range is a part of them: `load` brings the values that it
-// reads, `run` issues the ops and returns the values that later instructions need. If a run stops before the end of its range, `left` returns
+// reads, `run` issues the ops and returns the values that later instructions need. If a run stops before the end of its range, `unfinished_results` returns
 // every value that is alive there, so that the interpreter can go on. No exception leaves `run`: `raise_error` throws the error of an op as
 // PyTorch threw it, and PyTorch makes the exception of it that Python would have seen.
 
@@ -565,14 +565,14 @@ class Range : public torch::CustomClassHolder {
       const uint8_t found = state[place];
       if (found == kRead || found == kReadAndReleased) reads_.push_back(place);
       if (found == kReadAndReleased) released_.push_back(place);
-      if (found == kMade) leaves_.push_back(place);
+      if (found == kMade) result_places_.push_back(place);
     }
   }
 
   // Places of the values that the range reads; of these, those that are not needed afterwards; places of the values that it leaves.
   std::vector<int64_t> reads() const { return reads_; }
   std::vector<int64_t> released() const { return released_; }
-  std::vector<int64_t> leaves() const { return leaves_; }
+  std::vector<int64_t> result_places() const { return result_places_; }
   // The first slot that it reads, and the end of these.
   std::tuple<int64_t, int64_t> slots() const { return {first_slot_, end_slot_}; }
 
@@ -590,17 +590,17 @@ class Range : public torch::CustomClassHolder {
     std::copy(slots_.begin(), slots_.end(), frame.values.begin() + first_slot_);
   }
 
-  // Run on what was loaded. Return the first instruction that has not run, why it has not, and the values at `leaves` if all have run. `halt`
+  // Run on what was loaded. Return the first instruction that has not run, why it has not, and the values at `result_places` if all have run. `halt`
   // is the address of a number that is not 0 once no further instruction may run, `progress` of one that is set to each instruction's number;
   // 0: there is none. `seconds`, if positive, ends the run after an instruction.
   std::tuple<int64_t, int64_t, Values> run(int64_t halt, int64_t progress, double seconds) const {
     const auto [at, end] =
         run_loaded(reinterpret_cast<const std::atomic<int>*>(halt), reinterpret_cast<std::atomic<int>*>(progress), seconds);
-    return {at, static_cast<int64_t>(end), end == End::kDone ? take(leaves_) : Values(c10::AnyType::get())};
+    return {at, static_cast<int64_t>(end), end == End::kDone ? take(result_places_) : Values(c10::AnyType::get())};
   }
 
   // Places of the values that are alive after a run that stopped early, and these values.
-  std::tuple<std::vector<int64_t>, Values> left() const {
+  std::tuple<std::vector<int64_t>, Values> unfinished_results() const {
     std::vector<int64_t> found;
     const std::vector<IValue>& values = frame_here().values;
     for (size_t place = static_cast<size_t>(program_->first_input()); place < program_->places(); ++place) {
@@ -663,7 +663,7 @@ class Range : public torch::CustomClassHolder {
   int64_t end_slot_ = 0;
   std::vector<int64_t> reads_;
   std::vector<int64_t> released_;
-  std::vector<int64_t> leaves_;
+  std::vector<int64_t> result_places_;
   std::vector<IValue> slots_;  // of the last run
 };
 
@@ -677,10 +677,10 @@ TORCH_LIBRARY(djinn_replay, library) {
       .def(torch::init<c10::intrusive_ptr<Program>, int64_t, int64_t>())
       .def("reads", &Range::reads)
       .def("released", &Range::released)
-      .def("leaves", &Range::leaves)
+      .def("result_places", &Range::result_places)
       .def("slots", &Range::slots)
       .def("load", &Range::load)
       .def("run", &Range::run)
-      .def("left", &Range::left)
+      .def("unfinished_results", &Range::unfinished_results)
       .def("raise_error", &Range::raise_error);
 }

@@ -84,7 +84,7 @@ class Batches(RunStrategy):
         products = find_products(compiled, aliases)
         if not products:
             return None
-        rows, name = find_rows(compiled, aliases.written), template.digest.hex()[:8]
+        rows, name = find_rows(compiled, aliases.written_inputs), template.digest.hex()[:8]
         return BatchedTemplate(self.run_joined, compiled, products, rows, draws_of(compiled), name)
 
     def figures(self) -> Mapping[str, float]:

@@ -548,14 +548,14 @@ def test_products_and_random_numbers_of_a_template():
     assert [(one.step, one.source) for one in products] == [(1, 1)], "not by a weight that is written"
     attention = Template((dropout,), (0,), (0, 1, 2, 3), (0, 1, 2), (3,))
     draws = draws_of(compile_template(attention, torch.device("cpu"), own))
-    assert draws.first([0.0]) is None
-    assert draws.first([0.1]) == 0
+    assert draws.first_draw([0.0]) is None
+    assert draws.first_draw([0.1]) == 0
 
 
 def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its_memory():
     own = ExecutorContext.of(CpuRuntime()).device.own
     compiled = compile_template(BLOCK, torch.device("cpu"), own)
-    rows = find_rows(compiled, aliases_of(compiled, own).written)
+    rows = find_rows(compiled, aliases_of(compiled, own).written_inputs)
     assert [row.step for row in rows.steps] == [1, 2, 3, 4, 5, 6, 8]
     products = find_products(compiled, aliases_of(compiled, own))
     assert chains(products, rows.steps, None) == (range(9),)
@@ -564,7 +564,7 @@ def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its
     # a view of an input, one of two outputs in the same memory, and a value that is written
     viewed = Template((_FLAT, _TANH, _GROW), (0, 1, 0, 1, 2), (0, 1, 1, 2, 2, 3, 0, 4, 4, 0), (0,), (1, 2, 3))
     compiled = compile_template(viewed, torch.device("cpu"), own)
-    assert [row.step for row in find_rows(compiled, aliases_of(compiled, own).written).steps] == [1]
+    assert [row.step for row in find_rows(compiled, aliases_of(compiled, own).written_inputs).steps] == [1]
 
 
 def test_batches_and_a_memory_limit_exclude_each_other():

@@ -29,7 +29,7 @@ from djinn_strategies.compiling.hot_template import (
 
 DEVICE = "remote_accelerator:0"
 QUICK = Thresholds(runs=2, seconds=0.0, observed=3, checks=2, misses=4, tries=2)
-ANY_TIME = TrialLimits(timed=2, gain=float("inf"))
+ANY_TIME = TrialLimits(max_timed=2, max_ratio=float("inf"))
 RUNS = 16  # from cold to adopted, with some to spare
 
 
@@ -360,7 +360,7 @@ def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
 
 
 def test_what_is_not_faster_is_not_used(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler(), limits=TrialLimits(timed=2, gain=0.0))
+    compiler = compiling_with(CountingCompiler(), limits=TrialLimits(max_timed=2, max_ratio=0.0))
     remote = [tensor.to(DEVICE) for tensor in operands]
     repeat(gated, *remote)
     runs = compiler.runs

@@ -198,7 +198,7 @@ class Batch:
         assert member.progress is not None
         if stop is not None and member.progress.step >= stop:
             return
-        if member.batched.draws.first(member.owner.slots) is not None:
+        if member.batched.draws.first_draw(member.owner.slots) is not None:
             self._randomness.hand_to(member.owner.randomness)
         member.progress.advance(stop)
 

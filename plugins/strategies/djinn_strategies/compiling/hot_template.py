@@ -190,7 +190,7 @@ class HotTemplate(RunOffer):
         if run.step == region.start and run.is_replaceable():
             try:
                 if phase.try_run(run.run.env):
-                    run.passed(region.stop)
+                    run.skip_to(region.stop)
                     if compiled is not None:
                         run.run.outcome.rounded |= compiled.rounds
                         run.run.grown = dict.fromkeys(compiled.grown, compiled)

@@ -96,7 +96,7 @@ class PaddedRun:
         Raises:
             UnpaddableError: no rule covers the step.
         """
-        args, kwargs = step.given(self.env)
+        args, kwargs = step.arguments_from(self.env)
         if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor):
             self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a copied slice has other strides than the view
             self._note_copies(step, args[0])
@@ -116,7 +116,7 @@ class PaddedRun:
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnpaddableError(f"{step.op} does not fit its rule for a size that grows: {error}") from error
         for result, place in step.makes:
-            self.env[place] = made[result] if step.sequence else made
+            self.env[place] = made[result] if step.returns_list else made
         self._note_copies(step, _unpadded(args[0]))
         return True
 

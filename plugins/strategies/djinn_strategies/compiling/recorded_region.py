@@ -306,10 +306,10 @@ class RecordedRegion(CompiledRegion):
         if not takes_float:
             step.store(env)
             return
-        args, kwargs = step.given(env)
+        args, kwargs = step.arguments_from(env)
         made = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
         for result, place in step.makes:
-            env[place] = made[result] if step.sequence else made
+            env[place] = made[result] if step.returns_list else made
 
     def _takes_float(self, step: CompiledStep) -> bool:
         """Return True if an argument of the step is a varying float."""

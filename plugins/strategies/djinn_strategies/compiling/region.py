@@ -14,7 +14,7 @@ from djinn_core import torch_private
 from djinn_core.ir.form import Constant, Form
 from djinn_core.ir.operators import resolve
 from djinn_server.running.compiled_step import CompiledStep
-from djinn_server.running.drawing import ALWAYS, chance_of
+from djinn_server.running.drawing import ALWAYS, draw_condition
 from djinn_server.running.input_aliases import written_places
 from djinn_server.running.template_compiler import CompiledTemplate
 
@@ -118,7 +118,7 @@ def _plain(form: Form) -> bool:
 
 def _random(form: Form, slots: Sequence[int | float]) -> bool:
     """Return True if a call draws random numbers. Compiled code would draw different numbers."""
-    chance = chance_of(form)
+    chance = draw_condition(form)
     return chance is not None and (chance == ALWAYS or slots[chance] != 0)
 
 
