@@ -56,7 +56,9 @@ class Product:
 def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Product, ...]:
     """Return the products whose weight is an input, or a view of an input, that the template does not write."""
     first = len(template.constants) + template.slots
-    sources = {first + position: position for position in range(template.inputs) if position not in aliases.written_inputs}
+    sources = {
+        first + position: position for position in range(template.inputs) if position not in aliases.written_inputs
+    }
     found: list[Product] = []
     for index, code in enumerate(template.source.code):
         form, step = template.source.forms[code], template.steps[index]
