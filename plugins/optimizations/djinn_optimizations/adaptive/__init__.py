@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import attrs
 
 from djinn.hooks import Optimization, hookimpl
-from djinn_optimizations.adaptive.judging import LEAST, Adaptive
+from djinn_optimizations.adaptive.judging import MIN_SAVING, Adaptive
 
 djinn_api_version = "2.0"
 
@@ -17,10 +17,10 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        least: an optimization is switched off if it costs at least this share of a program's time.
+        least: minimum slowdown, as a share of a program's time, at which an optimization is switched off.
     """
 
-    least: float = attrs.field(default=LEAST, validator=[attrs.validators.ge(0), attrs.validators.lt(1)])
+    least: float = attrs.field(default=MIN_SAVING, validator=[attrs.validators.ge(0), attrs.validators.lt(1)])
 
 
 djinn_settings = Settings
@@ -28,5 +28,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_optimizations(settings: Settings) -> Iterable[Optimization]:
-    """Register the optimization `adaptive`, which measures the other optimizations and switches slow ones off."""
+    """Return the optimization `adaptive`, which measures the other optimizations and switches slow ones off."""
     return [Adaptive(settings.least)]

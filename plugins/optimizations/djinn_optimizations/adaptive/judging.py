@@ -9,29 +9,32 @@ from djinn.hooks import Judge, OptimizationContext, PlacementTrial, Trial
 from djinn.planning import OptimizationResult
 from djinn_optimizations.adaptive.ranks import chance_of_being_less
 
-LOOKS: Final = (8, 16, 24, 40)  # number of runs of each way at the tests
-CHANCE: Final = 0.05 / len(LOOKS)  # error probability of one test; over all tests 0.05
-LEAST: Final = 0.02  # the smallest share of the time worth saving, unless the setting `least` is given
-CLEARLY: Final = 1.5  # decide after four runs if each is slower by this factor
-FEW: Final = 0.25  # required saving after one run of each way, as a share of the time; after n runs, one n-th of it
-RUNS: Final = 8  # number of runs over several executors that must save the time for moving weights
+LOOKS: Final = (8, 16, 24, 40)  # numbers of runs with, and of runs without, the optimization after which a test is made
+ERROR_PROBABILITY: Final = 0.05 / len(LOOKS)  # of one test, so that all tests together have 0.05
+MIN_SAVING: Final = 0.02  # default of the setting `least`
+CLEAR_FACTOR: Final = (
+    1.5  # after four runs of each kind, the optimization stays if all other runs took this many times as long
+)
+FIRST_RUN_MARGIN: Final = (
+    0.25  # minimum saving, as a share of the time, after one run of each placement; 1/n of it after n runs
+)
+AMORTIZING_RUNS: Final = 8  # number of runs over several executors that must save the time for moving weights
 
 
 class Adaptive(Judge):
     """Decide which other optimizations stay on. This optimization does not rewrite programs.
 
-    It compares executor times of runs with and without an optimization. In the same way, it compares a placement on one
-    executor with a placement on several executors.
+    It compares executor times of runs with and without an optimization by the Mann-Whitney rank test, which is robust
+    against outliers. The test is repeated after the numbers of runs in `LOOKS`, and all repetitions together have the
+    error probability 0.05. If the last test finds no difference, the optimization stays on.
 
-    The comparison is the Mann-Whitney rank test, which is robust against outliers. The test is repeated after a few
-    fixed numbers of runs, and all repetitions together have a fixed error probability. If the last test finds no
-    difference, the optimization stays on.
+    Placements on one executor and on several executors are compared by their median times.
     """
 
     name = "adaptive"
     tolerates_growth = True
 
-    def __init__(self, least: float = LEAST) -> None:
+    def __init__(self, least: float = MIN_SAVING) -> None:
         self._least = least
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
@@ -40,35 +43,35 @@ class Adaptive(Judge):
         return OptimizationResult(self.name, applied=False, reason="adaptive only measures other optimizations")
 
     def pays(self, trial: Trial) -> bool | None:
-        """Return True to keep an optimization on, and False to switch it off. If more runs are needed, return None.
+        """Return True to keep an optimization on, False to switch it off, or None if more runs are needed.
 
         An optimization stays on if it saves time, or if the last test finds no difference.
         """
         rounds = min(len(trial.with_it), len(trial.without))
         if rounds < LOOKS[0]:
-            return True if rounds >= LOOKS[0] // 2 and _clearly_less(trial.with_it, trial.without) else None
-        looks = [runs_at_test for runs_at_test in LOOKS if runs_at_test <= rounds]
-        with_it, without_it = trial.with_it[: looks[-1]], trial.without[: looks[-1]]
-        if chance_of_being_less(with_it, without_it) < CHANCE:
+            return True if rounds >= LOOKS[0] // 2 and _is_clearly_faster(trial.with_it, trial.without) else None
+        tests = [runs_at_test for runs_at_test in LOOKS if runs_at_test <= rounds]
+        with_it, without_it = trial.with_it[: tests[-1]], trial.without[: tests[-1]]
+        if chance_of_being_less(with_it, without_it) < ERROR_PROBABILITY:
             return True
-        worth = statistics.median(without_it) < (1 - self._least) * statistics.median(with_it)
-        if worth and chance_of_being_less(without_it, with_it) < CHANCE:
+        is_slower = statistics.median(without_it) < (1 - self._least) * statistics.median(with_it)
+        if is_slower and chance_of_being_less(without_it, with_it) < ERROR_PROBABILITY:
             return False
-        return True if looks[-1] == LOOKS[-1] else None
+        return True if tests[-1] == LOOKS[-1] else None
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """Return True if several executors save time, by median times and the time to move weights.
+        """Return True if several executors save time, False if one executor is better, or None without measured runs.
 
-        With few measured runs, the saving must be larger, because single runs mislead. If the saving is too small, one
-        executor is used. Each later run updates the decision, and sometimes the other placement is tried again.
+        The median times decide. The saving must also pay for moving the weights. With few measured runs, the saving must
+        be larger, because single runs mislead. The caller asks again after later runs.
         """
         if not trial.alone or not trial.apart:
             return None
         one_executor, several = statistics.median(trial.alone), statistics.median(trial.apart)
-        least = max(self._least, FEW / min(len(trial.alone), len(trial.apart)))
-        return several < (1 - least) * one_executor and RUNS * (one_executor - several) > trial.moving
+        min_saving = max(self._least, FIRST_RUN_MARGIN / min(len(trial.alone), len(trial.apart)))
+        return several < (1 - min_saving) * one_executor and AMORTIZING_RUNS * (one_executor - several) > trial.moving
 
 
-def _clearly_less(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Return True if all runs in `ours` were much faster than all in `other`, so that no more are needed."""
-    return CLEARLY * max(ours) < min(other)
+def _is_clearly_faster(ours: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Return True if each time in `ours` is less than each time in `other` by `CLEAR_FACTOR`."""
+    return CLEAR_FACTOR * max(ours) < min(other)

@@ -9,23 +9,23 @@ from statistics import NormalDist
 
 
 def chance_of_being_less(ours: Sequence[float], other: Sequence[float]) -> float:
-    """Return the p-value of the one-sided Mann-Whitney test for `ours` being less than `other`.
+    """Return the p-value of the one-sided Mann-Whitney test that values in `ours` are less than values in `other`.
 
-    The p-value is a normal approximation with corrections for ties and continuity. Each sample needs about eight
+    The p-value is a normal approximation with corrections for ties and continuity. Each argument needs about eight
     values.
     """
-    first, second = len(ours), len(other)
-    everything = sorted([*ours, *other])
-    places: dict[float, float] = {}
-    for place, value in enumerate(everything, 1):
-        places.setdefault(value, place)
-    ties = Counter(everything)
+    sample_count, other_count = len(ours), len(other)
+    pooled = sorted([*ours, *other])
+    first_ranks: dict[float, float] = {}
+    for rank, value in enumerate(pooled, 1):
+        first_ranks.setdefault(value, rank)
+    ties = Counter(pooled)
     # Ties share their mean rank.
-    ranks = {value: place + (ties[value] - 1) / 2 for value, place in places.items()}
-    greater = sum(ranks[value] for value in ours) - first * (first + 1) / 2
-    total = first + second
-    tied = sum(count**3 - count for count in ties.values()) / (total * (total - 1))
-    spread = math.sqrt(first * second / 12 * (total + 1 - tied))
-    if not spread:
+    ranks = {value: rank + (ties[value] - 1) / 2 for value, rank in first_ranks.items()}
+    u_statistic = sum(ranks[value] for value in ours) - sample_count * (sample_count + 1) / 2
+    total = sample_count + other_count
+    tie_correction = sum(count**3 - count for count in ties.values()) / (total * (total - 1))
+    deviation = math.sqrt(sample_count * other_count / 12 * (total + 1 - tie_correction))
+    if not deviation:
         return 1.0
-    return NormalDist().cdf((greater - first * second / 2 + 0.5) / spread)
+    return NormalDist().cdf((u_statistic - sample_count * other_count / 2 + 0.5) / deviation)

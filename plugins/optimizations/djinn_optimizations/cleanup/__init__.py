@@ -29,5 +29,5 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_optimizations(settings: Settings) -> Iterable[Optimization]:
-    """Register the optimizations `common_subexpressions` and `dead_code`, in this order."""
+    """Return the optimizations `common_subexpressions` and `dead_code`, in this order."""
     return [CommonSubexpressions(on=settings.on), DeadCode(on=settings.on)]

@@ -1,4 +1,4 @@
-"""Find dead code: all nodes that the values which outlive the program do not depend on."""
+"""Find dead code: nodes without side effects on which no value that outlives the program depends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from djinn.planning import Graph, Node, OptimizationPlan, storage_of
 def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> frozenset[int]:
     """Return the ids of the nodes in `plan` that can be removed. `kept`: values that outlive the program.
 
-    A node is live if it has a side effect or draws random numbers. It is also live if it computes a kept value, or a
-    value that a live node uses, or if it writes memory that is kept or that a live node reads later.
+    A node is live if it has a side effect or draws random numbers. It is also live if it computes a value in `kept` or a
+    value that a live node uses. It is also live if it writes memory of an input, of a value in `kept`, or of an operand
+    of a later live node.
     """
     live = set(kept)
     storages = {storage_of(v) for v in (*kept, *graph.inputs)}
     dead: set[int] = set()
     for node_id in reversed(plan.nodes):
         node = graph.nodes[node_id]
-        if not _lives(node, live, storages):
+        if not _is_live(node, live, storages):
             dead.add(node_id)
             continue
         for value in node.inputs:
@@ -26,11 +27,11 @@ def dead_nodes(graph: Graph, plan: OptimizationPlan, kept: frozenset[int]) -> fr
     return frozenset(dead)
 
 
-def _lives(node: Node, needed: set[int], storages: set[int]) -> bool:
+def _is_live(node: Node, live_values: set[int], live_storages: set[int]) -> bool:
     has_effect = not node.outputs and not node.writes
     return (
         node.random
         or has_effect
-        or any(v in needed for v in node.outputs)
-        or any(storage_of(v) in storages for v in node.writes)
+        or any(v in live_values for v in node.outputs)
+        or any(storage_of(v) in live_storages for v in node.writes)
     )

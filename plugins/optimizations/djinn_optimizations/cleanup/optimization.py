@@ -22,11 +22,11 @@ class _Cleanup(Optimization):
         self._on = on
 
     def wants(self, ops: frozenset[str]) -> bool:
-        """Return False, because this rewrite alone saves less time than planning costs."""
+        """Return False: a program is not planned for this rewrite alone, which saves less time than planning costs."""
         del ops
         return False
 
-    def _refused(self, context: OptimizationContext) -> OptimizationResult | None:
+    def _refusal(self, context: OptimizationContext) -> OptimizationResult | None:
         is_timed = self._on and any(node.op == _MARK for node in context.graph.nodes)
         reason = _TIMED if is_timed else "" if self._on else _OFF
         return OptimizationResult(self.name, applied=False, reason=reason) if reason else None
@@ -40,14 +40,14 @@ class CommonSubexpressions(_Cleanup):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Replace each repeated computation by the first one."""
-        if reason := self._refused(context):
+        if reason := self._refusal(context):
             return reason
-        merged = merge(context.graph, context.plan, context.kept)
-        if not merged.drop:
+        repeats = merge(context.graph, context.plan, context.kept)
+        if not repeats.drop:
             return OptimizationResult(self.name, applied=False, reason="no op repeats an earlier op")
-        rewrite = Rewrite(frozenset(merged.drop), merged.replace, equal_slots=tuple(merged.equal_slots))
-        condition = f", while {len(merged.equal_slots)} pairs of scalars are equal" if merged.equal_slots else ""
-        return OptimizationResult(self.name, True, f"{len(merged.drop)} ops repeat others{condition}", rewrite)
+        rewrite = Rewrite(frozenset(repeats.drop), repeats.replace, equal_slots=tuple(repeats.equal_slots))
+        condition = f", as long as {len(repeats.equal_slots)} pairs of scalars are equal" if repeats.equal_slots else ""
+        return OptimizationResult(self.name, True, f"{len(repeats.drop)} ops repeat earlier ops{condition}", rewrite)
 
 
 class DeadCode(_Cleanup):
@@ -56,8 +56,8 @@ class DeadCode(_Cleanup):
     name = "dead_code"
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Remove each op that has no side effect and that no value which outlives the program depends on."""
-        if reason := self._refused(context):
+        """Remove each op that has no side effect and on which no value that outlives the program depends."""
+        if reason := self._refusal(context):
             return reason
         dead = dead_nodes(context.graph, context.plan, context.kept)
         if not dead:

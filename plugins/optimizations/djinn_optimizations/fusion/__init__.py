@@ -1,4 +1,4 @@
-"""Fuse linear layers that read one input, and fold batch norms into the convolutions before them."""
+"""Fuse linear layers with a common input, and fold batch norms into the convolutions before them."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """Register the optimizations `fuse_projections` and `fold_batch_norms`."""
+    """Return the optimizations `fuse_projections` and `fold_batch_norms`."""
     return [FuseProjections(), FoldBatchNorms()]

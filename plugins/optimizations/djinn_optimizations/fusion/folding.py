@@ -1,7 +1,7 @@
 """Fold batch norms into convolutions.
 
-In evaluation, a batch norm multiplies and shifts each channel. The convolution before it can do both with other
-weights.
+In evaluation, a batch norm multiplies and shifts each channel. The preceding convolution does both if its weights and
+bias are changed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_traini
 class FoldBatchNorms(Optimization):
     """Fold the scale and shift of a batch norm into the convolution before it, and remove the norm.
 
-    This always saves one pass over the output. If the weights or the statistics change, the weights are folded again.
+    The rewrite always saves one pass over the output. If weights or statistics change, the weights are folded again.
     """
 
     name = "fold_batch_norms"
@@ -33,10 +33,10 @@ class FoldBatchNorms(Optimization):
         return "aten::convolution" in ops and not ops.isdisjoint(f"aten::{norm}" for norm in _NORMS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return substitutions for all convolutions whose result only a batch norm reads."""
+        """Return a substitution for each convolution whose result only a batch norm in evaluation reads."""
         running = frozenset(context.plan.nodes)
         norms = [context.graph.nodes[n] for op in _NORMS for n in context.graph.by_op.get(op, ()) if n in running]
-        substitutions = [s for norm in norms if (s := _folded(context, norm)) is not None]
+        substitutions = [s for norm in norms if (s := _fold(context, norm)) is not None]
         if not substitutions:
             return OptimizationResult(
                 self.name, applied=False, reason="no batch norm is the only reader of a convolution"
@@ -47,7 +47,7 @@ class FoldBatchNorms(Optimization):
         )
 
 
-def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
+def _fold(context: OptimizationContext, norm: Node) -> Substitution | None:
     graph = context.graph
     options = arguments(norm)
     convolution = graph.producer(options["input"])
@@ -55,22 +55,22 @@ def _folded(context: OptimizationContext, norm: Node) -> Substitution | None:
         return None
     if not _has_no_other_use(context, convolution, norm):
         return None
-    how = arguments(convolution)
+    convolution_options = arguments(convolution)
     statistics = [options[name] for name in ("running_mean", "running_var", "weight", "bias")]
-    weights = [how["weight"], how["bias"]]
+    weights = [convolution_options["weight"], convolution_options["bias"]]
     operands = [v for v in (*weights, *statistics) if v is not None]
     if None in statistics[:2] or not all(_is_constant(context, v) for v in operands):
         return None
     return Substitution(
         nodes=frozenset({convolution.id, norm.id}),
-        inputs=(how["input"], *operands),
+        inputs=(convolution_options["input"], *operands),
         outputs=norm.outputs[:1],
-        compute=_computing(how, options, [v is not None for v in (*weights, *statistics)]),
+        compute=_folded_convolution(convolution_options, options, [v is not None for v in (*weights, *statistics)]),
     )
 
 
 def _has_no_other_use(context: OptimizationContext, convolution: Node, norm: Node) -> bool:
-    """Return True if only the norm reads the convolution's result, and the norm's other results are unused."""
+    """Return True if only the norm reads the convolution's result, and only the norm's first result is used."""
     graph, outputs = context.graph, (*convolution.outputs, *norm.outputs[1:])
     users = {user.id for value in outputs for user in graph.consumers(value)}
     return users <= {norm.id} and context.kept.isdisjoint(outputs) and not norm.writes
@@ -81,16 +81,23 @@ def _is_constant(context: OptimizationContext, value: int) -> bool:
     return residency is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(value) is None
 
 
-def _computing(how: dict[str, Any], norm: dict[str, Any], present: Sequence[bool]) -> Any:
-    geometry = [how[name] for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")]
+def _folded_convolution(convolution_options: dict[str, Any], norm: dict[str, Any], present: Sequence[bool]) -> Any:
+    geometry = [
+        convolution_options[name]
+        for name in ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    ]
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        remaining = iter(tensors[1:])
-        weight, bias, mean, variance, scale, shift = (next(remaining) if is_present else None for is_present in present)
+        optional_tensors = iter(tensors[1:])
+        weight, bias, mean, variance, scale, shift = (
+            next(optional_tensors) if is_present else None for is_present in present
+        )
         assert weight is not None
         assert mean is not None
         assert variance is not None
-        folded = fuse_conv_bn_weights(weight, bias, mean, variance, norm["eps"], scale, shift, how["transposed"])
-        return [torch.convolution(tensors[0], folded[0], folded[1], *geometry)]
+        weights = fuse_conv_bn_weights(
+            weight, bias, mean, variance, norm["eps"], scale, shift, convolution_options["transposed"]
+        )
+        return [torch.convolution(tensors[0], weights[0], weights[1], *geometry)]
 
     return compute

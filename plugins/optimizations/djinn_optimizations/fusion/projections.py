@@ -1,4 +1,4 @@
-"""Fuse linear layers that read one input.
+"""Fuse linear layers with a common input.
 
 Examples are query, key and value of attention, and the gate and up projections of a gated MLP.
 """
@@ -14,15 +14,15 @@ import torch
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import DataResidency, Node, OptimizationResult, Rewrite, Substitution, arguments
 
-# Starting an op on a CPU takes 1 to 2 us. Splitting the results of several rows takes as long as products of so few rows. With
-# larger weights the product takes so long that the op's start does not matter. On a GPU the split starts a kernel for each part.
-BYTES: Final = 1 << 20
+# The fusion saves the start of CPU ops, which takes 1 to 2 us each. With larger weights, this time does not matter. With several
+# rows, splitting the result takes as long as the products. On a GPU, the split launches a kernel for each part.
+MAX_WEIGHT_BYTES: Final = 1 << 20
 
 
 class FuseProjections(Optimization):
-    """Replace several matrix products with one input by one wider product. Their weights are concatenated once.
+    """Replace linear layers with a common input by one wider layer. Their weights are concatenated once.
 
-    The wide product is faster on a CPU if there is one row and the weights are small, as in decoding.
+    The wide layer is faster on a CPU if the input has one row and the weights are small, as in decoding.
     """
 
     name = "fuse_projections"
@@ -34,50 +34,50 @@ class FuseProjections(Optimization):
         return "aten::linear" in ops
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return substitutions for all groups of products that can be fused."""
+        """Return a substitution for each group of linear layers that can be fused."""
         on_cpu = all(device.kind == "cpu" for device in context.topology.devices)
         groups = [_substitution(context, group) for group in _groups(context)] if on_cpu else []
         if not groups:
-            why = (
+            reason_against = (
                 "no two small linear layers of one row share their input"
                 if on_cpu
                 else "the fusion is faster on CPUs only"
             )
-            return OptimizationResult(self.name, applied=False, reason=why)
+            return OptimizationResult(self.name, applied=False, reason=reason_against)
         products = sum(len(s.nodes) for s in groups)
-        reason = f"{products} linear layers of one row read {len(groups)} inputs: one product for each"
+        reason = f"{products} linear layers of one row read {len(groups)} inputs: one fused layer for each input"
         return OptimizationResult(self.name, applied=True, reason=reason, rewrite=Rewrite(substitutions=tuple(groups)))
 
 
 def _groups(context: OptimizationContext) -> list[list[Node]]:
     running = frozenset(context.plan.nodes)
-    alike: dict[tuple[object, ...], list[Node]] = defaultdict(list)
+    nodes_by_input: dict[tuple[object, ...], list[Node]] = defaultdict(list)
     for node_id in context.graph.by_op.get("linear", ()):
         node = context.graph.nodes[node_id]
-        if node_id in running and _fusible(context, node):
+        if node_id in running and _is_fusible(context, node):
             options = arguments(node)
             weight = context.graph.meta(options["weight"])
-            alike[options["input"], weight.dtype, weight.shape[1], options["bias"] is None].append(node)
-    return [group for group in alike.values() if len(group) > 1 and _is_small(context, group)]
+            nodes_by_input[options["input"], weight.dtype, weight.shape[1], options["bias"] is None].append(node)
+    return [group for group in nodes_by_input.values() if len(group) > 1 and _is_small(context, group)]
 
 
 def _is_small(context: OptimizationContext, group: Sequence[Node]) -> bool:
     size = sum(context.graph.meta(arguments(node)["weight"]).nbytes for node in group)
-    return size <= BYTES
+    return size <= MAX_WEIGHT_BYTES
 
 
-def _fusible(context: OptimizationContext, node: Node) -> bool:
+def _is_fusible(context: OptimizationContext, node: Node) -> bool:
     options = arguments(node)
     if not isinstance(options["input"], int) or not isinstance(options["weight"], int) or len(node.outputs) != 1:
         return False
-    rows = context.graph.meta(options["input"])
+    input_meta = context.graph.meta(options["input"])
     weights = [v for v in (options["weight"], options["bias"]) if v is not None]
-    constant = all(
+    is_constant = all(
         context.profile.residency.get(w) is DataResidency.PERSISTENT_WEIGHT and context.graph.producer(w) is None
         for w in weights
     )
-    is_one_row = len(rows.shape) > 0 and rows.numel <= rows.shape[-1]
-    return constant and is_one_row and len(context.graph.meta(options["weight"]).shape) == 2
+    is_one_row = len(input_meta.shape) > 0 and input_meta.numel <= input_meta.shape[-1]
+    return is_constant and is_one_row and len(context.graph.meta(options["weight"]).shape) == 2
 
 
 def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substitution:
@@ -90,10 +90,10 @@ def _substitution(context: OptimizationContext, group: Sequence[Node]) -> Substi
         rows, parts = tensors[0], tensors[1:]
         weight = torch.cat(list(parts[: len(weights)]))
         bias = torch.cat(list(parts[len(weights) :])) if biases else None
-        wide = torch.nn.functional.linear(rows, weight, bias)
-        # Copies with the layout of the replaced results: later ops stay unchanged, and the plan holds when caches have grown.
-        split: Any = torch.split_with_sizes_copy  # its stub has the return type None
-        return list(split(wide, sizes, -1))
+        products = torch.nn.functional.linear(rows, weight, bias)
+        # The copies have the layout of the replaced results, so later ops stay unchanged, even when caches have grown.
+        split_copy: Any = torch.split_with_sizes_copy  # its stub has the return type None
+        return list(split_copy(products, sizes, -1))
 
     return Substitution(
         nodes=frozenset(node.id for node in group),

@@ -1,4 +1,4 @@
-"""Move a pooling before ops that can work on the pooled elements."""
+"""Move a pooling before ops that can process the pooled elements instead."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """Register the optimization `pool_first`."""
+    """Return the optimization `pool_first`."""
     return [PoolFirst()]

@@ -15,8 +15,8 @@ class PoolFirst(Optimization):
     - `max_pool(f(x))` with an increasing `f` becomes `f(max_pool(x))`, with a fraction of the elements.
     - Two poolings with adjacent windows become one pooling with larger windows, which saves one pass.
 
-    A pooling is moved only if it reduces the number of elements. Then the rewrite is always faster. Sums are rounded in
-    another order, and zeros may have another sign.
+    A pooling is moved only if it reduces the number of elements, because then the rewrite is always faster. Results may
+    differ in rounding and in the sign of zeros.
     """
 
     name = "pool_first"
@@ -30,38 +30,48 @@ class PoolFirst(Optimization):
         return not ops.isdisjoint(POOLINGS)
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return substitutions for all poolings that should run earlier."""
-        graph, running, substituted = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
+        """Return a substitution for each pooling that can run before, or together with, the preceding op."""
+        graph, running, replaced_nodes = context.graph, frozenset(context.plan.nodes), set(context.plan.replaced_nodes)
         pairs: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
             pooling = pooling_of(graph, node)
             pair = pair_of(graph, pooling) if pooling is not None else None
-            if pair is None or not pair.nodes <= running or substituted & pair.nodes or not _is_alone(context, pair):
+            if (
+                pair is None
+                or not pair.nodes <= running
+                or replaced_nodes & pair.nodes
+                or not _is_isolated(context, pair)
+            ):
                 continue
-            substituted |= pair.nodes
+            replaced_nodes |= pair.nodes
             substitution = Substitution(pair.nodes, pair.inputs, pair.pooling.node.outputs[:1], pair.compute)
-            pairs.append((substitution, f"{pair.name} ({_saved(graph, pair)} of the elements)"))
+            pairs.append((substitution, f"{pair.name} ({_remaining_share(graph, pair)} of the elements)"))
         if not pairs:
-            return OptimizationResult(self.name, applied=False, reason="no pooling can be moved to an earlier place")
+            return OptimizationResult(
+                self.name, applied=False, reason="no pooling can be swapped with the op before it"
+            )
         substitutions = tuple(substitution for substitution, _ in pairs)
-        reason = f"{len(pairs)} poolings come first: {', '.join(dict.fromkeys(note for _, note in pairs))}"
+        reason = f"{len(pairs)} poolings run earlier: {', '.join(dict.fromkeys(note for _, note in pairs))}"
         return OptimizationResult(self.name, True, reason, Rewrite(substitutions=substitutions))
 
 
-def _is_alone(context: OptimizationContext, pair: Pair) -> bool:
-    """Return True if no other node reads the intermediate values or the argmax positions, and no node writes them."""
+def _is_isolated(context: OptimizationContext, pair: Pair) -> bool:
+    """Return True if only nodes of the pair read its results except the pooled values, and no node in between writes them.
+
+    The other results are intermediate values and argmax indices. The inputs must not be written in between, either.
+    """
     graph = context.graph
     nodes: list[Node] = [graph.nodes[n] for n in sorted(pair.nodes)]
-    removed = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
-    memory = {storage_of(v) for v in (*removed, *pair.inputs)}
+    intermediate = {v for node in nodes for v in node.outputs} - {pair.pooling.node.outputs[0]}
+    memory = {storage_of(v) for v in (*intermediate, *pair.inputs)}
     nodes_between = [n for n in graph.nodes[nodes[0].id : nodes[-1].id] if n.id not in pair.nodes]
     return (
-        context.kept.isdisjoint(removed)
-        and all(user.id in pair.nodes for value in removed for user in graph.consumers(value))
+        context.kept.isdisjoint(intermediate)
+        and all(user.id in pair.nodes for value in intermediate for user in graph.consumers(value))
         and not any(storage_of(v) in memory for node in nodes_between for v in node.writes)
     )
 
 
-def _saved(graph: Graph, pair: Pair) -> str:
-    before, after = (graph.meta(v).numel for v in (pair.pooling.source, pair.pooling.node.outputs[0]))
-    return f"{after / before:.2g}"
+def _remaining_share(graph: Graph, pair: Pair) -> str:
+    preceding, after = (graph.meta(v).numel for v in (pair.pooling.source, pair.pooling.node.outputs[0]))
+    return f"{after / preceding:.2g}"

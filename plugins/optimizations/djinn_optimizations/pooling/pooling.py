@@ -31,11 +31,11 @@ class Pooling:
     kind: Literal["largest", "average"]
     window: tuple[int, ...]
     step: tuple[int, ...]
-    inside: bool
+    windows_inside: bool
 
 
 def pooling_of(graph: Graph, node: Node) -> Pooling | None:
-    """Return the pooling of a node. If the node does not reduce the number of elements by pooling, return None."""
+    """Return the pooling that a node computes, or None if it is no pooling or does not reduce the number of elements."""
     if node.operation not in _OPERATIONS:
         return None
     if not node.inputs or not node.outputs or len(graph.meta(node.inputs[0]).shape) != 4:
@@ -46,14 +46,16 @@ def pooling_of(graph: Graph, node: Node) -> Pooling | None:
     if node.operation in {_ADAPTIVE, "mean"}:
         dims = sorted(d % 4 for d in options.get("dim") or ()) if node.operation == "mean" else [2, 3]
         is_spatial = dims == [2, 3] and options.get("dtype") is None and options.get("keepdim", True)
-        return Pooling(node, source, "average", (), (), inside=True) if is_spatial else None
-    window = _pair(options["kernel_size"])
-    is_plain = not any(_pair(options.get("padding", 0))) and not options.get("ceil_mode")
-    is_plain = is_plain and set(_pair(options.get("dilation", 1))) == {1} and options.get("divisor_override") is None
+        return Pooling(node, source, "average", (), (), windows_inside=True) if is_spatial else None
+    window = _two_numbers(options["kernel_size"])
+    is_plain = not any(_two_numbers(options.get("padding", 0))) and not options.get("ceil_mode")
+    is_plain = (
+        is_plain and set(_two_numbers(options.get("dilation", 1))) == {1} and options.get("divisor_override") is None
+    )
     kind: Literal["largest", "average"] = "largest" if node.operation.startswith("max") else "average"
-    return Pooling(node, source, kind, window, _pair(options.get("stride") or window), inside=is_plain)
+    return Pooling(node, source, kind, window, _two_numbers(options.get("stride") or window), windows_inside=is_plain)
 
 
-def _pair(given: object) -> tuple[int, ...]:
-    numbers = [n for n in given if isinstance(n, int)] if isinstance(given, (list, tuple)) else [given]
+def _two_numbers(operands: object) -> tuple[int, ...]:
+    numbers = [n for n in operands if isinstance(n, int)] if isinstance(operands, (list, tuple)) else [operands]
     return tuple(n for n in numbers if isinstance(n, int)) * (2 // max(1, len(numbers)))

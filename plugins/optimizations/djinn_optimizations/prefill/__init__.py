@@ -1,4 +1,4 @@
-"""Divide the prefill of a long prompt among several devices."""
+"""Divide the prefill of a long prompt among several devices (sequence parallelism)."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_optimizations() -> Iterable[Optimization]:
-    """Register the optimization `prefill`."""
+    """Return the optimization `prefill`."""
     return [DivideSequences()]

@@ -1,4 +1,4 @@
-"""Run a program in chunks of rows: each chunk passes through all layers, as a group of ops."""
+"""Run a program in chunks of rows. Each chunk passes through all layers, as a group of ops for one device."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from djinn_optimizations.prefill.rules import aligned_dim
 
 @attrs.frozen
 class Chunks:
-    """Chunks of rows.
+    """Consecutive chunks of rows.
 
     Attributes:
-        ends: first row of each chunk, and the end of the last chunk.
+        ends: end row of each chunk, exclusive.
     """
 
     ends: tuple[int, ...]
@@ -42,8 +42,8 @@ class ChunkedRun:
     Attributes:
         rows: the divided part.
         chunks: the chunks.
-        cut: nodes that select rows of the last chunk only.
-        whole: tensors with all rows, by value.
+        cut: slice nodes that select rows of the last chunk only.
+        full_tensors: tensors with all rows, and tensors without rows, by value.
         parts: the tensor of each chunk, by value.
         masks: attention masks, by chunk and dtype.
     """
@@ -51,52 +51,54 @@ class ChunkedRun:
     rows: Rows
     chunks: Chunks
     cut: frozenset[int]
-    whole: dict[int, torch.Tensor]
+    full_tensors: dict[int, torch.Tensor]
     parts: dict[int, list[torch.Tensor]] = attrs.field(factory=dict)
     masks: dict[tuple[int, torch.dtype], torch.Tensor] = attrs.field(factory=dict)
 
     def run(self, nodes: Sequence[Node]) -> None:
-        """Compute nodes in order. Each node runs once per chunk if possible, and else for all rows."""
+        """Compute nodes in order. Each node runs once per chunk if possible, otherwise once for all rows."""
         for node in nodes:
             if node.id in self.rows.attention:
                 self._attend(node, self.rows.attention[node.id])
             elif node.id in self.rows.splits:
-                self._divide(node)
+                self._run_by_chunk(node)
             elif node.id in self.cut:
-                self.whole[node.outputs[0]] = self._cut_out(node)
+                self.full_tensors[node.outputs[0]] = self._slice_last_chunk(node)
             else:
-                results = call_again(node, [self.all_of(v) for v in node.inputs], {})
-                self.whole.update(zip(node.outputs, results, strict=True))
+                results = call_again(node, [self.all_rows(v) for v in node.inputs], {})
+                self.full_tensors.update(zip(node.outputs, results, strict=True))
 
-    def all_of(self, value: int) -> torch.Tensor:
+    def all_rows(self, value: int) -> torch.Tensor:
         """Return all rows of a value, on the device of the last chunk."""
-        if value not in self.whole:
+        if value not in self.full_tensors:
             with group(len(self.chunks) - 1):
-                self.whole[value] = torch.cat(self.parts[value], self.rows.dims[value])
-        return self.whole[value]
+                self.full_tensors[value] = torch.cat(self.parts[value], self.rows.dims[value])
+        return self.full_tensors[value]
 
     def part(self, value: int, chunk: int) -> torch.Tensor:
-        """Return the rows of a value for one chunk. A tensor with all rows is sliced on its own device."""
+        """Return the rows of a value for one chunk. If only the full tensor exists, slice it."""
         if value not in self.parts:
-            self.parts[value] = [self._narrow(self.whole[value], self.rows.dims[value], c) for c in self._numbers]
+            self.parts[value] = [
+                self._narrow(self.full_tensors[value], self.rows.dims[value], c) for c in self._chunk_indices
+            ]
         return self.parts[value][chunk]
 
     @property
-    def _numbers(self) -> range:
+    def _chunk_indices(self) -> range:
         return range(len(self.chunks))
 
     def _narrow(self, tensor: torch.Tensor, dim: int, chunk: int) -> torch.Tensor:
         return tensor.narrow(dim, self.chunks.start(chunk), self.chunks.length(chunk))
 
-    def _divide(self, node: Node) -> None:
+    def _run_by_chunk(self, node: Node) -> None:
         split, graph = self.rows.splits[node.id], self.rows.graph
-        if split.passes:
-            before = next(v for v in node.inputs if v in self.rows.dims)
-            self.parts[node.outputs[0]] = [self.part(before, chunk) for chunk in self._numbers]
+        if split.passes_rows:
+            operand = next(v for v in node.inputs if v in self.rows.dims)
+            self.parts[node.outputs[0]] = [self.part(operand, chunk) for chunk in self._chunk_indices]
             return
         shape = list(graph.meta(node.outputs[0]).shape)
         parts: list[list[torch.Tensor]] = []
-        for chunk in self._numbers:
+        for chunk in self._chunk_indices:
             options: dict[str, Any] = {}
             if split.sizes:
                 sizes = [*shape[: split.dims[0]], self.chunks.length(chunk), *shape[split.dims[0] + 1 :]]
@@ -110,46 +112,48 @@ class ChunkedRun:
     def _operand(self, node: Node, value: int, dim: int, chunk: int) -> torch.Tensor:
         """Return the operand of an op for one chunk.
 
-        An operand with rows is sliced, and so is an operand that broadcasts against one.
+        An operand with rows is sliced. An operand that broadcasts is sliced if it has a size for each row.
         """
         if value in self.rows.dims:
             return self.part(value, chunk)
-        graph, tensor = self.rows.graph, self.all_of(value)
-        at = None
+        graph, tensor = self.rows.graph, self.all_rows(value)
+        operand_dim = None
         if self.rows.splits[node.id].broadcast:
-            at = aligned_dim(graph.meta(value).shape, len(graph.meta(node.outputs[0]).shape), dim, self.rows.rows)
-        return tensor if at is None else self._narrow(tensor, at, chunk)
+            operand_dim = aligned_dim(
+                graph.meta(value).shape, len(graph.meta(node.outputs[0]).shape), dim, self.rows.rows
+            )
+        return tensor if operand_dim is None else self._narrow(tensor, operand_dim, chunk)
 
     def _attend(self, node: Node, attention: CausalAttention) -> None:
         """Compute attention for each chunk. The rows of a chunk attend to all rows up to the end of the chunk."""
         results: list[torch.Tensor] = []
-        names = [self.part(attention.query, c) for c in self._numbers]
-        for chunk, query in enumerate(names):
+        queries = [self.part(attention.query, c) for c in self._chunk_indices]
+        for chunk, query in enumerate(queries):
             with group(chunk):
-                key, value = (self._up_to(v, chunk) for v in (attention.key, attention.value))
+                key, value = (self._rows_until(v, chunk) for v in (attention.key, attention.value))
                 options: Mapping[str, Any] = (
                     {} if not chunk else {"is_causal": False, "attn_mask": self._mask(chunk, query)}
                 )
                 results += call_again(node, [query, key, value], options)
         self.parts[node.outputs[0]] = results
 
-    def _up_to(self, value: int, chunk: int) -> torch.Tensor:
+    def _rows_until(self, value: int, chunk: int) -> torch.Tensor:
         if chunk == len(self.chunks) - 1:
-            return self.all_of(value)
-        before = [self.part(value, c) for c in range(chunk + 1)]
-        return torch.cat(before, self.rows.dims[value]) if chunk else before[0]
+            return self.all_rows(value)
+        parts = [self.part(value, c) for c in range(chunk + 1)]
+        return torch.cat(parts, self.rows.dims[value]) if chunk else parts[0]
 
     def _mask(self, chunk: int, query: torch.Tensor) -> torch.Tensor:
-        """Return the mask for a chunk's attention scores, which prevents rows from attending to later rows."""
+        """Return the mask that prevents rows of a chunk from attending to later rows: -inf above the diagonal."""
         key = (chunk, query.dtype)
         if key not in self.masks:
             size = (self.chunks.length(chunk), self.chunks.ends[chunk])
-            never = torch.full(size, -torch.inf, dtype=query.dtype, device=query.device)
-            self.masks[key] = never.triu(self.chunks.start(chunk) + 1)
+            minus_infinity = torch.full(size, -torch.inf, dtype=query.dtype, device=query.device)
+            self.masks[key] = minus_infinity.triu(self.chunks.start(chunk) + 1)
         return self.masks[key]
 
-    def _cut_out(self, node: Node) -> torch.Tensor:
-        """Select rows from the last chunk instead of from the whole tensor."""
+    def _slice_last_chunk(self, node: Node) -> torch.Tensor:
+        """Run the slice `node` on the last chunk instead of on the full tensor."""
         value, last = node.inputs[0], len(self.chunks) - 1
         dim = self.rows.dims[value]
         length = self.rows.graph.meta(node.outputs[0]).shape[dim]

@@ -22,12 +22,12 @@ class DivideSequences(Optimization):
     """Divide a prompt into chunks of rows, one for each device.
 
     Each chunk sends its keys and values to the devices of later chunks. Caches are on the device of the last chunk,
-    which also runs the ops after the layers. This saves time if the prompt is long compared with the transfers.
+    which also runs the ops after the layers. The division saves time if computing takes much longer than the transfers.
     """
 
     name = NAME
     tolerates_growth = True
-    # Other optimizations, which run on the result of this one.
+    # These optimizations run on the result of this optimization.
     before: frozenset[str] = frozenset({"common_subexpressions", "dead_code", "fuse_projections", "split_batches"})
     exact = False
 
@@ -41,15 +41,15 @@ class DivideSequences(Optimization):
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return one substitution for all layers, or the reason why the prompt is not divided."""
+        """Return a substitution for all layers, or the reason why the prompt is not divided."""
         if len(context.topology.devices) < 2:
             return OptimizationResult(self.name, applied=False, reason="there is one device")
         try:
             rows = rows_of(context)
             choice = self._choose(context, rows)
             substitution = _substitution(context, rows, choice)
-        except NotDivisible as refused:
-            return OptimizationResult(self.name, applied=False, reason=str(refused))
+        except NotDivisible as error:
+            return OptimizationResult(self.name, applied=False, reason=str(error))
         return OptimizationResult(
             self.name, applied=True, reason=choice.reason, rewrite=Rewrite(substitutions=(substitution,))
         )
@@ -57,7 +57,7 @@ class DivideSequences(Optimization):
 
 def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice) -> Substitution:
     graph, chunks = context.graph, Chunks(choice.ends)
-    slice_nodes = frozenset(n for n in rows.whole if _is_cut_from(context, rows, chunks, graph.nodes[n]))
+    slice_nodes = frozenset(n for n in rows.undivided if _is_cut_from(context, rows, chunks, graph.nodes[n]))
     run = _with_dependencies(rows, slice_nodes)
     removed = _exclusively_used(context, run, _dependents(rows, run))
     if removed & context.plan.substituted or not removed <= frozenset(context.plan.nodes):
@@ -68,9 +68,9 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
     inputs = tuple(dict.fromkeys(v for node in run for v in node.inputs if v not in results))
 
     def compute(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        computing = ChunkedRun(rows, chunks, slice_nodes, dict(zip(inputs, tensors, strict=True)))
-        computing.run(run)
-        return [computing.all_of(value) for value in outputs]
+        chunked_run = ChunkedRun(rows, chunks, slice_nodes, dict(zip(inputs, tensors, strict=True)))
+        chunked_run.run(run)
+        return [chunked_run.all_rows(value) for value in outputs]
 
     return Substitution(removed, inputs, outputs, compute, frozenset(node.id for node in run) - removed)
 
@@ -83,26 +83,26 @@ def _is_cut_from(context: OptimizationContext, rows: Rows, chunks: Chunks, node:
     if node.operation != "slice" or any(v in context.kept for v in (*node.inputs, *node.outputs)):
         return False
     value, options = node.inputs[0], arguments(node)
-    along = options["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
-    return along and options["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
+    is_along_rows = options["dim"] % len(context.graph.meta(value).shape) == rows.dims[value]
+    return is_along_rows and options["step"] == 1 and first_row(rows, node) >= chunks.start(len(chunks) - 1)
 
 
 def _check_memory(context: OptimizationContext, outputs: Sequence[int]) -> None:
-    """Raise `NotDivisible` if a later program could notice that kept values no longer share memory.
+    """Raise `NotDivisible` if results of the recorded program share memory with inputs or with each other.
 
-    If a later program writes into a kept value, values that share its memory must change as well.
+    Results of chunks do not share memory. A later program that writes into a result would change only one of them.
     """
-    before = {storage_of(v) for v in context.graph.inputs}
-    several = Counter(map(storage_of, outputs))
+    input_storages = {storage_of(v) for v in context.graph.inputs}
+    results_by_storage = Counter(map(storage_of, outputs))
     for value in outputs:
-        if storage_of(value) in before:
+        if storage_of(value) in input_storages:
             raise NotDivisible(f"result {value} is a view of a program input")
-        if several[storage_of(value)] > 1 and value in context.kept:
+        if results_by_storage[storage_of(value)] > 1 and value in context.kept:
             raise NotDivisible("several results that outlive the program share memory")
 
 
 def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
-    """Return the divided nodes, and the nodes between them that they depend on.
+    """Return the divided nodes, the nodes in `cut`, and the nodes between them that they depend on.
 
     The inputs of a substitution must exist before its first node.
     """
@@ -110,17 +110,17 @@ def _with_dependencies(rows: Rows, cut: frozenset[int]) -> list[Node]:
     required = {*rows.nodes, *cut}
     for node in reversed(graph.nodes[first:]):
         if node.id in required:
-            makers = [graph.producer(value) for value in node.inputs]
-            required.update(maker.id for maker in makers if maker is not None and maker.id > first)
-    run = [graph.nodes[n] for n in sorted(required)]
-    for node in run:
+            producers = [graph.producer(value) for value in node.inputs]
+            required.update(maker.id for maker in producers if maker is not None and maker.id > first)
+    nodes = [graph.nodes[n] for n in sorted(required)]
+    for node in nodes:
         if node.writes or node.random:
             raise NotDivisible(f"{node.op} writes or draws random numbers during the prefill")
-    return run
+    return nodes
 
 
 def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
-    """Return the nodes that depend on divided values."""
+    """Return the nodes of `run` that depend on values with rows."""
     divided, values = frozenset(rows.nodes), set(rows.dims)
     dependents = set()
     for node in run:
@@ -131,7 +131,7 @@ def _dependents(rows: Rows, run: Sequence[Node]) -> frozenset[int]:
 
 
 def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided: frozenset[int]) -> frozenset[int]:
-    """Return the divided nodes, and the nodes whose results only divided nodes use."""
+    """Return `divided`, and the nodes of `run` whose results only nodes of the result use."""
     removed = set(divided)
     for node in reversed(run):
         if node.id not in removed and not any(_is_needed(context, v, removed) for v in node.outputs):
@@ -139,5 +139,5 @@ def _exclusively_used(context: OptimizationContext, run: Sequence[Node], divided
     return frozenset(removed)
 
 
-def _is_needed(context: OptimizationContext, value: int, gone: frozenset[int] | set[int]) -> bool:
-    return value in context.kept or any(user.id not in gone for user in context.graph.consumers(value))
+def _is_needed(context: OptimizationContext, value: int, removed: frozenset[int] | set[int]) -> bool:
+    return value in context.kept or any(user.id not in removed for user in context.graph.consumers(value))

@@ -21,37 +21,36 @@ Dims = Mapping[int, int]
 
 @attrs.frozen
 class Split:
-    """How a node can run for some of the rows.
+    """Instructions to run a node for some of the rows.
 
     Attributes:
         dims: index of the sequence dimension, by result.
-        sizes: name of the argument with the sizes of the result, if the op has such an argument.
-        broadcast: True if operands broadcast. An operand without rows is broadcast, and an operand with all rows is
-            sliced.
-        passes: True if the op does not change the rows of its operand.
+        sizes: name of the argument with the sizes of the result, or "" if the op has no such argument.
+        broadcast: True if operands broadcast. Operands with a size for each row are sliced.
+        passes_rows: True if the op returns the rows of its operand unchanged, so a run for some rows can skip it.
     """
 
     dims: tuple[int, ...]
     sizes: str = ""
     broadcast: bool = False
-    passes: bool = False
+    passes_rows: bool = False
 
 
 @attrs.frozen
 class Case:
-    """Argument of a rule.
+    """Argument of a rule: a node and the sequence dimension of its operands.
 
     Attributes:
-        graph: the graph.
+        graph: graph of the program.
         node: the node.
-        given: arguments of the node, by name.
+        arguments: arguments of the node, by name.
         dims: index of the sequence dimension, by value.
         rows: number of rows.
     """
 
     graph: Graph
     node: Node
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     dims: Dims
     rows: int
 
@@ -60,25 +59,25 @@ class Case:
         return self.graph.meta(value).shape
 
     def dim(self, value: Any) -> int | None:
-        """Return the index of a value's sequence dimension. If the value has no rows, return None."""
+        """Return the index of a value's sequence dimension, or None if the argument is no value with rows."""
         return self.dims.get(value) if isinstance(value, int) else None
 
     @property
-    def made(self) -> tuple[int, ...]:
+    def result_shape(self) -> tuple[int, ...]:
         """Sizes of the first result."""
         return self.shape(self.node.outputs[0])
 
-    def others_are_whole(self, *names: str) -> bool:
-        """Return True if no argument with one of these names has rows."""
-        return all(self.dim(self.given.get(name)) is None for name in names)
+    def have_no_rows(self, *names: str) -> bool:
+        """Return True if no argument among `names` has rows."""
+        return all(self.dim(self.arguments.get(name)) is None for name in names)
 
 
 Rule = Callable[[Case], Split | None]
 
 
 def split_of(case: Case) -> Split | None:
-    """Return how an op can run for some of the rows. If it must run for all rows, return None."""
-    rule = _RULES.get(case.node.operation) or (_aligned if _is_elementwise(case.node.op) else None)
+    """Return the instructions to run a node for some of the rows, or None if it must run for all rows."""
+    rule = _RULES.get(case.node.operation) or (_elementwise if _is_elementwise(case.node.op) else None)
     return rule(case) if rule is not None and case.node.outputs else None
 
 
@@ -90,197 +89,202 @@ def _is_elementwise(op: str) -> bool:
     return overload_op is not None and torch.Tag.pointwise in overload_op.tags
 
 
-def aligned_dim(shape: Sequence[int], made: int, dim: int, rows: int) -> int | None:
-    """Return the dimension of an operand that broadcasts to dimension `dim` of a result.
+def aligned_dim(shape: Sequence[int], result_dims: int, dim: int, rows: int) -> int | None:
+    """Return the dimension of an operand that broadcasts to dimension `dim` of a result, or None if it has not `rows` rows.
 
-    If it has no rows, return None.
-
-    `made`: number of dimensions of the result.
+    `shape`: of the operand. `result_dims`: number of dimensions of the result.
     """
-    at = dim - made + len(shape)
-    return at if at >= 0 and shape[at] == rows else None
+    operand_dim = dim - result_dims + len(shape)
+    return operand_dim if operand_dim >= 0 and shape[operand_dim] == rows else None
 
 
-def _aligned(case: Case) -> Split | None:
+def _elementwise(case: Case) -> Split | None:
     """Rule of elementwise ops. Their operands broadcast, aligned at the last dimension."""
     ends = {len(case.shape(v)) - case.dims[v] for v in case.node.inputs if v in case.dims}
-    dim = len(case.made) - next(iter(ends))
-    return Split((dim,), broadcast=True) if len(ends) == 1 and case.made[dim] == case.rows else None
+    dim = len(case.result_shape) - next(iter(ends))
+    return Split((dim,), broadcast=True) if len(ends) == 1 and case.result_shape[dim] == case.rows else None
 
 
-def _same(*whole: str) -> Rule:
-    """Return a rule for ops that do not move the rows of their first operand.
-
-    The arguments `whole` must have no rows.
-    """
+def _keep_rows(*whole: str) -> Rule:
+    """Return a rule for ops that keep the rows of their first operand in place. Arguments in `whole` must have no rows."""
 
     def rule(case: Case) -> Split | None:
         first = case.node.inputs[0]
         dim = case.dim(first)
-        return Split((dim,) * len(case.node.outputs)) if dim is not None and case.others_are_whole(*whole) else None
+        return Split((dim,) * len(case.node.outputs)) if dim is not None and case.have_no_rows(*whole) else None
 
     return rule
 
 
 def _product(left: str, right: str, *added: str) -> Rule:
-    """Return a rule for matrix products and linear layers.
+    """Return a rule for matrix products and linear layers whose left operand has the rows and does not sum over them.
 
-    The left operand has the rows, and the sum is not over the rows.
+    `left`, `right`, `added`: names of the operands. `right` and `added` must have no rows.
     """
 
     def rule(case: Case) -> Split | None:
-        dim = case.dim(case.given[left])
-        no_other_rows = case.others_are_whole(right, *added)
-        if dim is None or not no_other_rows or dim == len(case.shape(case.given[left])) - 1:
+        dim = case.dim(case.arguments[left])
+        no_other_rows = case.have_no_rows(right, *added)
+        if dim is None or not no_other_rows or dim == len(case.shape(case.arguments[left])) - 1:
             return None
-        if right != "weight" and len(case.shape(case.given[right])) > 2 and dim != len(case.made) - 2:
+        if right != "weight" and len(case.shape(case.arguments[right])) > 2 and dim != len(case.result_shape) - 2:
             return None  # the right operand has one matrix per row
-        return Split((dim,)) if len(case.made) == len(case.shape(case.given[left])) else None
+        return Split((dim,)) if len(case.result_shape) == len(case.shape(case.arguments[left])) else None
 
     return rule
 
 
-def _normalised(case: Case) -> Split | None:
-    dim = case.dim(case.given["input"])
-    if dim is None or not case.others_are_whole("weight", "bias"):
+def _layer_norm(case: Case) -> Split | None:
+    dim = case.dim(case.arguments["input"])
+    if dim is None or not case.have_no_rows("weight", "bias"):
         return None
-    leading = len(case.shape(case.given["input"])) - len(case.given["normalized_shape"])
+    leading = len(case.shape(case.arguments["input"])) - len(case.arguments["normalized_shape"])
     return Split((dim,) * len(case.node.outputs)) if dim < leading else None
 
 
-def _reduced(case: Case) -> Split | None:
-    """Rule of reductions over dimensions other than the rows."""
+def _reduction(case: Case) -> Split | None:
+    """Rule of reductions over dimensions other than the sequence dimension."""
     value = case.node.inputs[0]
-    dim, count, over = case.dim(value), len(case.shape(value)), case.given.get("dim")
-    if dim is None or over is None:
+    dim, count, reduced = case.dim(value), len(case.shape(value)), case.arguments.get("dim")
+    if dim is None or reduced is None:
         return None
-    reduced_dims = {d % count for d in (over if isinstance(over, Sequence) else [over])}
+    reduced_dims = {d % count for d in (reduced if isinstance(reduced, Sequence) else [reduced])}
     if dim in reduced_dims or not reduced_dims:
         return None
-    return Split((dim if case.given.get("keepdim") else dim - sum(d < dim for d in reduced_dims),))
+    return Split((dim if case.arguments.get("keepdim") else dim - sum(d < dim for d in reduced_dims),))
 
 
-def _within(case: Case) -> Split | None:
-    """Rule of ops that keep the shape and work along another dimension than the rows, such as softmax."""
+def _along_other_dim(case: Case) -> Split | None:
+    """Rule of ops such as softmax that keep the shape and work along one dimension, if it is not the sequence dimension."""
     value = case.node.inputs[0]
     dim = case.dim(value)
-    return Split((dim,)) if dim is not None and case.given["dim"] % len(case.shape(value)) != dim else None
+    return Split((dim,)) if dim is not None and case.arguments["dim"] % len(case.shape(value)) != dim else None
 
 
-def _reshaped(case: Case) -> Split | None:
+def _reshape(case: Case) -> Split | None:
     """Rule of reshapes that keep the sequence dimension.
 
     The product of the sizes before the sequence dimension must not change.
     """
     value = case.node.inputs[0]
     before = math.prod(case.shape(value)[: case.dims[value]])
-    for dim, size in enumerate(case.made):
-        if size == case.rows and math.prod(case.made[:dim]) == before:
-            return Split((dim,), "size" if "size" in case.given else "shape")
+    for dim, size in enumerate(case.result_shape):
+        if size == case.rows and math.prod(case.result_shape[:dim]) == before:
+            return Split((dim,), "size" if "size" in case.arguments else "shape")
     return None
 
 
-def _expanded(case: Case) -> Split | None:
+def _expand(case: Case) -> Split | None:
     value = case.node.inputs[0]
-    return Split((case.dims[value] + len(case.made) - len(case.shape(value)),), "size")
+    return Split((case.dims[value] + len(case.result_shape) - len(case.shape(value)),), "size")
 
 
-def _swapped(case: Case) -> Split | None:
+def _swap_dims(case: Case) -> Split | None:
     value = case.node.inputs[0]
     count, dim = len(case.shape(value)), case.dims[value]
-    pair = [case.given[name] % count for name in ("dim0", "dim1")]
+    pair = [case.arguments[name] % count for name in ("dim0", "dim1")]
     return Split((pair[1 - pair.index(dim)] if dim in pair else dim,))
 
 
-def _permuted(case: Case) -> Split | None:
+def _permute(case: Case) -> Split | None:
     value = case.node.inputs[0]
-    return Split(([d % len(case.made) for d in case.given["dims"]].index(case.dims[value]),))
+    return Split(([d % len(case.result_shape) for d in case.arguments["dims"]].index(case.dims[value]),))
 
 
-def _transposed(case: Case) -> Split | None:
+def _transpose(case: Case) -> Split | None:
     value = case.node.inputs[0]
-    return Split((1 - case.dims[value],)) if len(case.made) == 2 else None
+    return Split((1 - case.dims[value],)) if len(case.result_shape) == 2 else None
 
 
-def _unsqueezed(case: Case) -> Split | None:
+def _unsqueeze(case: Case) -> Split | None:
     dim = case.dims[case.node.inputs[0]]
-    return Split((dim + (case.given["dim"] % len(case.made) <= dim),))
+    return Split((dim + (case.arguments["dim"] % len(case.result_shape) <= dim),))
 
 
-def _squeezed(case: Case) -> Split | None:
+def _squeeze(case: Case) -> Split | None:
     value = case.node.inputs[0]
-    dim, shape, over = case.dims[value], case.shape(value), case.given.get("dim")
-    requested_dims = range(len(shape)) if over is None else over if isinstance(over, Sequence) else [over]
+    dim, shape, requested = case.dims[value], case.shape(value), case.arguments.get("dim")
+    requested_dims = (
+        range(len(shape)) if requested is None else requested if isinstance(requested, Sequence) else [requested]
+    )
     squeezed_dims = {d % len(shape) for d in requested_dims if shape[d] == 1}
     return Split((dim - sum(d < dim for d in squeezed_dims),))
 
 
-def _sliced(case: Case) -> Split | None:
+def _slice(case: Case) -> Split | None:
     value = case.node.inputs[0]
     dim = case.dims[value]
-    has_rows = case.made[dim] == case.rows and len(case.made) == len(case.shape(value))
-    return Split((dim,)) if case.given["dim"] % len(case.made) != dim and has_rows else None
+    has_rows = case.result_shape[dim] == case.rows and len(case.result_shape) == len(case.shape(value))
+    return Split((dim,)) if case.arguments["dim"] % len(case.result_shape) != dim and has_rows else None
 
 
-def _selected(case: Case) -> Split | None:
+def _select(case: Case) -> Split | None:
     value = case.node.inputs[0]
-    dim, at = case.dims[value], case.given["dim"] % len(case.shape(value))
-    return Split((dim - (at < dim),)) if at != dim else None
+    dim, selected_dim = case.dims[value], case.arguments["dim"] % len(case.shape(value))
+    return Split((dim - (selected_dim < dim),)) if selected_dim != dim else None
 
 
-def _parted(case: Case) -> Split | None:
+def _split_dim(case: Case) -> Split | None:
     value = case.node.inputs[0]
     dim = case.dims[value]
-    if case.given["dim"] % len(case.shape(value)) == dim:
+    if case.arguments["dim"] % len(case.shape(value)) == dim:
         return None
-    dims_removed = len(case.shape(value)) - len(case.made)
-    return Split((dim - (dims_removed and case.given["dim"] % len(case.shape(value)) < dim),) * len(case.node.outputs))
+    dims_removed = len(case.shape(value)) - len(case.result_shape)
+    return Split(
+        (dim - (dims_removed and case.arguments["dim"] % len(case.shape(value)) < dim),) * len(case.node.outputs)
+    )
 
 
-def _joined(case: Case) -> Split | None:
-    """Rule of concatenations along another dimension than the rows.
+def _concatenate(case: Case) -> Split | None:
+    """Rule of concatenations along a dimension other than the sequence dimension.
 
-    A concatenation along the rows is allowed if all earlier operands are empty, such as an empty cache.
+    A concatenation along the sequence dimension is allowed if all other operands are empty, such as an empty cache.
     """
-    along = case.given["dim"] % len(case.made)
+    concatenated_dim = case.arguments["dim"] % len(case.result_shape)
     dims = {case.dims[v] for v in case.node.inputs if v in case.dims}
     without_rows = [v for v in case.node.inputs if v not in case.dims]
     if len(dims) != 1:
         return None
     dim = next(iter(dims))
-    if dim == along:
-        alone = sum(v in case.dims for v in case.node.inputs) == 1
+    if dim == concatenated_dim:
+        is_only_operand = sum(v in case.dims for v in case.node.inputs) == 1
         return (
-            Split((dim,), passes=True) if alone and all(case.graph.meta(v).numel == 0 for v in without_rows) else None
+            Split((dim,), passes_rows=True)
+            if is_only_operand and all(case.graph.meta(v).numel == 0 for v in without_rows)
+            else None
         )
-    return Split((dim,), broadcast=True) if all(len(case.shape(v)) == len(case.made) for v in without_rows) else None
+    return (
+        Split((dim,), broadcast=True)
+        if all(len(case.shape(v)) == len(case.result_shape) for v in without_rows)
+        else None
+    )
 
 
-def _looked_up(case: Case) -> Split | None:
-    dim = case.dim(case.given["indices"])
-    return Split((dim,)) if dim is not None and case.others_are_whole("weight") else None
+def _embedding(case: Case) -> Split | None:
+    dim = case.dim(case.arguments["indices"])
+    return Split((dim,)) if dim is not None and case.have_no_rows("weight") else None
 
 
 _RULES: Final[Mapping[str, Rule]] = {
-    **dict.fromkeys(("clone", "_to_copy", "contiguous", "alias", "detach", "dropout"), _same()),
-    **dict.fromkeys(("view", "reshape", "_unsafe_view", "_reshape_alias"), _reshaped),
-    **dict.fromkeys(("mean", "sum", "amax", "amin", "prod", "var", "std", "norm", "linalg_vector_norm"), _reduced),
-    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum"), _within),
-    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"), _normalised),
-    **dict.fromkeys(("transpose", "swapaxes"), _swapped),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _parted),
+    **dict.fromkeys(("clone", "_to_copy", "contiguous", "alias", "detach", "dropout"), _keep_rows()),
+    **dict.fromkeys(("view", "reshape", "_unsafe_view", "_reshape_alias"), _reshape),
+    **dict.fromkeys(("mean", "sum", "amax", "amin", "prod", "var", "std", "norm", "linalg_vector_norm"), _reduction),
+    **dict.fromkeys(("softmax", "_softmax", "log_softmax", "_log_softmax", "cumsum"), _along_other_dim),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"), _layer_norm),
+    **dict.fromkeys(("transpose", "swapaxes"), _swap_dims),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind"), _split_dim),
     "linear": _product("input", "weight", "bias"),
     "matmul": _product("self", "other"),
     "mm": _product("self", "mat2"),
     "bmm": _product("self", "mat2"),
     "addmm": _product("mat1", "mat2", "self"),
-    "embedding": _looked_up,
-    "expand": _expanded,
-    "permute": _permuted,
-    "t": _transposed,
-    "unsqueeze": _unsqueezed,
-    "squeeze": _squeezed,
-    "slice": _sliced,
-    "select": _selected,
-    "cat": _joined,
+    "embedding": _embedding,
+    "expand": _expand,
+    "permute": _permute,
+    "t": _transpose,
+    "unsqueeze": _unsqueeze,
+    "squeeze": _squeeze,
+    "slice": _slice,
+    "select": _select,
+    "cat": _concatenate,
 }

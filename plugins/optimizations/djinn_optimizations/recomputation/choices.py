@@ -12,23 +12,23 @@ from djinn.planning import ExecutionSchedule, Placement, PlacementDecision, simu
 from djinn_core.ir.replicas import with_replicas
 from djinn_core.planning.stages.steps import write_steps
 from djinn_core.planning.units import duration, size
-from djinn_optimizations.recomputation.cone import RUNS, Cone
-from djinn_optimizations.recomputation.cut import cheapest
+from djinn_optimizations.recomputation.cone import AMORTIZING_RUNS, Cone
+from djinn_optimizations.recomputation.cut import min_cut_nodes
 
-# Weights of a computing second against a sending second: equal, or zero for devices that would idle.
-WEIGHTS = (1.0, 0.0)
-SPARE = 0.1  # share of a device's memory that copies of weights must leave free
+# Weight of a second of computing relative to a second of sending. It is 0 for devices that would otherwise idle.
+COMPUTE_WEIGHTS = (1.0, 0.0)
+FREE_MEMORY_SHARE = 0.1  # share of a device's memory that inputs of replicas must leave free
 
 
 @attrs.frozen(eq=False)
 class ReplicaChoice:
-    """A set of replicas, which are ops that run on a second device as well, with predicted times.
+    """A set of replicas with predicted times. A replica is an op that runs on a second device as well.
 
     Attributes:
-        replicas: the replicas. If all values are sent, it is empty.
-        seconds: predicted time of the program, with a share of the time to copy inputs of replicas.
+        replicas: the replicas. It is empty if all values are sent.
+        seconds: predicted time of the program, including a share of the time to copy inputs of replicas.
         interval: seconds between successive runs in a pipeline.
-        computing: seconds of the replicas.
+        computing: seconds to compute the replicas.
         sending: seconds of the transfers that the replicas avoid.
         nbytes: bytes of the transfers that the replicas avoid.
     """
@@ -42,76 +42,79 @@ class ReplicaChoice:
 
 
 def choices(context: OptimizationContext, placement: Placement, found: Sequence[Cone]) -> list[ReplicaChoice]:
-    """Return candidate sets of replicas. The first set is empty."""
-    simulated, tried = [_simulated(context, placement, ())], set[frozenset[tuple[int, str]]]()
-    for weight in WEIGHTS:
-        runs = [(cone, nodes) for cone in found if (nodes := cheapest(cone, weight))]
+    """Return candidate sets of replicas, chosen from the cones `found`. The first set is empty."""
+    candidates, seen_keys = [_simulate(context, placement, ())], set[frozenset[tuple[int, str]]]()
+    for weight in COMPUTE_WEIGHTS:
+        runs = [(cone, nodes) for cone in found if (nodes := min_cut_nodes(cone, weight))]
         key = frozenset((n, cone.device) for cone, nodes in runs for n in nodes)
-        if not key or key in tried:
+        if not key or key in seen_keys:
             continue
-        tried.add(key)
+        seen_keys.add(key)
         replicas = tuple(r for cone, nodes in runs for r in _replicas(context, cone, nodes))
         if not _fits(context, placement, replicas):
             continue
         computing = sum(cone.seconds[n] for cone, nodes in runs for n in nodes)
-        spared = [(cone, v) for cone, nodes in runs for v in _spared(cone, nodes)]
-        sending = sum(cone.sending[v] for cone, v in spared)
-        nbytes = sum(context.graph.meta(v).nbytes for _, v in spared)
-        choice = _simulated(context, placement, replicas)
-        simulated.append(attrs.evolve(choice, computing=computing, sending=sending, nbytes=nbytes))
-    return simulated
+        avoided = [(cone, v) for cone, nodes in runs for v in _avoided_transfers(cone, nodes)]
+        sending = sum(cone.sending[v] for cone, v in avoided)
+        nbytes = sum(context.graph.meta(v).nbytes for _, v in avoided)
+        choice = _simulate(context, placement, replicas)
+        candidates.append(attrs.evolve(choice, computing=computing, sending=sending, nbytes=nbytes))
+    return candidates
 
 
-def _spared(cone: Cone, nodes: frozenset[int]) -> list[int]:
-    """Return the values that need not be sent if `nodes` run on the device of the cone."""
+def _avoided_transfers(cone: Cone, nodes: frozenset[int]) -> list[int]:
+    """Return the values that are not sent if `nodes` run on the device of the cone."""
     outputs = {v for n in nodes for v in cone.makes[n]}
     return [v for v in cone.wanted if v in outputs]
 
 
 def _replicas(context: OptimizationContext, cone: Cone, nodes: frozenset[int]) -> Iterator[PlacementDecision]:
-    """Yield replicas for `nodes`. Connected nodes have one reason."""
+    """Yield replicas for `nodes`. Nodes that are connected by operands get the same reason."""
     import networkx as nx
 
-    hanging = nx.Graph()
-    hanging.add_nodes_from(nodes)
-    maker = {v: n for n in nodes for v in cone.makes[n]}
-    hanging.add_edges_from((maker[v], n) for n in nodes for v in cone.needs[n] if v in maker)
-    for together in nx.connected_components(hanging):
-        spared = _spared(cone, frozenset(together))
-        nbytes = sum(context.graph.meta(v).nbytes for v in spared)
-        home = Counter(cone.home[v] for v in spared).most_common(1)[0][0] if spared else "elsewhere"
-        takes, instead = sum(cone.seconds[n] for n in together), sum(cone.sending[v] for v in spared)
-        reason = (
-            f"computed here, too: {duration(takes)} against {duration(instead)} for sending {size(nbytes)} from {home}"
-        )
-        for node in sorted(together):
+    connections = nx.Graph()
+    connections.add_nodes_from(nodes)
+    producer = {v: n for n in nodes for v in cone.makes[n]}
+    connections.add_edges_from((producer[v], n) for n in nodes for v in cone.needs[n] if v in producer)
+    for component in nx.connected_components(connections):
+        avoided = _avoided_transfers(cone, frozenset(component))
+        nbytes = sum(context.graph.meta(v).nbytes for v in avoided)
+        home = Counter(cone.home[v] for v in avoided).most_common(1)[0][0] if avoided else "elsewhere"
+        compute_seconds, send_seconds = sum(cone.seconds[n] for n in component), sum(cone.sending[v] for v in avoided)
+        reason = f"computed here, too: {duration(compute_seconds)} against {duration(send_seconds)} for sending {size(nbytes)} from {home}"
+        for node in sorted(component):
             yield PlacementDecision(node, cone.device, reason)
 
 
-def _simulated(
+def _simulate(
     context: OptimizationContext, placement: Placement, replicas: tuple[PlacementDecision, ...]
 ) -> ReplicaChoice:
     """Simulate the program with `replicas`, and return the predicted times.
 
-    The simulation starts with the second run. It leaves out the uploads, which are equal for all choices.
+    The simulated run is the second one, when copies of weights exist. It leaves out uploads, which are equal for all sets.
     """
     graph, program = context.graph, context.graph.program
     plan = attrs.evolve(context.plan, replicas=replicas)
     replicated = with_replicas(graph, placement, plan, context.profile)
-    stay = replicated.copies
-    copies = {v: tuple(dict.fromkeys((*context.copies.get(v, ()), *stay.get(v, ())))) for v in {*context.copies, *stay}}
-    locations = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
-        v: placement.values[v] for v in stay
+    replica_copies = replicated.copies
+    copies = {
+        v: tuple(dict.fromkeys((*context.copies.get(v, ()), *replica_copies.get(v, ()))))
+        for v in {*context.copies, *replica_copies}
     }
-    brought = [(v, d) for v, devices in stay.items() for d in devices if d not in context.copies.get(v, ())]
-    takes = sum(
-        context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in brought
+    locations = {v: context.resident.get(v, placement.values[v]) for v in graph.inputs} | {
+        v: placement.values[v] for v in replica_copies
+    }
+    new_copies = [
+        (v, d) for v, devices in replica_copies.items() for d in devices if d not in context.copies.get(v, ())
+    ]
+    copy_seconds = sum(
+        context.topology.link(placement.values[v], d).transfer_seconds(graph.meta(v).nbytes) for v, d in new_copies
     )
     arguments = (program, graph, plan, replicated, context.costs, context.topology)
     scheduling = SchedulingContext(*arguments, locations, (), copies)
     steps = write_steps(scheduling, plan.nodes)
-    line = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
-    return ReplicaChoice(replicas, line.seconds + takes / RUNS, line.interval)
+    timeline = simulate(scheduling, ExecutionSchedule(program, (), steps, plan.replace))
+    return ReplicaChoice(replicas, timeline.seconds + copy_seconds / AMORTIZING_RUNS, timeline.interval)
 
 
 def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence[PlacementDecision]) -> bool:
@@ -124,5 +127,5 @@ def _fits(context: OptimizationContext, placement: Placement, replicas: Sequence
         resident_bytes[placement.values[value]] += graph.meta(value).nbytes
         for device in replicated.copies.get(value, ()):
             new_bytes[device] += graph.meta(value).nbytes
-    room = {d.id: d.memory * (1 - SPARE) for d in context.topology.devices if d.memory}
-    return all(resident_bytes[d] + nbytes <= room.get(d, float("inf")) for d, nbytes in new_bytes.items())
+    usable_bytes = {d.id: d.memory * (1 - FREE_MEMORY_SHARE) for d in context.topology.devices if d.memory}
+    return all(resident_bytes[d] + nbytes <= usable_bytes.get(d, float("inf")) for d, nbytes in new_bytes.items())

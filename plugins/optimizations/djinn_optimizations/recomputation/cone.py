@@ -11,24 +11,24 @@ from djinn.hooks import OptimizationContext
 from djinn.planning import DataResidency, DeviceCapabilities, Node, Placement, storage_of
 from djinn_core.ir.replicas import repeatable
 
-# Recomputing may take this many times as long as sending: it runs while the other device computes the same values.
-DEPTH = 16.0
-SIZE = 512  # nodes to visit per device at most
-RUNS = 8  # runs that share the time of copying a weight, because the copy stays
+# Recomputing may take this many times as long as sending, because it runs while the other device computes the same values.
+MAX_COMPUTE_RATIO = 16.0
+MAX_NODES = 512  # maximum number of nodes to visit per device
+AMORTIZING_RUNS = 8  # number of runs that share the time of copying a weight, because the copy stays on the device
 
 
 @attrs.frozen(eq=False)
 class Cone:
-    """Nodes with which a device could compute the values that other devices send to it.
+    """Nodes that a device could run to compute the values that other devices send to it.
 
     Attributes:
         device: the device.
         wanted: values that the device uses and other devices compute.
-        makes: results of each node that the device could run as well.
-        needs: operands of these nodes that are not on the device.
+        makes: results by node, for each node that the device could run.
+        needs: operands by node that are not on the device, for each node that the device could run.
         sending: seconds to send a value to the device, by value. Values on the device are left out.
-        seconds: seconds of each node on the device.
-        home: device that holds a value, by value.
+        seconds: seconds on the device, by node.
+        home: device on which the plan places a value, by value.
     """
 
     device: str
@@ -41,20 +41,27 @@ class Cone:
 
 
 def cones(context: OptimizationContext, placement: Placement) -> list[Cone]:
-    """Return a cone for each device that receives values which it could compute itself."""
-    makes = {d.id: _make(d) for d in context.topology.devices}
-    fixed = _Fixed(context, placement, makes)
+    """Return a cone for each device that could compute some of its received values itself."""
+    makes = {d.id: _model_of(d) for d in context.topology.devices}
+    fixed = _Decisions(context, placement, makes)
     return [cone for device, values in fixed.wanted().items() if (cone := _Search(fixed, device, values).cone())]
 
 
-def _make(device: DeviceCapabilities) -> tuple[str, str]:
-    """Return a key of the device's model. Devices of one model compute equal results."""
+def _model_of(device: DeviceCapabilities) -> tuple[str, str]:
+    """Return a key of the device's model. Devices of the same model compute equal results."""
     return device.kind, device.name
 
 
 @attrs.frozen(eq=False)
-class _Fixed:
-    """Decisions of earlier planning stages."""
+class _Decisions:
+    """Decisions of earlier planning stages.
+
+    Attributes:
+        makes: key of the device model, by device.
+        device_of: device by node.
+        written: storages that the program writes.
+        inputs: input values of the program.
+    """
 
     context: OptimizationContext
     placement: Placement
@@ -77,11 +84,11 @@ class _Fixed:
         return frozenset(self.context.graph.inputs)
 
     def used(self, value: int) -> int:
-        """Return the value that replaces `value` in the plan, or `value` itself."""
+        """Return the value that replaces `value` in the plan. Without a replacement, return `value` itself."""
         return self.context.plan.replace.get(value, value)
 
     def wanted(self) -> dict[str, tuple[int, ...]]:
-        """Return for each device the values that it uses and that other devices compute."""
+        """Return the values that a device uses and other devices compute, by device."""
         wanted_on: dict[str, dict[int, None]] = defaultdict(dict)
         home, replace = self.placement.values, self.context.plan.replace
         for node_id in self.context.plan.nodes:
@@ -93,7 +100,7 @@ class _Fixed:
         return {device: tuple(values) for device, values in wanted_on.items()}
 
     def maker(self, value: int) -> Node | None:
-        """Return the node that computes a value, if it may run on any device of the same model."""
+        """Return the node that computes a value, or None if it must not run a second time on a device of the same model."""
         node = self.context.graph.producer(value)
         if node is None or not repeatable(node):
             return None
@@ -102,27 +109,32 @@ class _Fixed:
 
 
 class _Search:
-    """Walk back from the values that a device receives."""
+    """Search backwards from the values that a device receives for nodes that it could run itself."""
 
-    def __init__(self, fixed: _Fixed, device: str, wanted: tuple[int, ...]) -> None:
+    def __init__(self, fixed: _Decisions, device: str, wanted: tuple[int, ...]) -> None:
         self.fixed, self.device, self.wanted = fixed, device, wanted
         self.row = fixed.context.costs.by_device[device]
         self.sending: dict[int, float] = {}
         self.needs: dict[int, tuple[int, ...]] = {}
 
     def cone(self) -> Cone | None:
-        """Return the nodes that cost no more than the transfers that they save. If there are none, return None."""
+        """Return the nodes that the device could run, or None if there are none.
+
+        A node is left out if it takes more than `MAX_COMPUTE_RATIO` times the time of all transfers to the device.
+        """
         for value in self.wanted:
             self.sending[value] = self._sent(value)
-        budget = DEPTH * sum(self.sending.values())
+        budget = MAX_COMPUTE_RATIO * sum(self.sending.values())
         pending = list(self.wanted)
         visited = set(pending)
-        while pending and len(self.needs) < SIZE:
+        while pending and len(self.needs) < MAX_NODES:
             node = self.fixed.maker(pending.pop())
             if node is None or node.id in self.needs or not self._may_run(node, budget):
                 continue
-            self.needs[node.id] = needed = tuple(v for v in map(self.fixed.used, node.inputs) if not self._is_there(v))
-            for value in needed:
+            self.needs[node.id] = missing = tuple(
+                v for v in map(self.fixed.used, node.inputs) if not self._is_on_device(v)
+            )
+            for value in missing:
                 if value not in visited:
                     visited.add(value)
                     self.sending[value] = self._sent(value)
@@ -138,7 +150,7 @@ class _Search:
         makes, home = self.fixed.makes, self.fixed.device_of.get(node.id)
         return home is not None and makes[home] == makes[self.device] and self.row[node.id].seconds <= budget
 
-    def _is_there(self, value: int) -> bool:
+    def _is_on_device(self, value: int) -> bool:
         fixed = self.fixed
         is_copied = value in fixed.inputs and self.device in fixed.context.copies.get(value, ())
         return is_copied or fixed.placement.values[value] == self.device
@@ -147,4 +159,4 @@ class _Search:
         context, home = self.fixed.context, self.fixed.placement.values[value]
         seconds = context.topology.link(home, self.device).transfer_seconds(context.graph.meta(value).nbytes)
         weight = value in self.fixed.inputs and context.profile.residency.get(value) is DataResidency.PERSISTENT_WEIGHT
-        return seconds / RUNS if weight else seconds
+        return seconds / AMORTIZING_RUNS if weight else seconds

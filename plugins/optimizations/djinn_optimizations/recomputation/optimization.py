@@ -11,20 +11,23 @@ from djinn_optimizations.recomputation.choices import ReplicaChoice, choices
 from djinn_optimizations.recomputation.cone import cones
 
 MAX_TIME_RATIO = 0.8  # maximum predicted time with replicas, as a share of the time without
-MIN_GAIN_RATIO = 0.2  # seconds to save per second of recomputing: devices have other work
-MIN_SEND_SHARE = 0.02  # share of the program's time that sending must take before choices are evaluated
+MIN_GAIN_RATIO = 0.2  # minimum seconds saved per second of recomputing, because devices have other work
+MIN_SEND_SHARE = 0.02  # minimum share of the program's time that sending must take for choices to be evaluated
 _MARK = "djinn::mark"  # an event that the program records: the ops before it are being timed
 
 Judge = Callable[[Sequence[ReplicaChoice], bool], ReplicaChoice]
 
 
-def quickest(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
-    """Return the choice with the shortest time. If it does not save enough time, return the choice without replicas."""
-    takes = [choice.interval if streaming else choice.seconds for choice in found]
-    fastest = min(range(len(found)), key=lambda i: (takes[i], found[i].computing))
-    seconds_saved = takes[0] - takes[fastest]
-    least = max((1 - MAX_TIME_RATIO) * takes[0], MIN_GAIN_RATIO * found[fastest].computing)
-    return found[fastest] if seconds_saved > least else found[0]
+def fastest_choice(found: Sequence[ReplicaChoice], streaming: bool) -> ReplicaChoice:
+    """Return the choice with the shortest time, or the first choice, without replicas, if the time saved is too small.
+
+    `streaming`: True to compare the intervals between runs of a pipeline instead of the times of one run.
+    """
+    times = [choice.interval if streaming else choice.seconds for choice in found]
+    fastest = min(range(len(found)), key=lambda i: (times[i], found[i].computing))
+    seconds_saved = times[0] - times[fastest]
+    min_saving = max((1 - MAX_TIME_RATIO) * times[0], MIN_GAIN_RATIO * found[fastest].computing)
+    return found[fastest] if seconds_saved > min_saving else found[0]
 
 
 class Recomputation(Optimization):
@@ -35,7 +38,7 @@ class Recomputation(Optimization):
     after = frozenset({"common_subexpressions", "dead_code"})
     after_placement = True
 
-    def __init__(self, judge: Judge = quickest) -> None:
+    def __init__(self, judge: Judge = fastest_choice) -> None:
         self._judge = judge
 
     def wants(self, ops: frozenset[str]) -> bool:
@@ -44,14 +47,14 @@ class Recomputation(Optimization):
         return False
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
-        """Return replicas of ops, chosen by the predicted times of computing and sending."""
+        """Return replicas of ops, chosen by the predicted times of computing and sending, or the reason against them."""
         placement = context.placement
         if placement is None:
             return self._not_applied("the program has no placement yet")
         if len(placement.devices) == 1:
             return self._not_applied("everything runs on one device")
         if context.plan.hints.get("groups"):
-            return self._not_applied("concurrent groups were already divided by their transfers")
+            return self._not_applied("another optimization has already divided the program into concurrent groups")
         if not hasattr(context.graph, "program") or any(n.op == _MARK for n in context.graph.nodes):
             return self._not_applied("the program records timing events, or there is no recorded program")
         cone_list = cones(context, placement)
@@ -60,16 +63,16 @@ class Recomputation(Optimization):
             return self._not_applied(
                 f"values that could be recomputed take only {duration(sending)} to send" if cone_list else _NOTHING
             )
-        thought = choices(context, placement, cone_list)
+        candidates = choices(context, placement, cone_list)
         streaming = context.stream.following > 0 and not context.stream.carried
-        choice = self._judge(thought, streaming)
+        choice = self._judge(candidates, streaming)
         if not choice.replicas:
-            return self._not_applied(_sent(thought, sending))
-        kinds = f"{len(choice.replicas)} ops run on a further device as well"
-        spared = (
+            return self._not_applied(_sent(candidates, sending))
+        count = f"{len(choice.replicas)} ops run on a second device as well"
+        comparison = (
             f"{duration(choice.computing)} of computing against {duration(choice.sending)} for {size(choice.nbytes)}"
         )
-        reason = f"{kinds}: {spared}; {duration(choice.seconds)} in all, {duration(thought[0].seconds)} with it sent"
+        reason = f"{count}: {comparison}; {duration(choice.seconds)} in all, {duration(candidates[0].seconds)} if sent"
         return OptimizationResult(self.name, True, reason, Rewrite(replicas=choice.replicas))
 
     def _not_applied(self, reason: str) -> OptimizationResult:
@@ -80,7 +83,7 @@ _NOTHING = "no sent value can be computed on the device that uses it"
 
 
 def _lower_bound_seconds(context: OptimizationContext) -> float:
-    """Return the seconds that the program would take if all devices were always busy."""
+    """Return the seconds that the placed program would take if all of its devices were always busy."""
     placement = context.placement
     rows = context.costs.by_device
     return (
@@ -88,12 +91,12 @@ def _lower_bound_seconds(context: OptimizationContext) -> float:
     )
 
 
-def _sent(thought: Sequence[ReplicaChoice], sending: float) -> str:
+def _sent(candidates: Sequence[ReplicaChoice], sending: float) -> str:
     """Return the reason why no value is recomputed."""
-    if len(thought) == 1:
+    if len(candidates) == 1:
         return f"sent in {duration(sending)}: recomputing is not faster"
-    cheapest_other = min(thought[1:], key=lambda choice: choice.seconds)
+    cheapest_other = min(candidates[1:], key=lambda choice: choice.seconds)
     return (
         f"sent: {size(cheapest_other.nbytes)} in {duration(cheapest_other.sending)} against {duration(cheapest_other.computing)} of computing again; "
-        f"{duration(thought[0].seconds)} in all, {duration(cheapest_other.seconds)} with that"
+        f"{duration(candidates[0].seconds)} in all, {duration(cheapest_other.seconds)} if recomputed"
     )
