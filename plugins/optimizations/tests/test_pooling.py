@@ -89,4 +89,4 @@ def test_beneficial_rewrites_are_applied(name):
 )
 def test_unprofitable_poolings_stay(model):
     result, _, _ = tried(model)
-    assert result.reason == "no pooling can be moved to an earlier place"
+    assert result.reason == "no pooling can be swapped with the op before it"

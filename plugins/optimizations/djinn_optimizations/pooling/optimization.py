@@ -31,7 +31,7 @@ class PoolFirst(Optimization):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return a substitution for each pooling that can run before, or together with, the preceding op."""
-        graph, running, replaced_nodes = context.graph, frozenset(context.plan.nodes), set(context.plan.replaced_nodes)
+        graph, running, replaced_nodes = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
         pairs: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
             pooling = pooling_of(graph, node)

@@ -15,14 +15,14 @@ POOLINGS: Final = frozenset({"aten::mean.dim", *(f"aten::{name}" for name in _OP
 
 @attrs.frozen(eq=False)
 class Pooling:
-    """A pooling over the last two dimensions.
+    """A pooling over the last two dimensions of a four-dimensional tensor.
 
     Attributes:
         node: the pooling op.
         source: input value of the op.
-        kind: maximum or average.
-        window: size of the windows along each dimension. If windows differ in size, it is empty.
-        step: distance of the windows along each dimension. If windows differ in size, it is empty.
+        kind: "largest" for a max pooling, "average" for an average pooling.
+        window: size of the windows along both dimensions, in elements. Empty for adaptive poolings and means.
+        step: distance of the windows along both dimensions. Empty for adaptive poolings and means.
         inside: True if all windows lie within the input.
     """
 
