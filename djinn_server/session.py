@@ -124,7 +124,7 @@ from djinn_server.weights.uploads import UploadAssembly, place_part
 
 _log = get_logger("djinn.server")
 # Unsolicited replies must be small: a client that is sending does not read them.
-BRIEF_BYTES = 1 << 16  # of a reply that the thread sends which waits for all sessions
+BRIEF_BYTES = 1 << 16  # of the largest reply body that the leader of `SessionThreads` sends itself
 
 
 class ExecutorSession:
@@ -139,9 +139,9 @@ class ExecutorSession:
         self.values = ValueTable()
         self.submissions = 0
         self._turn = device.turns.share(self._usage.charge, context.threads.promote_follower)
-        self._reply_bytes = 0  # the most of one reply's body
-        self._rounded = False  # True once results were rounded in another way than by the ops
-        self._timings: Timings | None = None  # while the client asks for them
+        self._reply_bytes = 0  # limit of one reply's body
+        self._rounded = False  # True once a strategy computed results that differ from those of the ops by rounding
+        self._timings: Timings | None = None  # set while the client requests timings
         self._templates: TemplateCache[BoundTemplate] = TemplateCache(TEMPLATES_LIMIT)
         self._uploads = UploadAssembly(device.runtime, self.values, store)
         self.wakeup = Wakeup()
@@ -149,9 +149,9 @@ class ExecutorSession:
         self._reads = WeightReads(device.runtime, self.values, self._uploads, context.weights, self.wakeup, names)
         memory = DeviceMemory(device.runtime, device.turns)
         self.exchange = PeerExchange(peer_listener or PeerListener(), memory, self.wakeup)
-        self._wanted = CancellationState(self._turn, self._usage, self.wakeup)
+        self._cancellation = CancellationState(self._turn, self._usage, self.wakeup)
         self._ran_concurrently = False  # True if submissions ran concurrently in the last group
-        self._loop = SessionLoop(self, self._reads, self._wanted, context.threads, context.idle_seconds)
+        self._loop = SessionLoop(self, self._reads, self._cancellation, context.threads, context.idle_seconds)
         self._peer_values = PeerValues(
             context,
             self.values,
@@ -159,7 +159,7 @@ class ExecutorSession:
             self._reads.shares,
             self._turn,
             self._loop.next_frame,
-            self._every_value,
+            self._await_uploads,
         )
         self._room = RoomReport(device.runtime)
         self._counts = SessionCounters()
@@ -167,12 +167,12 @@ class ExecutorSession:
         self._notes = SessionNotes(self.values, at_once=device.ledger is not None)
         kinds = self._notes.kinds
         self._runs = runs = SessionRuns(
-            context, self._turn, self.values, kinds, shares, templates, self._wanted, self._counts
+            context, self._turn, self.values, kinds, shares, templates, self._cancellation, self._counts
         )
         self._memory = runs.memory
         self._idle = IdleMoves(context, self._memory)
         self._requests = RequestTimes(self._usage.model_names)
-        self._observed = context.events.wants("completed")
+        self._has_observer = context.events.wants("completed")
         self._usage.enter(self)
 
     def serve(self, connection: ExecutorChannel) -> None:
@@ -181,7 +181,7 @@ class ExecutorSession:
         serve_here(self.pauses(connection), self.wakeup)
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer messages until the client sends `Goodbye`. Yield a pause between messages.
+        """Answer messages until the client sends `Goodbye`. Yield a pause whenever there is nothing to do.
 
         `Goodbye` cancels running work, unless the client asks to finish it.
 
@@ -196,11 +196,11 @@ class ExecutorSession:
         self.exchange.begin(journal, snapshot.pool if snapshot is not None else PoolCounts())
         if past is not None and snapshot is not None:
             self._restore(snapshot, past.memory())
-        self._wanted.journal = journal
+        self._cancellation.journal = journal
         if self.device.runtime.device.type != "cpu":
             connection.place_bodies(partial(place_part, self.device.runtime))
         connection.call_when_changed(self.wakeup)
-        with self._context.threads.over(self._wanted, connection):
+        with self._context.threads.polling(self._cancellation, connection):
             yield from self._loop.pauses(connection)
 
     def begin(
@@ -218,7 +218,7 @@ class ExecutorSession:
         return self._handle(message, frame, connection)
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
-        """Run ahead until a frame comes, as `MessageHandlers.receive_ahead` does."""
+        """Run ahead until a frame arrives, as `MessageHandlers.receive_ahead` does."""
         ahead = self._runs.ahead
         if ahead is None or not ahead.ready or self._timings is not None:
             return None
@@ -232,11 +232,11 @@ class ExecutorSession:
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Do work between messages, as `MessageHandlers.between_messages` does."""
-        if connection.journal.snapshot_if_due(connection.at_rest, self._state_here, self.exchange.inbox.writing):
+        if connection.journal.snapshot_if_due(connection.at_rest, self._local_state, self.exchange.inbox.writing):
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
-        """Return the time at which the idle session's values must be evicted; None: never. If it has passed, evict them."""
+        """Evict the idle session's values if it is time, as `MessageHandlers.idle_deadline` does."""
         return self._idle.deadline()
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
@@ -252,24 +252,24 @@ class ExecutorSession:
             self._usage.check_values()
             self._uploads.withdraw(message.handle)
         elif isinstance(message, CancelSubmissions):
-            self._wanted.stop(message.submissions)
+            self._cancellation.stop(message.submissions)
 
-    def _every_value(self) -> Iterator[Wait]:
+    def _await_uploads(self) -> Iterator[Wait]:
         """Wait until all offered uploads and all weight reads are complete."""
         yield self._reads.wait()
         yield self._uploads.wait()
 
     def _refuse_upload(self, message: UnreadableUpload) -> None:
-        """Make the value of an unreadable upload poison."""
+        """Poison the value of an unreadable upload."""
         _log.warning("skipped an unreadable message of a client", reason=message.reason)
         self._uploads.refuse(message.handle, message.reason)
 
     def _handle(
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel
     ) -> Iterator[Wait] | None:
-        """Handle a message other than a submission. If the handler may wait, return the rest of it."""
-        if not isinstance(message, UploadPart):  # which makes new values alone
-            self._runs.missed()
+        """Handle a message other than a submission. Return the handler's waits, or None if it never waits."""
+        if not isinstance(message, UploadPart):  # an upload only creates new values
+            self._runs.drop_runs_ahead()
         if isinstance(message, UploadPart | AbortUpload | CancelSubmissions):
             self.take_at_once(message, frame)
             return None
@@ -278,8 +278,8 @@ class ExecutorSession:
             return self._skip_unreadable(message, connection)
         if isinstance(message, BlobOffer):
             self._usage.check_values()
-            recalled = connection.journal.decide(lambda before: self._consider(message, before)) == YES
-            connection.send(Frame(encode((BlobHit if recalled else BlobNeeded)(message.handle))))
+            is_stored = connection.journal.decide(lambda before: self._find_blob(message, before)) == YES
+            connection.send(Frame(encode((BlobHit if is_stored else BlobNeeded)(message.handle))))
         elif isinstance(message, OpenWeights):
             return answer_opening(message, self._context.weights, connection, self.wakeup)
         elif isinstance(message, ReadProgressRequest):
@@ -298,16 +298,16 @@ class ExecutorSession:
             self._notes.learn(message)
         elif isinstance(message, BlobQuery):
             present = connection.journal.decide(lambda before: self._uploads.hold(message, before))
-            connection.send(Frame(encode(BlobQueryReply(tuple([bool(one) for one in present])))))
+            connection.send(Frame(encode(BlobQueryReply(tuple(map(bool, present))))))
         elif isinstance(message, StatsRequest):
             self._send_figures(message, connection)
         elif isinstance(message, TimingsRequest):
             self._set_timings(message)
             connection.send(Frame(encode(TimingsReply(instance(), time.perf_counter()))))
         elif isinstance(message, CacheRequest):
-            connection.send(Frame(encode(self._caches(message))))
+            connection.send(Frame(encode(self._control_caches(message))))
         elif isinstance(message, RepeatOutcome):
-            self._wanted.repeated_outcome = message
+            self._cancellation.repeated_outcome = message
         elif isinstance(message, NumericSettings):
             self._runs.numeric_settings = message
         elif isinstance(message, StateRequest):
@@ -336,7 +336,7 @@ class ExecutorSession:
         """Start or stop reporting times with each reply."""
         self._timings = Timings(instance(), ops=request.ops) if request.on else None
 
-    def _caches(self, request: CacheRequest) -> CacheReply:
+    def _control_caches(self, request: CacheRequest) -> CacheReply:
         """Pin, unpin, evict or restore KV caches. On a device without a memory limit, only report their bytes."""
         handles = unpack_handles(request.handles)
         with self._turn:
@@ -345,10 +345,10 @@ class ExecutorSession:
             nbytes = sum(self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles})
         return CacheReply(nbytes, nbytes, 0, False)
 
-    def _consider(self, offer: BlobOffer, before: bytes | None) -> bytes:
-        """Return `YES` if the store has an offered blob.
+    def _find_blob(self, offer: BlobOffer, before: bytes | None) -> bytes:
+        """Return `YES` if the store has an offered blob, else `NO`.
 
-        `before`: in a replay, the logged answer. A blob that was missing counts as missing again.
+        `before`: in a replay, the logged answer; else None. A blob that was missing counts as missing again.
         """
         try:
             return YES if self._uploads.consider(offer, look=before != NO) else NO
@@ -357,11 +357,11 @@ class ExecutorSession:
             return YES
 
     def _state(self) -> StateParts | None:
-        """Return the session's state between two frames. None: uploads are promised, or a value cannot be serialized."""
+        """Return the session's state, or None if it has promised uploads or cannot be serialized now."""
         return None if self._uploads.promised else self._state_without(())
 
-    def _state_here(self) -> StateParts | None:
-        """Return the state for a recovery on this server. It refers to weight files for unmodified weights."""
+    def _local_state(self) -> StateParts | None:
+        """Return the state for a recovery on this server, or None. It refers to files for unmodified weights."""
         self._context.threads.promote_follower()
         stored_weights = self._reads.shares.stored()
         versions = {origin.key.version for _, _, origin in stored_weights}
@@ -373,7 +373,7 @@ class ExecutorSession:
         if len(self._loop.machine) or self._uploads.busy or self._runs.limited:
             return None
         with self._turn, contextlib.nullcontext() if memory is None else memory.lock:
-            if memory is not None and not self._all_restored(memory):
+            if memory is not None and not self._restore_evicted(memory):
                 return None
             fields = take_values(self.values, self._host_memory, frozenset([value_.handle for value_ in stored]))
             random = octets_of(self.device.randomness.state_of(self._runs.randomness))
@@ -399,8 +399,8 @@ class ExecutorSession:
         )
         return encode_snapshot(snapshot), fields[1], transfers
 
-    def _all_restored(self, memory: SessionMemory) -> bool:
-        """Return True if all values are on the device. On a host device, restore spilled values of an idle session."""
+    def _restore_evicted(self, memory: SessionMemory) -> bool:
+        """On a CPU, restore the evicted values of an idle session. Return True if no value is evicted afterwards."""
         try:
             if self.device.runtime.device.type == "cpu":
                 memory.restore_all()
@@ -431,9 +431,8 @@ class ExecutorSession:
         if snapshot.timings is not None:
             self._set_timings(snapshot.timings)
         for template in snapshot.templates:
-            bound = self._runs.bind(
-                self._compile(template.template), template.digest
-            )  # not shared: a client says what its digest is
+            # Not shared with other sessions, because the digest is the client's claim.
+            bound = self._runs.bind(self._compile(template.template), template.digest)
             begin(bound, template.slots, template.inputs)
             bound.workload = template.workload
             self._templates.put(template.digest, bound, len(template.template.code))
@@ -446,7 +445,7 @@ class ExecutorSession:
             self.device.randomness.restore(self._runs.randomness, tensor_of(snapshot.random))
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
-        self._number(submit)
+        self._count_submission(submit)
         work = unpack(submit)
         decoded = waited = time.perf_counter()
         if self._uploads.wanted:
@@ -455,43 +454,43 @@ class ExecutorSession:
         try:
             if work.unreadable:
                 raise _Refused(ProtocolError(work.unreadable), submit.first)
-            bound = yield from self._known(submit, work, connection)
+            bound = yield from self._find_template(submit, work, connection)
             if bound is None or bound.seconds >= BRIEF_SECONDS:
                 self._context.threads.promote_follower()
         except _Refused as refused:
             self._usage.count_refused()
-            if self._observed:
+            if self._has_observer:
                 self._notify_completed(submit, Timing(), 1)
             yield self._reads.wait()
             self._refuse(work, refused, submit.digest, connection)
             return
-        self._wanted.begin(work)
+        self._cancellation.begin(work)
         if self._reads.reading:
             yield from self._await_operands(bound, work)
             waited = time.perf_counter()
         turn = DeviceTurn(bound, work, submit, bound.slots if bound is not None else (), started, decoded, waited)
-        connection.copy_borrowed()  # what was sent and not taken yet may be written now
+        connection.copy_borrowed()  # the submission may write memory that unsent replies borrow
         if (group := self._lane_group(turn, connection)) is not None:
             self._run_in_lanes(group, connection)
             return
         if bound is not None and bound.joint is not None:
             timed = self._timings is not None and self._timings.ops
-            turn.pending = self._runs.pending(bound, bound.joint, work, timed=timed)
+            turn.pending = self._runs.joinable(bound, bound.joint, work, timed=timed)
         self.device.turns.run(self._turn, self._compute(turn), turn.pending)
         self._wait(turn)
         self._answer(turn, self.device.turns.take_seconds(self._turn), connection, connection.send)
 
     def _lane_group(self, turn: DeviceTurn, connection: ExecutorChannel) -> LaneGroup | None:
-        """Return a group of this submission and the next one, if they may run concurrently; of this one alone, if the next one probably comes soon."""
+        """Return a group with this submission if the next one may run concurrently, or probably arrives soon; else None."""
         if turn.bound is None or (access := self._runs.access(turn.bound, turn.work)) is None:
             return None
         group = LaneGroup(self.device, self._runs, self.values.lock)
         group.add(turn, access)
-        joined = self._join(group, connection)
-        return group if joined or (joined is None and self._ran_concurrently) else None
+        has_joined = self._join(group, connection)
+        return group if has_joined or (has_joined is None and self._ran_concurrently) else None
 
     def _run_in_lanes(self, group: LaneGroup, connection: ExecutorChannel) -> None:
-        """Run submissions concurrently, and independent ones that arrive meanwhile, and answer them."""
+        """Run and answer the submissions of a group, and independent submissions that arrive meanwhile."""
         with ReplySender(connection) as sender:
             answer = partial(self._answer_lane, connection, sender.send)
             steps = group.steps(partial(self._join, group, connection), self._begin_reply, answer, sender)
@@ -506,13 +505,13 @@ class ExecutorSession:
         self._answer(run.turn, run.seconds, connection, send)
 
     def _join(self, group: LaneGroup, connection: ExecutorChannel) -> bool | None:
-        """Add the next message to a group if it is an independent submission. Return False if it is another one, None if none has arrived."""
-        quota = self._usage.quota  # which may refuse a submission once earlier ones are answered
+        """Add the next message to a group. Return False if it is no independent submission, None if none has arrived."""
+        quota = self._usage.quota  # it may refuse a submission after earlier ones have ended
         if quota.requests_a_second or quota.values or quota.seconds_an_hour or self._timings is not None:
             return False
         with self.values.lock:  # an upload may arrive
-            submit = self._loop.following(connection)
-        waits = self._uploads.wanted or self._reads.reading or self._wanted.client_left.is_set()
+            submit = self._loop.peek(connection)
+        waits = self._uploads.wanted or self._reads.reading or self._cancellation.client_left.is_set()
         if type(submit) is not Submit or waits:
             return None if submit is None else False
         bound = self._templates.get(submit.digest) if submit.digest else None
@@ -523,17 +522,17 @@ class ExecutorSession:
         if access is None or not group.admits(access):
             return False
         self._loop.machine.pop()
-        self._number(submit)
+        self._count_submission(submit)
         if bound is not None and copy is not None:
             bound.slots, bound.inputs = copy.slots, copy.inputs
             self._counts.template_cache_hits += 1
-        self._wanted.begin(work)
+        self._cancellation.begin(work)
         now = time.perf_counter()
         group.add(DeviceTurn(bound, work, submit, () if copy is None else copy.slots, now, now, now), access)
         return True
 
-    def _answer(self, turn: DeviceTurn, took: float, connection: ExecutorChannel, send: Send) -> None:
-        """Send the reply to a submission that has run. `took`: its device seconds."""
+    def _answer(self, turn: DeviceTurn, seconds: float, connection: ExecutorChannel, send: Send) -> None:
+        """Send the reply to a submission that has run. `seconds`: its device time."""
         bound, work, submit, pending = turn.bound, turn.work, turn.submit, turn.pending
         started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
@@ -546,13 +545,13 @@ class ExecutorSession:
         if self._reads.shares.storages:
             self._reads.shares.forget([*work.free, *(bound.consumed(work.inputs) if bound is not None else ())])
         if pending is not None:
-            begun = self._runs.ended(bound, pending, took) or begun
+            begun = self._runs.after_turn(bound, pending, seconds) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
-        timing = Timing(begun - waited + work.rested, decoded - started, took, done - turn.executed, pressure)
+        timing = Timing(begun - waited + work.rested, decoded - started, seconds, done - turn.executed, pressure)
         if bound is not None:
-            self._notes.ran(bound.digest, work.inputs, work.outputs, took)
-            bound.seconds = min(took, 2.0 * bound.seconds)  # one run may be interrupted
+            self._notes.ran(bound.digest, work.inputs, work.outputs, seconds)
+            bound.seconds = min(seconds, 2.0 * bound.seconds)  # one run may be interrupted
             self._turn.is_brief = self._runs.alone and bound.seconds < BRIEF_SECONDS
         ops = bound.template.count if bound else 0, run.native_ops
         self._usage.completed(timing, ops, run.failures, responses.body)
@@ -560,29 +559,29 @@ class ExecutorSession:
         self._requests.ran(workload, started, done, answers=bool(responses.body))
         if run.layout_mismatches:
             self._counts.layout_corrections += len(run.layout_mismatches)
-        if self._observed:
+        if self._has_observer:
             self._notify_completed(submit, timing, len(run.failures))
         failures = run.reported_failures() if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
-        found = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
+        outcome = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
-            if self.device.timer.runs_late:  # its ops were issued before the device ran them
-                begun = max(begun, turn.executed - took)
+            if self.device.timer.runs_late:  # the device ran the ops after they were issued
+                begun = max(begun, turn.executed - seconds)
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": turn.executed, "done": done}
-            each = work.op_times.packed(bound.template.count) if bound is not None and work.op_times else b""
-            times = timings.times(moments, self.values.held, each)
+            op_times = work.op_times.packed(bound.template.count) if bound is not None and work.op_times else b""
+            times = timings.times(moments, self.values.held, op_times)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.measurements else ()
         room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
         shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
-        completed = Completed(submit.sequence, *found, timing, links, room, times, run.stopped_at, shortages)
+        completed = Completed(submit.sequence, *outcome, timing, links, room, times, run.stopped_at, shortages)
         if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
             self._context.threads.promote_follower()  # the client may not read
         log = connection.journal.rounded if self._rounded else connection.journal.checked
         send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
-            self._runs.ahead.follow(submit, bound, work, took)
+            self._runs.ahead.follow(submit, bound, work, seconds)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
         """Run a submission on the device, and start copies of the values that it fetches."""
@@ -590,7 +589,7 @@ class ExecutorSession:
         turn.begun = time.perf_counter()
         if self._timings is not None and self._timings.ops and bound is not None:
             work.op_times = OpTimes(self.device.timer)
-        if work.free and not self._runs.limited:  # makes room for it; a limit is kept by other means
+        if work.free and not self._runs.limited:  # makes room for the run; with a limit, the ledger does
             turn.freed = {*work.free}.difference(work.inputs, work.outputs, work.fetch, work.describe)
             self.values.free(turn.freed)
         turn.outcome = run = yield from self._runs.run(bound, work, turn.pending)
@@ -601,26 +600,27 @@ class ExecutorSession:
 
     def _begin_reply(self, turn: DeviceTurn) -> None:
         """Issue the copies of the values that a submission fetches, after its ops."""
-        self._wanted.end(turn.work, turn.outcome)
+        self._cancellation.end(turn.work, turn.outcome)
         turn.responses = Responses.start(turn.work, self.values, self.device.runtime, self._reply_bytes, self._counts)
 
     def _wait(self, turn: DeviceTurn) -> None:
-        """Wait for a submission's ops and copies, without a turn on the device."""
+        """Wait for a submission's ops and copies after its turn on the device."""
         work, run, watch = turn.work, turn.outcome, self.device.watch
         if self.device.timer.runs_late and (work.synchronize or self._timings is not None):
             _synchronize(self._turn.end_event or self.device.runtime, work, run)
             turn.executed = time.perf_counter()
         turn.responses.finish()
-        if watch is not None:  # a lost device ends the process before the client is told of errors that follow from it
-            watch.check_failures((*run.failures, *turn.responses.results), self._wanted)
+        if watch is not None:  # a lost device must end the process before the client receives errors that it caused
+            watch.check_failures((*run.failures, *turn.responses.results), self._cancellation)
             if work.fetch or work.synchronize:
                 watch.completed()
 
-    def _number(self, submit: Submit) -> None:
-        """Check a submission's number and count it. From now on, the session must answer the submission.
+    def _count_submission(self, submit: Submit) -> None:
+        """Check a submission's number, and count the submission. Afterwards, the session must answer it.
 
         Raises:
-            ProtocolError: its number does not follow the last one.
+            ProtocolError: its number is not the next one.
+            QuotaExceeded: the tenant's quota is exhausted.
         """
         if submit.sequence != self.submissions + 1:
             raise ProtocolError(f"submission {submit.sequence} arrived after submission {self.submissions}")
@@ -651,18 +651,18 @@ class ExecutorSession:
             return
         _log.warning("skipped an unreadable message of a client", reason=message.reason)
         if isinstance(message, UnreadableSubmit):
-            self._number(message.submit)
+            self._count_submission(message.submit)
             work = unpack(message.submit)
-            yield from self._every_value()
+            yield from self._await_uploads()
             refused = _Refused(ProtocolError(message.reason), message.submit.first)
             self._refuse(work, refused, message.submit.digest, connection)
         elif isinstance(message, UnreadableTemplate):
-            raise ProtocolError(message.reason)  # no request for it is open
+            raise ProtocolError(message.reason)  # this session has not requested a template
 
-    def _known(
+    def _find_template(
         self, submit: Submit, work: RunRequest, connection: ExecutorChannel
     ) -> Generator[Wait, None, BoundTemplate | None]:
-        """Return the bound template of a submission; None if the submission runs nothing.
+        """Return the bound template of a submission, or None if the submission runs nothing.
 
         Raises:
             _Refused: the submission cannot run.
@@ -671,9 +671,9 @@ class ExecutorSession:
             raise _Refused(UnsupportedOperation(submit.refused), submit.first)
         if not submit.digest:
             return None
-        found = self._templates.get(submit.digest)
+        cached = self._templates.get(submit.digest)
         template, first = submit.template, submit.first
-        if found is not None:
+        if cached is not None:
             self._counts.template_cache_hits += 1
         elif template is None:
             self._counts.template_requests += 1
@@ -685,7 +685,7 @@ class ExecutorSession:
                 raise _Refused(ProtocolError(definition.reason), definition.first)
             template, first = definition.template, definition.first
         try:
-            bound = found if found is not None else self._made(template, first, submit.digest)
+            bound = cached if cached is not None else self._define_template(template, first, submit.digest)
             bind(bound, submit, work)
         except (TransportError, QuotaExceeded):
             raise
@@ -693,11 +693,13 @@ class ExecutorSession:
             raise _Refused(error, first) from error
         return bound
 
-    def _made(self, template: Template | None, first: InitialBindings | None, digest: bytes) -> BoundTemplate:
-        """Compile a new template, and bind it for its first run."""
+    def _define_template(
+        self, template: Template | None, first: InitialBindings | None, digest: bytes
+    ) -> BoundTemplate:
+        """Compile a new template unless another session has, and bind it for its first run."""
         self._context.threads.promote_follower()
         if template is None or digest_of(template) != digest:
-            raise ProtocolError("a template does not have the digest that it was sent with")
+            raise ProtocolError("the digest of a template differs from the digest in its submission")
         self._counts.template_cache_misses += 1
         shared = self.device.templates
         compiled = shared.get(digest)
@@ -717,7 +719,7 @@ class ExecutorSession:
         return compiled
 
     def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
-        """Wait for a submission's operands. If it is cancelled, poison the pending values that it would write."""
+        """Wait for the operands of a submission. If it is cancelled, poison the unread values that it would write."""
         inputs = work.inputs if bound is not None else []
         wait = self._reads.wait({*inputs, *work.fetch, *work.describe})
         yield attrs.evolve(wait, cancelled=lambda: bool(work.halt.value & CANCEL))
@@ -732,10 +734,7 @@ class ExecutorSession:
                 self.values[handle] = Poison(failure)
 
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
-        """Reply with the bytes of pending reads.
-
-        Reply when all reads are complete, or after the time that the client allowed.
-        """
+        """Reply with the bytes of pending reads, once all reads are complete or the client's timeout has passed."""
         yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
         connection.send(Frame(encode(ReadProgressReply(self._reads.left()))))
 
@@ -744,26 +743,26 @@ class ExecutorSession:
         try:
             self._reads.read(request)
         except ProtocolError as error:
-            _log.warning("refused an invalid read request for a weight", reason=str(error))
+            _log.warning("refused a client's invalid request to read a weight", reason=str(error))
             self._uploads.refuse(request.handle, str(error))
 
     def _save_weights(self, request: SaveWeights, connection: ExecutorChannel) -> Iterator[Wait]:
         yield self._reads.wait(_readable(request.handles))
-        weights, deliver = self._context.weights, self._delivered
+        weights, deliver = self._context.weights, self._deliver
         answer_once(connection, lambda again: save_values(request, self.values, weights, deliver, again))
 
-    def _delivered(self, value: torch.Tensor) -> torch.Tensor:
+    def _deliver(self, value: torch.Tensor) -> torch.Tensor:
         with self._turn:
             return self.device.runtime.deliver(value)
 
     def _refuse(self, work: RunRequest, refused: _Refused, digest: bytes, connection: ExecutorChannel) -> None:
         """Refuse a submission: poison its outputs and the operands that it would write, and send the failure.
 
-        Drop the template, because the client assumes other last bindings than this session has. The client will send the
+        Drop the template, because the client now assumes bindings that this session does not have. The client sends the
         template again.
         """
         self._counts.submissions_refused += 1
-        self._runs.missed()
+        self._runs.drop_runs_ahead()
         self._templates.drop(digest)
         error = refused.error
         failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
@@ -809,11 +808,11 @@ class ExecutorSession:
         return SessionGauges(amounts, kinds.phase, kinds.by_kind())
 
     def _evicted(self) -> dict[str, int]:
-        """Return the bytes of evicted values by place. Thread-safe."""
+        """Return the bytes of evicted values by location, such as `host` and `disk`. Thread-safe."""
         return self._memory.evicted_to() if self._memory is not None else {}
 
     def figures(self) -> dict[str, int]:
-        """Return figures of the session for its client: values, memory, submissions, templates, transfers, the device."""
+        """Return the figures for the client's statistics: values, memory, submissions, templates, transfers, device."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
         used = self._notes.kinds.by_kind()
         return (
@@ -832,7 +831,7 @@ class ExecutorSession:
                 "runs_reused": self._runs.runs_reused,
                 "peer_bytes": self.exchange.bytes_sent,
                 "peer_kept": self.exchange.kept_bytes,
-                **{f"idle_{where}": nbytes for where, nbytes in self._evicted().items()},
+                **{f"idle_{location}": nbytes for location, nbytes in self._evicted().items()},
             }
             | {name: int(value) for name, value in self.device.arbiter.figures().items()}
             | (self.device.ledger.figures() if self.device.ledger else {})
@@ -854,7 +853,7 @@ class ExecutorSession:
 
     def stop(self) -> None:
         """Stop the session, as `ServedSession.stop` does."""
-        self._wanted.stop_all()
+        self._cancellation.stop_all()
 
     def close(self) -> None:
         """End the session, and free its values and templates."""
@@ -873,7 +872,7 @@ class ExecutorSession:
 
 
 class _Refused(Exception):  # noqa: N818 - a signal within this file
-    """A submission cannot run. `error`: the reason. `first`: bindings of the submission, if they are readable."""
+    """A submission cannot run. `error`: the reason. `first`: the submission's bindings, if readable."""
 
     def __init__(self, error: Exception, first: InitialBindings | None) -> None:
         super().__init__(str(error))
@@ -886,13 +885,13 @@ def _readable(packed: Handles) -> Sequence[int]:
     try:
         return unpack_handles(packed)
     except ProtocolError as error:
-        _log.warning("cannot read the written handles of a refused submission", reason=str(error))
+        _log.warning("cannot decode the written handles of a refused submission", reason=str(error))
         return ()
 
 
-def _synchronize(what: Any, work: RunRequest, run: RunOutcome) -> None:
-    """Wait for a device or an event. An error becomes a failure of the run."""
+def _synchronize(target: Any, work: RunRequest, run: RunOutcome) -> None:
+    """Wait for a device runtime or an event. An error becomes a failure of the run."""
     try:
-        what.synchronize()
+        target.synchronize()
     except RuntimeError as error:
         run.failures.append(Failure(work.sequence, -1, "synchronize", type(error).__name__, str(error)))

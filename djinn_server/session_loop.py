@@ -1,4 +1,4 @@
-"""Run a session: receive its messages, and call their handlers in the order that `SessionMachine` decides."""
+"""Run a session: receive messages, and call their handlers in the order that `SessionMachine` decides."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from djinn_server.session_pauses import LINGER_SECONDS, OFFER_SECONDS, Pause
 from djinn_server.session_threads import SessionThreads
 from djinn_server.weights.reads import WeightReads
 
-_AT_ONCE: Final = 1e-9  # a time that is over
-_UPLOADS: Final = 64  # taken between two submissions in lanes, while no other session waits for the device
+_PAST: Final = 1e-9  # a deadline that has passed
+_UPLOADS_LIMIT: Final = 64  # uploads that are handled between two submissions in lanes
 _NO_WAITS: Final[Iterator[Wait]] = iter(())
 _KINDS: Final[Mapping[type, Kind]] = {
     UploadPart: Kind.AT_ONCE,
@@ -43,23 +43,23 @@ class MessageHandlers(Protocol):
     def begin(
         self, message: Message | Unreadable, frame: Frame, connection: ExecutorChannel, started: float
     ) -> Iterator[Wait] | None:
-        """Begin to handle a message that arrived at `started`. If the handler may wait, return the rest of it."""
+        """Handle a message that arrived at `started`, up to its first wait. Return its waits, or None if it never waits."""
 
     def take_at_once(self, message: Message | Unreadable, frame: Frame) -> None:
         """Handle a message out of order, because the current message may wait for it."""
 
     def receive_ahead(self, connection: ExecutorChannel) -> Frame | None:
-        """Run predicted submissions until a frame arrives, and return it. None: there is nothing to predict."""
+        """Run predicted submissions until a frame arrives. Return the frame, or None if no submission is predicted."""
 
     @property
     def brief_use(self) -> float | None:
-        """Return used device seconds if the next message should take less than `BRIEF_SECONDS`, else None."""
+        """Device seconds used so far if the next message should take less than `BRIEF_SECONDS`, else None."""
 
     def between_messages(self, connection: ExecutorChannel) -> None:
-        """Do work after a message, if no other message waits."""
+        """Do deferred work after a message. Called if no message is queued."""
 
     def idle_deadline(self) -> float | None:
-        """Return the time of the idle session's next task; None: no task. If the time has come, do the task."""
+        """Do the idle session's task if its time has come. Return the time of the next task, or None."""
 
 
 class SessionLoop:
@@ -78,30 +78,30 @@ class SessionLoop:
         threads: SessionThreads,
         idle_seconds: float,
     ) -> None:
-        """`idle_seconds`: time after which an idle session has a task; 0: never."""
+        """`idle_seconds`: seconds after which an idle session has a task; 0: it has none."""
         self.machine: SessionMachine[tuple[Message | Unreadable, Frame]] = SessionMachine(
             limits.BACKLOG_FRAMES, limits.BACKLOG_BYTES
         )
         self._handlers, self._reads, self._cancellation, self._threads = handlers, reads, cancellation, threads
         self.is_pooled = True
         self._resumed_at = 0.0
-        self._used: float | None = None  # as of the next pause
-        self._offers = False  # True if the next pause only lets other sessions go on
+        self._used: float | None = None  # `Pause.used` of the next pause
+        self._offers = False  # True if the next pause only lets other sessions run
         self._linger = min(LINGER_SECONDS, idle_seconds or LINGER_SECONDS)
-        self._present = _NO_WAITS  # the handler of the present message
-        self._wait = Wait(())  # the wait of that handler
-        self._received_at = 0.0  # when the message was received that is handled next; 0.0: before it was queued
+        self._waits = _NO_WAITS  # of the handler of the present message
+        self._wait = Wait(())  # the present wait of that handler
+        self._received_at = 0.0  # when the next message was received, if it was not queued; else 0.0
 
     def next_frame(self) -> Generator[Wait, None, Frame]:
         """Wait for the next frame, which belongs to the current message, and return it."""
         yield Wait((FRAME,))
         return self.machine.pop()[1]
 
-    def following(self, connection: ExecutorChannel) -> Message | Unreadable | None:
-        """Return the next message if it has arrived and is a submission, else None. `machine.pop` removes it."""
+    def peek(self, connection: ExecutorChannel) -> Message | Unreadable | None:
+        """Return the next queued message, or None. Before, receive a submission that has arrived, and uploads before it."""
         machine, turns = self.machine, self._cancellation.share.turns
-        for _ in range(_UPLOADS):
-            with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait finds it
+        for _ in range(_UPLOADS_LIMIT):
+            with contextlib.suppress(TransportError, ProtocolError):  # the session's next wait raises the error
                 connection.read_ahead(1, limits.AHEAD_BYTES)
             head = next((frame.head for frame in connection.queued()), b"")
             if turns.waiting or len(machine) or not (is_of_kind(head, Submit) or is_of_kind(head, UploadPart)):
@@ -111,7 +111,7 @@ class SessionLoop:
         return None if message is None else message[0]
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Handle messages until the client leaves. Yield a pause if there is nothing to do."""
+        """Handle messages until the client leaves. Yield a pause whenever the session has nothing to do."""
         with contextlib.suppress(ClientLeft):
             machine, client_left = self.machine, self._cancellation.client_left
             try:
@@ -137,14 +137,14 @@ class SessionLoop:
         if type(message) is not Submit:
             self._threads.promote_follower()
         self._cancellation.busy_since = started
-        self._present = self._handlers.begin(message, frame, connection, started) or _NO_WAITS
+        self._waits = self._handlers.begin(message, frame, connection, started) or _NO_WAITS
         self._advance(connection)
 
     def _advance(self, connection: ExecutorChannel) -> None:
         """Handle the current message up to its next wait."""
         machine = self.machine
         self._cancellation.busy_since = self._cancellation.busy_since or time.perf_counter()
-        wait = next(self._present, None)
+        wait = next(self._waits, None)
         if (away_until := connection.away_until) is not None:
             machine.connected(away_until)
         if wait is not None:
@@ -153,15 +153,15 @@ class SessionLoop:
             self._note_events(connection)
             return
         machine.ended()
-        self._present = _NO_WAITS
+        self._waits = _NO_WAITS
         if not len(machine):
             self._handlers.between_messages(connection)
 
     def _receive(self, connection: ExecutorChannel) -> bool:
-        """Receive a frame. Return False if no frame arrives for a while."""
+        """Receive a frame, and handle or queue its message. Return False if no frame arrives in time."""
         machine = self.machine
         try:
-            frame = self._next(connection)
+            frame = self._receive_frame(connection)
         except TimeoutError:
             machine.connected(connection.away_until)
             return False
@@ -181,33 +181,33 @@ class SessionLoop:
         self._note_events(connection)
         return True
 
-    def _next(self, connection: ExecutorChannel) -> Frame:
+    def _receive_frame(self, connection: ExecutorChannel) -> Frame:
         """Return the next frame.
 
         Raises:
-            TimeoutError: no frame arrives for a while.
+            TimeoutError: no frame arrives in time, or the session lets other sessions run.
         """
         if self.machine.current is not None:
             self._threads.promote_follower()
             return connection.receive(LINGER_SECONDS if self.machine.needs_client else 0.0)
         self._cancellation.busy_since = 0.0
         self._used = self._handlers.brief_use if self.is_pooled else None
-        if self._used is not None and self._threads.alternate and connection.descriptor() is not None:
+        if self._used is not None and self._threads.is_alternating and connection.descriptor() is not None:
             self._offers = time.monotonic() - self._resumed_at >= OFFER_SECONDS
             if self._offers:
                 raise TimeoutError
             return connection.receive(0.0)
         self._threads.promote_follower()
-        expected = self._handlers.receive_ahead(connection)
-        return connection.receive(self._linger) if expected is None else expected
+        predicted = self._handlers.receive_ahead(connection)
+        return connection.receive(self._linger) if predicted is None else predicted
 
     def _pause(self, connection: ExecutorChannel, *, listens: bool) -> Pause:
         machine = self.machine
         deadline = machine.deadline()
-        if machine.current is None and (idle := self._handlers.idle_deadline()) is not None:
-            deadline = idle if deadline is None else min(deadline, idle)
+        if machine.current is None and (idle_deadline := self._handlers.idle_deadline()) is not None:
+            deadline = idle_deadline if deadline is None else min(deadline, idle_deadline)
         if self._offers:
-            deadline = _AT_ONCE
+            deadline = _PAST
         lingers = listens and (machine.current is None or machine.needs_client)
         pause = Pause(deadline, connection if listens else None, lingers=lingers, used=self._used)
         self._used, self._offers = None, False
@@ -217,18 +217,18 @@ class SessionLoop:
         if isinstance(message, UnreadableUpload) and message.offered:
             return Kind.IN_ORDER  # an offer needs a reply
         if isinstance(message, UploadPart | AbortUpload | UnreadableUpload) and self._is_next_value(message.handle):
-            return Kind.IN_ORDER  # a queued submission may use the present value, and free it
+            return Kind.IN_ORDER  # a queued submission may use or free the present value
         return _KINDS.get(type(message), Kind.IN_ORDER)
 
     def _is_next_value(self, handle: int) -> bool:
-        """Return True if an uploaded value replaces the present value of that handle, or one that a queued message makes."""
+        """Return True if an upload replaces a value that exists, or that a queued message will create."""
         if (Cause.UPLOAD, handle) in self.machine.missing:
             return False
         queued = (message for message, _ in self.machine.messages())
         return self._reads.in_use(handle) or any(getattr(message, "handle", None) == handle for message in queued)
 
     def _note_events(self, connection: ExecutorChannel) -> None:
-        """Tell the machine which events happened since the last call."""
+        """Notify the machine of the events since the last call."""
         machine, wait = self.machine, self._wait
         if machine.away_until is not None:
             machine.connected(connection.away_until)

@@ -32,11 +32,11 @@ class Cause(enum.Enum):
     CLIENT = "client"
 
 
-Key = tuple[Cause, int]  # with a handle, or a number of the cause
+Key = tuple[Cause, int]  # an awaited event: its cause, and a handle or another number
 FROM_CLIENT: Final = frozenset({Cause.UPLOAD, Cause.TEMPLATE, Cause.FRAME})
 TEMPLATE: Final[Key] = (Cause.TEMPLATE, 0)
 FRAME: Final[Key] = (Cause.FRAME, 0)
-CLIENT: Final[Key] = (Cause.CLIENT, 0)  # which is away, and has too much to receive when it comes back
+CLIENT: Final[Key] = (Cause.CLIENT, 0)  # disconnected, with too many unsent replies
 
 
 class Kind(enum.Enum):
@@ -65,7 +65,7 @@ class Wait:
     Attributes:
         missing: keys for which it waits.
         until: end of the wait, on the clock of `SessionMachine.next`; None: no end.
-        has_arrived: returns True if a key has arrived for which no message comes.
+        has_arrived: returns True if a key has arrived without a message.
         cancelled: returns True if the message was cancelled.
     """
 
@@ -80,10 +80,10 @@ class SessionMachine(Generic[M]):
     """State of one session's messages. Every method except `next` notes an event or reads the state.
 
     Attributes:
-        most_frames, most_bytes: limits of the queue.
-        current: message that is being handled.
+        most_frames, most_bytes: limits of the queue. It may exceed `most_bytes` by one message.
+        current: message that the session handles now; None between messages.
         missing: keys for which the current message waits.
-        until: time at which the current message continues without these keys.
+        until: time at which the current message continues without these keys; None: never.
         away_until: time until which a disconnected client may reconnect; None while it is connected.
         nbytes: bytes of the queued messages.
     """
@@ -96,8 +96,8 @@ class SessionMachine(Generic[M]):
     away_until: float | None = None
     nbytes: int = 0
     _queue: deque[tuple[M, int, Kind]] = attrs.field(factory=deque)
-    _last: bool = False  # True once no message follows
-    _left: bool = False
+    _is_last: bool = False  # True once no message follows
+    _has_left: bool = False
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -115,7 +115,7 @@ class SessionMachine(Generic[M]):
                 f"the client sent {len(self._queue):,} messages of {self.nbytes:,} bytes instead of the template or upload that the "
                 f"executor waits for; the limits are {self.most_frames:,} messages and {self.most_bytes:,} bytes"
             )
-        self._last = self._last or kind is Kind.LAST
+        self._is_last = self._is_last or kind is Kind.LAST
         self._queue.append((message, nbytes, kind))
         self.nbytes += nbytes
         return False
@@ -125,7 +125,7 @@ class SessionMachine(Generic[M]):
         self.missing, self.until = set(missing), until
 
     def key_arrived(self, key: Key) -> None:
-        """Note the arrival of a key (an upload, a weight or a transfer) for which the current message waits."""
+        """Note the arrival of a key, such as an upload or a transfer, for which the current message waits."""
         self.missing.discard(key)
 
     def cancelled(self) -> None:
@@ -138,15 +138,15 @@ class SessionMachine(Generic[M]):
         self.missing.clear()
 
     def connected(self, away_until: float | None) -> None:
-        """Set the time until which a disconnected client may reconnect. None: it is connected, or too late."""
+        """Set the time until which a disconnected client may reconnect. None: it is connected, or this time is over."""
         self.away_until = away_until
 
     def left(self) -> None:
         """Note that the client sent `Goodbye`."""
-        self._left = True
+        self._has_left = True
 
     def close(self) -> None:
-        """Drop all queued messages."""
+        """Discard all queued messages."""
         self._queue.clear()
         self.nbytes = 0
 
@@ -159,14 +159,14 @@ class SessionMachine(Generic[M]):
         return (message for message, _, _ in self._queue)
 
     def pop(self) -> M:
-        """Remove and return the next message of the queue. It belongs to the current message."""
+        """Remove and return the next message of the queue."""
         message, nbytes, _ = self._queue.popleft()
         self.nbytes -= nbytes
         return message
 
     def template(self) -> M:
         """Remove and return the first template of the queue. In a replay, the template may arrive early."""
-        index = next(at for at, (_, _, kind) in enumerate(self._queue) if kind is Kind.TEMPLATE)
+        index = next(i for i, (_, _, kind) in enumerate(self._queue) if kind is Kind.TEMPLATE)
         message, nbytes, _ = self._queue[index]
         del self._queue[index]
         self.nbytes -= nbytes
@@ -174,7 +174,7 @@ class SessionMachine(Generic[M]):
 
     def next(self, now: float) -> Step:
         """Return the next step of the session."""
-        if self._left:
+        if self._has_left:
             return Step.END
         if self.current is not None:
             return self._next_of_current(now)
@@ -193,11 +193,11 @@ class SessionMachine(Generic[M]):
             return Step.RESUME
         if self.away_until is not None and now < self.away_until:
             return Step.WAIT
-        if self._last:
+        if self._is_last:
             return Step.END if self.needs_client else Step.WAIT
-        # Half of the queue: a submission in it may have to wait for a later message.
-        full = 2 * len(self._queue) >= self.most_frames or 2 * self.nbytes >= self.most_bytes
-        return Step.WAIT if full and not self.needs_client else Step.RECEIVE
+        # Stop at half of the limits: a queued submission may have to wait for a later message.
+        is_half_full = 2 * len(self._queue) >= self.most_frames or 2 * self.nbytes >= self.most_bytes
+        return Step.WAIT if is_half_full and not self.needs_client else Step.RECEIVE
 
     @property
     def needs_client(self) -> bool:
@@ -205,6 +205,6 @@ class SessionMachine(Generic[M]):
         return any(cause in FROM_CLIENT for cause, _ in self.missing)
 
     def deadline(self) -> float | None:
-        """Return the time at which `next` may return another step without an event; None: never."""
+        """Return the time at which `next` may return another step without an event, or None."""
         times = [time for time in (self.until, self.away_until) if time is not None]
         return min(times, default=None)

@@ -1,4 +1,4 @@
-"""Metrics of one session: counters since it began, and present gauges."""
+"""Metrics of one session: counters since the session began, and present gauges."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import attrs
 
 from djinn_server.request_times import ModelTimes
 
-# Every session has these.
+# Gauges that every session has.
 EVERY_SESSION: Final = ("templates", "template_instructions", "poisoned_values", "peer_pending_bytes", "idle_bytes")
 
 
 @attrs.define
 class SessionCounters:
-    """Counters of a session since it began, with their names in `/metrics`. Only the session's thread changes them."""
+    """Counters since a session began, by their names in `/metrics`. Only the session's thread changes them."""
 
     template_cache_hits: int = 0
     template_cache_misses: int = 0
@@ -46,10 +46,10 @@ class SessionGauges:
 
 
 class MeteredSession(Protocol):
-    """A session, as the metrics use it. Thread-safe."""
+    """The functions of a session that collect metrics. Thread-safe."""
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
-        """Return the number of live values, and their bytes by address. Sessions may share memory."""
+        """Return the number of live values, and their bytes by address. Sessions may share addresses."""
 
     def live_values(self) -> int:
         """Return the number of live values, in constant time."""

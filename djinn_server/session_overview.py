@@ -1,4 +1,4 @@
-"""Overview of a session for `djinn status` and dashboards: phase, steps, memory by kind, and decisions of its plans."""
+"""Overview of a session for `djinn status` and dashboards: phase, steps, memory, and decisions of plans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from djinn_core.wire.messages import ServingFigures, ValueHints
 from djinn_server.running.values import ValueTable
 from djinn_server.value_kinds import ValueKinds
 
-DECISIONS_LIMIT: Final = 4  # plans of which the decisions are shown
-LINES_LIMIT: Final = 12  # of these together
-_REMEMBERED: Final = 16  # templates of which the last run is known
+DECISIONS_LIMIT: Final = 4  # latest plans whose decisions are shown
+LINES_LIMIT: Final = 12  # shown lines of these plans together
+_RUNS_LIMIT: Final = 16  # templates whose last run is recorded
 
 
 @attrs.frozen
@@ -45,7 +45,7 @@ class SessionOverview:
 
 
 class SessionNotes:
-    """Notes about a session's runs. `overview` is thread-safe; only the session's thread calls other methods.
+    """Statistics of a session's runs. `overview` is thread-safe. Only the session's thread calls other methods.
 
     Attributes:
         kinds: kinds of the session's values.
@@ -54,9 +54,9 @@ class SessionNotes:
     def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
         """`at_once`: as in `ValueKinds`."""
         self.kinds = ValueKinds(values, at_once=at_once)
-        self._decided: LruCache[bytes, tuple[str, ...]] = LruCache(DECISIONS_LIMIT)
-        self._last = self._marker = b""
-        self._at: LruCache[bytes, int] = LruCache(_REMEMBERED)  # number of the last run of a template
+        self._decisions: LruCache[bytes, tuple[str, ...]] = LruCache(DECISIONS_LIMIT)
+        self._last_digest = self._step_digest = b""
+        self._last_runs: LruCache[bytes, int] = LruCache(_RUNS_LIMIT)  # by template: number of its last run
         self._runs = 0
         self._steps = 0
         self._seconds = 0.0
@@ -65,30 +65,32 @@ class SessionNotes:
         """Learn the kinds of a template's values from the client's hints."""
         self.kinds.learn(hints)
         if hints.decisions:
-            self._decided.store(hints.digest, hints.decisions)
+            self._decisions.store(hints.digest, hints.decisions)
 
     def ran(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int], seconds: float) -> None:
-        """Note a run of a template. `inputs`, `outputs`: handles.
+        """Record a run of a template. `inputs`, `outputs`: handles. `seconds`: device time.
 
-        Steps are runs of one template. If another template recently ran more than twice as often, it counts the steps.
+        A step is a run of one template. If another template recently ran more than twice as often, its runs count as steps.
         """
         self.kinds.ran(digest, inputs, outputs)
-        again = digest == self._last
-        self._last = digest
+        is_repeated = digest == self._last_digest
+        self._last_digest = digest
         self._seconds += seconds
         self._runs += 1
-        at = self._at
-        if digest == self._marker:
+        last_run = self._last_runs
+        if digest == self._step_digest:
             self._steps += 1
-        elif digest in at and self._runs - at.get(self._marker, 0) > 2 * (self._runs - at[digest]):
-            self._marker = digest
-        if again and digest in at:
-            at[digest] = self._runs  # the newest already
+        elif digest in last_run and self._runs - last_run.get(self._step_digest, 0) > 2 * (
+            self._runs - last_run[digest]
+        ):
+            self._step_digest = digest
+        if is_repeated and digest in last_run:
+            last_run[digest] = self._runs  # already the most recently used
         else:
-            at.store(digest, self._runs)
+            last_run.store(digest, self._runs)
 
     def overview(self) -> SessionOverview:
-        """Return the present facts."""
-        decisions = [line for lines in reversed(list(self._decided.values())) for line in lines]
+        """Return the overview. The session adds the fields that are not known here."""
+        decisions = [line for lines in reversed(list(self._decisions.values())) for line in lines]
         latest_decisions = tuple(dict.fromkeys(decisions))[:LINES_LIMIT]
         return SessionOverview(self.kinds.phase, self._steps, self._seconds, self.kinds.by_kind(), latest_decisions)

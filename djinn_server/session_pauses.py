@@ -12,10 +12,10 @@ import attrs
 
 from djinn_server.recovery.executor_channel import ExecutorChannel
 
-LOOK_SECONDS: Final = 0.25  # between looks for a frame while a session waits for something else, too
+POLL_SECONDS: Final = 0.25  # between polls for a frame while a session also waits for another event
 LINGER_SECONDS: Final = 0.5  # for which a session waits for its next frame in the thread that handled the last one
-BRIEF_SECONDS: Final = 0.004  # of a submission that the thread runs which waits for all sessions
-OFFER_SECONDS: Final = 0.001  # after which such a session lets others go on that have used less device time
+BRIEF_SECONDS: Final = 0.004  # of the longest submission that the leader of `SessionThreads` runs itself
+OFFER_SECONDS: Final = 0.001  # after which a brief session lets sessions run that used less device time
 LONGEST_TIMEOUT: Final = 3600.0  # a selector raises OverflowError for more than 24 days
 
 
@@ -27,8 +27,7 @@ class Pause:
         until: end of the pause (`time.monotonic`); None: no end.
         connection: connection whose next frame ends the pause; None: no frame does.
         lingers: True if the session waits for a frame for `LINGER_SECONDS` before its next pause.
-        used: device seconds that the session has used, if it will need a thread for less than `BRIEF_SECONDS` afterwards; else
-            None.
+        used: device seconds that the session has used, if its next message should take less than `BRIEF_SECONDS`; else None.
     """
 
     until: float | None = None
@@ -60,11 +59,11 @@ class Wakeup:
         return self._event.is_set()
 
     def clear(self) -> None:
-        """Forget earlier calls, because the session now handles all earlier events."""
+        """Discard earlier calls, because the session now handles all earlier events."""
         self._event.clear()
 
     def wait(self, seconds: float | None) -> None:
-        """Wait for a call since `clear`."""
+        """Wait until this object has been called since `clear`, at most `seconds`; None: no limit."""
         self._event.wait(seconds)
 
 
@@ -79,10 +78,10 @@ def wait_here(pause: Pause, wakeup: Wakeup) -> None:
     """Wait in the calling thread until a pause ends."""
     seconds = math.inf if pause.until is None else clamp_timeout(pause.until - time.monotonic())
     if pause.connection is not None:
-        seconds = 0.0 if pause.lingers else min(seconds, LOOK_SECONDS)
+        seconds = 0.0 if pause.lingers else min(seconds, POLL_SECONDS)
     wakeup.wait(None if seconds == math.inf else seconds)
 
 
 def clamp_timeout(seconds: float) -> float:
-    """Return `seconds`, at least 0 and at most `LONGEST_TIMEOUT`. The caller waits again if its deadline has not passed."""
+    """Return `seconds`, limited to 0 to `LONGEST_TIMEOUT`. A caller with a later deadline waits again."""
     return min(max(0.0, seconds), LONGEST_TIMEOUT)

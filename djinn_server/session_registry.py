@@ -28,13 +28,13 @@ class ServedSession(Protocol):
     wakeup: Wakeup
 
     def pauses(self, connection: ExecutorChannel) -> Iterator[Pause]:
-        """Answer messages until the client says goodbye or the connection ends. Yield pauses that `wakeup` ends."""
+        """Answer messages until the client leaves or the connection ends. Yield pauses, which `wakeup` ends."""
 
     def overview(self, holdings: Holdings) -> SessionOverview:
         """Return phase, steps and memory by kind. Thread-safe. `holdings`: present values of all sessions."""
 
     def stop(self) -> None:
-        """Stop the session's computation before the next op, and begin no further one. Thread-safe."""
+        """Stop the running submission before its next op, and run no further submission. Thread-safe."""
 
     def close(self) -> None:
         """Free all values and templates of the session."""
@@ -50,7 +50,7 @@ class SessionEntry:
         session: the session.
         token: id of the token that admitted the client.
         connection: channel to the client.
-        since: start of the session, on the monotonic clock.
+        since: start of the session (`time.monotonic`).
     """
 
     id: str
@@ -65,7 +65,7 @@ class SessionEntry:
         try:
             overview = self.session.overview(holdings)
         except Exception as error:
-            _log.exception("cannot read a session's figures", session=self.id, error=repr(error))
+            _log.exception("cannot collect a session's overview", session=self.id, error=repr(error))
             overview = SessionOverview()
         link = self.connection.link if self.connection is not None else NO_LINK
         return SessionStatus(
@@ -106,7 +106,7 @@ class SessionRegistry:
                 del self._entries[entry.id]
 
     def statuses(self, holdings: Holdings) -> tuple[SessionStatus, ...]:
-        """Return the `djinn status` entries of all sessions, oldest first. `holdings`: present values of all sessions."""
+        """Return the `djinn status` entries of all sessions, oldest first. `holdings`: all sessions' values."""
         return tuple(entry.status(holdings) for entry in self.entries())
 
     def entries(self) -> list[SessionEntry]:
@@ -126,12 +126,12 @@ class SessionRegistry:
         return entry.session if entry is not None else None
 
     def of_tokens(self, tokens: Collection[str]) -> list[SessionEntry]:
-        """Return the sessions whose clients were admitted with one of these tokens. `tokens`: ids."""
+        """Return the sessions whose clients were admitted with one of `tokens`, which are ids of tokens."""
         with self._lock:
             return [entry for entry in self._entries.values() if entry.token and entry.token in tokens]
 
     def tokens(self) -> tuple[str, ...]:
-        """Return the ids of the tokens of all sessions' clients."""
+        """Return the ids of the tokens that admitted the sessions' clients, sorted."""
         with self._lock:
             return tuple(sorted({entry.token for entry in self._entries.values() if entry.token}))
 

@@ -1,4 +1,4 @@
-"""Run the submissions of a session: op by op, by a run strategy, ahead of time, or within a memory limit."""
+"""Run a session's submissions: op by op, by a run strategy, ahead of time, or within a memory limit."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from djinn_server.weights.shared_weights import SessionShares
 _log = get_logger("djinn.server")
 
 
-def finished(run: Generator[None, None, RunOutcome]) -> RunOutcome:
-    """Run a generator that does not pause to its end, and return its outcome."""
+def run_to_end(run: Generator[None, None, RunOutcome]) -> RunOutcome:
+    """Advance a generator to its end without yielding the device, and return its outcome."""
     while True:
         try:
             next(run)
-        except StopIteration as ended:
-            return ended.value  # type: ignore[no-any-return]
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
 
 
 class SessionRuns:
@@ -51,10 +51,10 @@ class SessionRuns:
 
     Attributes:
         memory: the session's memory on a device that evicts values; else None.
-        limited: True if the device has a memory limit.
+        limited: True if the device has a memory limit, not only eviction on demand.
         ahead: speculative runs of predicted submissions; None if the executor does none.
         runs_reused: number of runs that reused results of earlier runs.
-        alone: True on a CPU without simulated time and without strategies that join sessions.
+        alone: True on a CPU without simulated time and strategies that join sessions.
         randomness: the session's random state.
         numeric_settings: the session's numeric settings; None: those of the process.
     """
@@ -80,13 +80,13 @@ class SessionRuns:
         self.memory = SessionMemory(device.ledger, values, kinds) if device.ledger is not None else None
         self.limited = self.memory is not None and self.memory.limited
         self.alone = device.runtime.device.type == "cpu" and not device.arbiter.joins_sessions and not device.timekeeper
-        self._grows = self.alone and device.ledger is None  # proved for kernels of CPUs, where nothing is evicted
+        self._grows = self.alone and device.ledger is None  # verified only for CPU kernels without eviction
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """Return the object that runs predicted submissions, or None.
+        """Return the object that runs predicted submissions, or None if the executor does not.
 
-        None: with joint runs, simulated time or eviction, and on GPUs, where runs ahead are untested.
+        It does not with joint runs, simulated time or eviction, nor on GPUs, where runs ahead are untested.
         """
         limit = self._ahead_bytes
         if not limit or not self._grows:
@@ -94,7 +94,7 @@ class SessionRuns:
         return RunsAhead(self._device, self._turn, self._values, templates, counts, limit)
 
     def bind(self, compiled: CompiledTemplate, digest: bytes) -> BoundTemplate:
-        """Return a template of the session, without slots and inputs."""
+        """Return the session's binding of a compiled template, which has no slots and inputs yet."""
         choice = self._device.arbiter.choice(digest, compiled)
         bound = BoundTemplate(compiled, [], [], digest=digest)
         if choice is not None:
@@ -102,13 +102,13 @@ class SessionRuns:
             bound.choice = choice if choice.candidates or choice.caches else None
         return bound
 
-    def missed(self) -> None:
-        """Drop the runs ahead, because the session handles an unpredicted message."""
+    def drop_runs_ahead(self) -> None:
+        """Discard the runs ahead, because the session handles an unpredicted message."""
         if self.ahead is not None:
             self.ahead.missed()
 
-    def pending(self, bound: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
-        """Return the submission as a run that other sessions may join. Return None if it must run alone.
+    def joinable(self, bound: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
+        """Return the submission as a run that other sessions may join, or None if it must run alone.
 
         `timed`: True if each op is timed.
         """
@@ -126,8 +126,8 @@ class SessionRuns:
         submission = JoinableSubmission(work, bound.slots, bound.input_aliases(self._device.own), *session)
         return self._device.arbiter.call_strategy(joint.strategy, partial(joint.offer.join, submission))
 
-    def ended(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
-        """Tell a joinable run that its turn has ended, as `JointRun.ended` does."""
+    def after_turn(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
+        """Call `JointRun.ended` after the turn of a joinable run, and return its result. `seconds`: the turn's device time."""
         joint = None if bound is None else bound.joint
         return (
             None
@@ -138,12 +138,12 @@ class SessionRuns:
     def run(
         self, bound: BoundTemplate | None, work: RunRequest, pending: JointRun | None = None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission. `pending`: the submission as a joinable run. An internal error fails only this submission."""
+        """Run a submission, or its joinable run `pending`. An internal error fails only this submission."""
         if bound is None:
-            self.missed()
+            self.drop_runs_ahead()
             return RunOutcome()
         watch = self._device.watch
-        issuing = watch.begin(self._cancellation, work, bound.template) if watch is not None else None
+        issued_work = watch.begin(self._cancellation, work, bound.template) if watch is not None else None
         try:
             return (yield from self._run(bound, work, pending))
         except (TransportError, ProtocolError, QuotaExceeded):
@@ -152,8 +152,8 @@ class SessionRuns:
             return self._fail(error, bound, work)
         finally:
             self._device.randomness.give_back()
-            if watch is not None and issuing is not None:
-                watch.issued(issuing)  # before the session waits for the device, so that a hang is seen
+            if watch is not None and issued_work is not None:
+                watch.issued(issued_work)  # before the session waits for the device, so that the watch detects a hang
 
     def _fail(self, error: Exception, bound: BoundTemplate, work: RunRequest) -> RunOutcome:
         """Return the outcome of a submission that failed by an internal error of the executor."""
@@ -163,7 +163,7 @@ class SessionRuns:
         return refuse_run(bound.template, work, bound.slots, self._values, failure)
 
     def access(self, bound: BoundTemplate | None, work: RunRequest) -> Access | None:
-        """Return the storages that a submission uses; None if it should not run concurrently with others."""
+        """Return the storages that a submission uses, or None if it should not run concurrently with other submissions."""
         ahead = self.ahead is not None and self.ahead.pending
         if not self.alone or self.memory is not None or ahead:
             return None
@@ -177,8 +177,8 @@ class SessionRuns:
         if bound.template.moves or bound.draws.first_draw(bound.slots) is not None:
             return None
         growth = self._growth(bound, choice)
-        grown = [] if growth is None else [position for position, _ in growth.appends]
-        return access_of(bound, work, self._device.own, grown)
+        growing_positions = [] if growth is None else [position for position, _ in growth.appends]
+        return access_of(bound, work, self._device.own, growing_positions)
 
     def begin_in_lane(self, turn: DeviceTurn) -> TemplateRun | None:
         """Return the run of a submission, as `LaneRuns.begin_in_lane` does."""
@@ -210,8 +210,8 @@ class SessionRuns:
         self, bound: BoundTemplate, work: RunRequest, pending: JointRun | None
     ) -> Generator[None, None, RunOutcome]:
         device, memory, values = self._device, self.memory, self._values
-        if pending is not None and (joined := (yield from pending.run())) is not None:
-            return joined  # type: ignore[no-any-return]
+        if pending is not None and (joint_outcome := (yield from pending.run())) is not None:
+            return joint_outcome  # type: ignore[no-any-return]
         if self.numeric_settings is not device.numeric_settings.now:
             device.numeric_settings.compute_under(self.numeric_settings)
         if bound.template.random:
@@ -222,20 +222,20 @@ class SessionRuns:
                 return run_template(bound.template, work, bound.slots, values)
         if memory is not None and self.limited:
             return memory.run(
-                bound.digest, bound.template, work, bound.slots, lambda: finished(self._by_strategy(bound, work, None))
+                bound.digest, bound.template, work, bound.slots, lambda: run_to_end(self._by_arbiter(bound, work, None))
             )
         if self.ahead is not None and self.ahead.pending and (ahead := self.ahead.take(bound, work)) is not None:
             return ahead.finish(work, values, self._ahead_bytes)
         work.rest = self._cancellation.pauses
         if memory is None:
-            return (yield from self._by_strategy(bound, work, None))
+            return (yield from self._by_arbiter(bound, work, None))
         with memory.on_demand(bound.digest, bound.template, work) as guard:
-            return (yield from self._by_strategy(bound, work, guard))
+            return (yield from self._by_arbiter(bound, work, guard))
 
-    def _by_strategy(
+    def _by_arbiter(
         self, bound: BoundTemplate, work: RunRequest, guard: StepGuard | None
     ) -> Generator[None, None, RunOutcome]:
-        """Run a submission as the arbiter decides; op by op with a memory guard or with timed ops."""
+        """Run a submission as the arbiter decides, but op by op with a memory guard or with timed ops."""
         choice = self._choice(bound)
         growth = self._growth(bound, choice)
         keep_growing = choice is not None and not choice.caches and not self._exact
@@ -251,14 +251,14 @@ class SessionRuns:
                 ops, table = choice.facts.cacheable_ops, self._device.cached_results
                 cacheable = CacheableRun(ops, run, names, table, self.numeric_settings)
             pause = partial(self.pause, bound.template.random, work)
-            served = ServedRun(choice.facts, run, bound.slots, pause, cacheable)
-            yield from self._device.arbiter.run(choice, served, exact=self._exact)
+            served_run = ServedRun(choice.facts, run, bound.slots, pause, cacheable)
+            yield from self._device.arbiter.run(choice, served_run, exact=self._exact)
             if cacheable is not None:
                 return self._finish_cacheable(run, work, cacheable)
         return run.finish()
 
     def _finish_cacheable(self, run: TemplateRun, work: RunRequest, cacheable: CacheableRun) -> RunOutcome:
-        """Store the results of a run. Cached results are copied before a program writes into them."""
+        """Store the results of a run. Mark results that the cache shares, so that they are copied before a write."""
         outcome = run.finish()
         self.runs_reused += cacheable.reused
         for handle in cacheable.shared_outputs(work.outputs):
@@ -271,12 +271,12 @@ class SessionRuns:
             self._shares.before_run(bound.input_aliases(self._device.own), work.inputs, work.outputs)
 
     def _choice(self, bound: BoundTemplate) -> TemplateChoice | None:
-        """Return the offers for a template; None if no strategy may run it for this session."""
+        """Return the arbiter's choice for a template, or None if no strategy may run it for this session."""
         choice = bound.choice
         return None if choice is None or (self._exact and not choice.has_exact) else choice
 
     def _growth(self, bound: BoundTemplate, choice: TemplateChoice | None) -> Growth | None:
-        """Return the steps of a template that append in place, if they may be used; else None."""
+        """Return the steps of a template that append in place, or None if this session must not use them."""
         return bound.template.growth() if self._grows and (choice is None or not choice.candidates) else None
 
     @property

@@ -1,14 +1,14 @@
-"""Threads that run an executor's sessions. One thread, the leader, waits for all paused sessions; others run sessions.
+"""Threads that run an executor's sessions. One thread, the leader, waits for all paused sessions.
 
-When a session is ready, the leader runs it and another thread becomes the leader. So no message passes from thread to
+When a session is ready, the leader runs it, and another thread becomes the leader. So no message passes from thread to
 thread. (Leader/followers: Schmidt et al., Pattern-Oriented Software Architecture 2, section 5.4.) If all sessions are
 idle, an executor has at most `SPARE_THREADS` of these threads. A session that lingers for its next message keeps its
 thread.
 
-If a session needs a thread only briefly, the leader runs it and stays the leader. So sessions with short submissions cause
-no thread switches. Of several ready sessions, it runs the one with the least device time. Such a session calls
-`promote_follower` before it does anything longer. A follower watches the leader, and takes its place if a session keeps it
-for `LOOK_SECONDS`.
+If a session needs a thread only briefly, the leader runs the session and stays the leader. So short submissions cause no
+thread switches. Of several ready sessions, the leader runs the one with the least device time. The session calls
+`promote_follower` before longer work. A follower watches the leader, and takes its place if a session keeps the leader
+for `cancellation.LOOK_SECONDS`.
 
 A session that computes does not read its connection. So the threads also poll the connections of sessions that have been
 busy with one message for `cancellation.LOOK_SECONDS`.
@@ -38,7 +38,7 @@ from djinn_server.running.cancellation import CancellationState, poll_connection
 from djinn_server.session_pauses import OFFER_SECONDS, Pause, Wakeup, clamp_timeout, wait_here
 
 SPARE_THREADS: Final = 4
-ALTERNATE_SECONDS: Final = 0.01
+ALTERNATE_SECONDS: Final = 0.01  # between messages of two sessions that count as alternating
 _log = get_logger("djinn.server")
 
 
@@ -52,7 +52,7 @@ class SessionTask:
         context: context variables of the session.
         pause: the current pause; None while a thread runs the session.
         descriptor: file descriptor for which the pause waits, or -1.
-        used: used device seconds, from the last pause.
+        used: `Pause.used` of the last pause.
     """
 
     pauses: Iterator[Pause]
@@ -83,49 +83,49 @@ class SessionThreads:
     """The threads of one executor. They end with the last session."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of the leader, the numbers of threads, and the sessions
-        self._follow = threading.Condition(self._lock)
-        self._leader = 0  # ident of a thread; 0: none leads
-        self._runs_since = 0.0  # when the leader began to run a session that is brief; 0.0 while it waits
+        self._lock = threading.Lock()  # protects the leader, the numbers of threads, and the sessions
+        self._follower_condition = threading.Condition(self._lock)
+        self._leader = 0  # ident of the leading thread, or 0
+        self._runs_since = 0.0  # when the leader began to run a brief session; 0.0 while it waits
         self._brief_runs = 0
-        self._is_watched = False  # True while a follower watches the leader or is asked to
-        self._watches = False  # True while a follower waits to check the leader
+        self._is_watched = False  # True while a follower watches the leader, or has been notified to
+        self._has_watcher = False  # True while a follower waits to check the leader
         self._threads = self._free = 0
         self._sessions: dict[int, tuple[CancellationState, ExecutorChannel]] = {}
         self._changed: deque[SessionTask] = deque()  # paused, or woken
-        self._poking = threading.Lock()  # of `_poke` and `_is_poked`; taken last
-        self._poke: socket.socket | None = None  # interrupts the thread that waits
+        self._poke_lock = threading.Lock()  # protects `_poke` and `_is_poked`; acquired last
+        self._poke: socket.socket | None = None  # a byte in it interrupts the leader's wait
         self._is_poked = False
         self._latest, self._latest_at, self._alternated_at = 0, 0.0, 0.0
         # Used by the leader.
         self._paused: set[SessionTask] = set()
-        self._timed: set[SessionTask] = set()  # of these, those whose pauses have deadlines
+        self._timed: set[SessionTask] = set()  # paused sessions whose pauses have deadlines
         self._ready: list[tuple[float, int, SessionTask]] = []  # a heap by used device seconds
         self._numbers = itertools.count()
-        self._least_used = 0.0  # device seconds of the first ready session when the leader last looked for others
-        self._look_at = 0.0
+        self._least_used = 0.0  # device seconds of the first ready session at the last poll of paused sessions
+        self._next_poll = 0.0
 
     @contextmanager
-    def over(self, wanted: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
-        """Let the threads poll the connection of a busy session inside the block."""
+    def polling(self, state: CancellationState, connection: ExecutorChannel) -> Iterator[None]:
+        """Inside the block, let the threads poll the connection of the session whenever it is busy."""
         try:
             with self._lock:
-                self._sessions[id(wanted)] = wanted, connection
+                self._sessions[id(state)] = state, connection
                 if not self._free:
                     self._start()
             self._interrupt()
             yield
         finally:
             with self._lock:
-                del self._sessions[id(wanted)]
+                del self._sessions[id(state)]
             self._interrupt()
 
     def run(self, pauses: Iterator[Pause], wakeup: Wakeup) -> None:
-        """Run a session: in the calling thread until its first pause, afterwards in these threads."""
+        """Run a session in the calling thread until its first pause, afterwards in these threads."""
         task = SessionTask(pauses, wakeup, contextvars.copy_context())
-        wakeup.listener = partial(self._note, task)
+        wakeup.listener = partial(self._note_change, task)
         if task.advance():
-            self._note(task)
+            self._note_change(task)
 
     def note_message(self, session: int) -> None:
         """Note that a session begins to handle a message. `session`: unique number of the session."""
@@ -137,7 +137,7 @@ class SessionThreads:
         self._latest_at = now
 
     @property
-    def alternate(self) -> bool:
+    def is_alternating(self) -> bool:
         """True if several sessions handled messages within the last `ALTERNATE_SECONDS`."""
         return time.monotonic() - self._alternated_at < ALTERNATE_SECONDS
 
@@ -155,22 +155,24 @@ class SessionThreads:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:
-                _log.warning("cannot start another session thread: this thread leads again later", error=repr(error))
-        self._follow.notify()
+                _log.warning(
+                    "cannot start another session thread: this thread leads again after its session", error=repr(error)
+                )
+        self._follower_condition.notify()
 
-    def _note(self, task: SessionTask) -> None:
+    def _note_change(self, task: SessionTask) -> None:
         self._changed.append(task)
         self._interrupt()
 
     def _interrupt(self) -> None:
         """Wake the leader, so that it notices changes."""
-        with self._poking:
+        with self._poke_lock:
             if self._poke is not None and not self._is_poked:
                 self._is_poked = True
                 self._poke.send(b"\0")
 
     def _start(self) -> None:
-        """Start another thread. The caller holds `_lock`, so the thread changes the counts after they include it.
+        """Start another thread. The caller holds `_lock`, so that the counts include the thread before it runs.
 
         Raises:
             OSError: the process has too many open descriptors.
@@ -179,7 +181,7 @@ class SessionThreads:
         if not self._threads:
             self._open()
         try:
-            threading.Thread(target=self._work, name="djinn-session", daemon=True).start()
+            threading.Thread(target=self._run_thread, name="djinn-session", daemon=True).start()
         except BaseException:
             if not self._threads:
                 self._close()
@@ -195,32 +197,32 @@ class SessionThreads:
             raise
         selector.register(self._poked, selectors.EVENT_READ)
         self._selector = selector
-        with self._poking:
+        with self._poke_lock:
             self._poke, self._is_poked = poke, False
 
-    def _work(self) -> None:
-        while self._take_one():
+    def _run_thread(self) -> None:
+        while self._lead():
             with self._lock:
                 if self._free >= SPARE_THREADS:
                     self._threads -= 1
                     return
                 self._free += 1
 
-    def _take_one(self) -> bool:
-        """Be the leader until another thread must lead. Return False if this thread must end."""
+    def _lead(self) -> bool:
+        """Become the leader, and run ready sessions until another thread leads. Return False if this thread must end."""
         self._await_lead()
         while True:
-            task = self._next()
+            task = self._next_task()
             if task is None:
                 with self._lock:
                     if not self._sessions:
                         self._leader, self._threads, self._free = 0, self._threads - 1, self._free - 1
                         if not self._threads:
                             self._close()
-                        self._follow.notify()
+                        self._follower_condition.notify()
                         return False
                 self.promote_follower()
-                self._look()
+                self._poll_busy_sessions()
                 return True
             if task.used is None:
                 self.promote_follower()
@@ -228,23 +230,22 @@ class SessionThreads:
                 return True
 
     def _await_lead(self) -> None:
-        """Wait until there is no leader, or until a session keeps the leader too long. Then lead."""
+        """Wait until no thread leads, or until a session keeps the leader too long. Then lead."""
         with self._lock:
             while self._leader:
-                if not self._is_watched or self._watches:
-                    self._follow.wait()
+                if not self._is_watched or self._has_watcher:
+                    self._follower_condition.wait()
                     continue
-                self._watches, runs = True, self._brief_runs
-                self._follow.wait(cancellation.LOOK_SECONDS)
-                self._watches = False
+                self._has_watcher, runs = True, self._brief_runs
+                self._follower_condition.wait(cancellation.LOOK_SECONDS)
+                self._has_watcher = False
                 if self._runs_since and time.monotonic() - self._runs_since >= cancellation.LOOK_SECONDS:
                     self._promote()
                 elif not self._runs_since and runs == self._brief_runs:
                     self._is_watched = False
-                    self._is_watched = (
-                        runs != self._brief_runs
-                    )  # it has begun another, and perhaps relied on this thread
-            self._leader, self._is_watched = threading.get_ident(), self._watches
+                    # The leader may have begun another run meanwhile, and relied on this watcher.
+                    self._is_watched = runs != self._brief_runs
+            self._leader, self._is_watched = threading.get_ident(), self._has_watcher
 
     def _run(self, task: SessionTask) -> bool:
         """Run a session until its next pause. Return True if the thread is the leader afterwards."""
@@ -252,46 +253,46 @@ class SessionThreads:
             self._brief_runs += 1
             self._runs_since = time.monotonic()
             if not self._is_watched:
-                self._ask_for_watch()
-        goes_on = False
+                self._request_watcher()
+        continues = False
         try:
-            goes_on = task.advance()
-        except BaseException as error:  # also the SystemExit of a custom op: the thread goes on
+            continues = task.advance()
+        except BaseException as error:  # also the SystemExit of a custom op: the thread continues
             _log.exception("a session ended by an internal error of the executor", error=repr(error))
         with self._lock:
-            if leads := self._leader == threading.get_ident():
+            if is_leader := self._leader == threading.get_ident():
                 self._runs_since = 0.0
-        if goes_on and leads:
+        if continues and is_leader:
             self._changed.append(task)
-        elif goes_on:
-            self._note(task)
-        return leads
+        elif continues:
+            self._note_change(task)
+        return is_leader
 
-    def _ask_for_watch(self) -> None:
+    def _request_watcher(self) -> None:
         with self._lock:
             if self._free < 2:
                 with suppress(OSError, RuntimeError):
                     self._start()
             self._is_watched = True
-            self._follow.notify()
+            self._follower_condition.notify()
 
     def _close(self) -> None:
-        with self._poking:
+        with self._poke_lock:
             poke, self._poke = self._poke, None
         assert poke is not None
         for resource in (self._selector, poke, self._poked):
             resource.close()
 
-    def _next(self) -> SessionTask | None:
-        """Wait for a ready session, and return it. None: busy sessions must be polled, or no sessions exist.
+    def _next_task(self) -> SessionTask | None:
+        """Wait for a ready session, and return it. Return None to poll busy sessions, or if no sessions exist.
 
-        Ready sessions run without a poll of the others, unless another one may have used `OFFER_SECONDS` less device time.
+        Paused sessions are polled before a ready one runs if one of them may have used `OFFER_SECONDS` less device time.
         """
-        looked = False
+        has_polled = False
         while True:
             self._take_changes()
-            if self._ready and (looked or self._ready[0][0] < self._least_used + OFFER_SECONDS):
-                if looked:
+            if self._ready and (has_polled or self._ready[0][0] < self._least_used + OFFER_SECONDS):
+                if has_polled:
                     self._least_used = self._ready[0][0]
                 return heapq.heappop(self._ready)[2]
             now = time.monotonic()
@@ -301,10 +302,10 @@ class SessionThreads:
                 return None
             deadlines = [task.pause.until for task in self._timed if task.pause is not None and task.pause.until]
             if count > len(self._paused):
-                if now >= self._look_at:
-                    self._look_at = now + cancellation.LOOK_SECONDS
+                if now >= self._next_poll:
+                    self._next_poll = now + cancellation.LOOK_SECONDS
                     return None
-                deadlines.append(self._look_at)
+                deadlines.append(self._next_poll)
             until = now if self._ready else min(deadlines, default=None)
             for key, _ in self._selector.select(None if until is None else clamp_timeout(until - now)):
                 if key.data is not None:
@@ -315,7 +316,7 @@ class SessionThreads:
             now = time.monotonic()
             for task in [task for task in self._timed if task.pause is not None and (task.pause.until or now) < now]:
                 self._resume(task)
-            looked = True
+            has_polled = True
 
     def _take_changes(self) -> None:
         while self._changed:
@@ -326,14 +327,14 @@ class SessionThreads:
                 self._resume(task)
 
     def _watch(self, task: SessionTask) -> bool:
-        """Wait for events of a paused session's descriptor. Return False if it was closed."""
+        """Add a paused session to the selector. Return False if its descriptor was closed."""
         self._paused.add(task)
         if task.pause is not None and task.pause.until is not None:
             self._timed.add(task)
         if task.descriptor < 0:
             return True
         try:
-            if task.descriptor in self._selector.get_map():  # it was closed, and given out again
+            if task.descriptor in self._selector.get_map():  # the system has reused the number of a closed descriptor
                 self._resume(self._selector.get_key(task.descriptor).data)
             self._selector.register(task.descriptor, selectors.EVENT_READ, task)
         except (OSError, ValueError):
@@ -352,7 +353,7 @@ class SessionThreads:
         task.pause, task.descriptor = None, -1
         heapq.heappush(self._ready, (-1.0 if task.used is None else task.used, next(self._numbers), task))
 
-    def _look(self) -> None:
+    def _poll_busy_sessions(self) -> None:
         """Poll the connections of busy sessions."""
         with self._lock:
             sessions = list(self._sessions.values())
@@ -363,4 +364,4 @@ class SessionThreads:
                     state.yield_device()
                 except BaseException as error:  # also the SystemExit of a plugin's transport
                     _log.exception("polling the connection of a busy session failed", error=repr(error))
-                    state.wakeup()  # the session may have paused meanwhile
+                    state.wakeup()  # in case the session has paused meanwhile

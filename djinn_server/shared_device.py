@@ -1,4 +1,4 @@
-"""State that the sessions of a device share: turns, random generator, compiled templates, memory, numeric settings."""
+"""State that the sessions of a device share: turns, random state, templates, memory, numeric settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SharedDevice:
     def __init__(
         self, runtime: DeviceRuntime, libraries: Sequence[OperatorLibrary] = (), *, has_program: bool = False
     ) -> None:
-        """`libraries`: as in `own_operators`. `has_program`: True if this process runs the program of the client, too."""
+        """`libraries`: as in `own_operators`. `has_program`: True if the client's program runs in this process."""
         self.runtime = runtime
         self.timer = DeviceTimer(runtime)
         self.turns = FairShare(
@@ -52,11 +52,7 @@ class SharedDevice:
     def is_plain(self) -> bool:
         """True on a CPU without eviction, simulated time or strategies that join sessions.
 
-        On such a device, results may have other layouts.
+        On such a device, results may have layouts that the client did not predict.
         """
-        obstacles = self.ledger, self.timekeeper
-        return (
-            self.runtime.device.type == "cpu"
-            and not self.arbiter.joins_sessions
-            and all(obstacle is None for obstacle in obstacles)
-        )
+        has_neither = self.ledger is None and self.timekeeper is None
+        return self.runtime.device.type == "cpu" and not self.arbiter.joins_sessions and has_neither

@@ -1,4 +1,4 @@
-"""Assign an executor to its one tenant, with the tenant's weight store and quota."""
+"""Assign an executor to its only tenant, with the tenant's weight store and quota."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from djinn_server.usage_metrics import UsageMetrics
 from djinn_server.usage_quota import UsageQuota
 from djinn_server.weights.store import WeightStore
 
-_OPERATOR = frozenset({"", "default"})  # whose weights lie where they lay before there were tenants
-_GIVEN_SECONDS = 2.0  # until the orders that precede a client's arrival are read at the latest
+_OPERATOR = frozenset({"", "default"})  # tenants whose weights are in the shared store itself
+_ORDER_SECONDS = 2.0  # in which the parent's order arrives, which it sends before the client connects
 _log = get_logger("djinn.server")
 
 
@@ -31,7 +31,7 @@ class Tenancy:
         disk: DiskQuota,
         store: WeightStore | None = None,
         accounts: Path | None = None,
-        folders: Sequence[Callable[[str], None]] = (),
+        set_ups: Sequence[Callable[[str], None]] = (),
     ) -> None:
         """Prepare the assignment. The executor has no tenant yet.
 
@@ -40,9 +40,9 @@ class Tenancy:
             disk: the tenant's disk quota.
             store: parent store of all tenants.
             accounts: folder with the used device time of tenants; None: the time is not stored.
-            folders: callbacks that set up a tenant's weight folder or custom ops. They may raise OSError.
+            set_ups: functions that set up weight folders or custom ops of a tenant, given its name. They may raise OSError.
         """
-        self._folders = folders
+        self._set_ups = set_ups
         self.store = store
         self._usage = usage
         self._disk = disk
@@ -50,21 +50,21 @@ class Tenancy:
         self._shared = store
         self._tenant: str | None = None
         self._lock = threading.Lock()
-        self._given = ""  # the tenant that the parent process has assigned it to
-        self._is_given = threading.Event()
+        self._ordered_tenant = ""  # of the parent's order to assign this executor
+        self._has_order = threading.Event()
 
     def assign_tenant(self, tenant: str) -> None:
         """Assign this executor to a tenant, because its parent ordered it."""
-        self._given = tenant
-        self._is_given.set()
+        self._ordered_tenant = tenant
+        self._has_order.set()
 
     def refusal_to_recover(self, badge: Badge) -> str:
-        """Return the reason why this executor cannot recover a session of this badge; empty if it can.
+        """Return the reason why this executor cannot recover a session of this badge, or "" if it can.
 
-        Recovery needs no ticket. So the executor must already be assigned to the tenant. Otherwise any client that finds
-        its port could claim it.
+        Recovery needs no ticket. So the parent must have assigned the executor to the tenant. Otherwise any client that finds
+        the executor's port could claim the executor.
         """
-        if not badge.tenant or (self._is_given.wait(_GIVEN_SECONDS) and badge.tenant == self._given):
+        if not badge.tenant or (self._has_order.wait(_ORDER_SECONDS) and badge.tenant == self._ordered_tenant):
             return ""
         _log.warning("refused to recover a session of another tenant", tenant=badge.tenant)
         return "this executor works for another tenant: connect to the gateway again"
@@ -76,10 +76,10 @@ class Tenancy:
                 self._tenant = badge.tenant
                 self.store = self._store_of(badge)
                 self._open_account(badge.tenant)
-                self._give_folders(badge.tenant)
+                self._set_up(badge.tenant)
             if badge.tenant != self._tenant:
                 _log.error("a gateway sent a client to another tenant's executor", tenant=badge.tenant)
-                return  # `refusal` says so
+                return  # `refusal` returns the reason
             self._usage.quota = badge.quota
             self._disk.limit = badge.quota.disk
             if self.store is not None:
@@ -88,7 +88,7 @@ class Tenancy:
                 self.store.limit = min(badge.quota.disk, self._shared.limit)
 
     def refusal(self, badge: Badge) -> str:
-        """Return the reason why a client with this badge is at the wrong executor; empty if it is at the right one."""
+        """Return the reason why a client with this badge is at the wrong executor, or ""."""
         with self._lock:
             if self._tenant not in {None, badge.tenant}:
                 return "this executor works for another tenant: connect to the gateway again"
@@ -100,14 +100,16 @@ class Tenancy:
         try:
             self._usage.account = UsageQuota.of(tenant, self._accounts)
         except OSError as error:
-            _log.warning("cannot read the used device time: it counts from 0", tenant=tenant, error=str(error))
+            _log.warning(
+                "cannot read the tenant's used device time: it is counted from 0", tenant=tenant, error=str(error)
+            )
 
-    def _give_folders(self, tenant: str) -> None:
-        for give in self._folders:
+    def _set_up(self, tenant: str) -> None:
+        for set_up in self._set_ups:
             try:
-                give(tenant)
+                set_up(tenant)
             except OSError as error:
-                _log.warning("cannot use a folder for the tenant's weights", tenant=tenant, error=str(error))
+                _log.warning("cannot use a folder of the tenant", tenant=tenant, error=str(error))
 
     def _store_of(self, badge: Badge) -> WeightStore | None:
         if self._shared is None or badge.tenant in _OPERATOR:
@@ -115,5 +117,5 @@ class Tenancy:
         try:
             return self._shared.of_tenant(badge.tenant, badge.quota.disk)
         except OSError as error:
-            _log.warning("the weight store is off: cannot use its directory", tenant=badge.tenant, error=str(error))
+            _log.warning("the weight store is off: its directory cannot be used", tenant=badge.tenant, error=str(error))
             return None

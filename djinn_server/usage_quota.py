@@ -1,4 +1,4 @@
-"""Device time that a tenant has used in the current hour, in a file that the tenant's next executor continues."""
+"""Device time that a tenant has used in the current hour. A file keeps it for the tenant's next executor."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Final, Self
 from djinn_core.system.files import CLOEXEC, NOFOLLOW, pread, pwrite
 
 HOUR: Final = 3600.0
-_LAYOUT: Final = struct.Struct("<dd")  # when the hour began, on the clock of all processes, and seconds used in it
+_LAYOUT: Final = struct.Struct("<dd")  # start of the hour (`time.perf_counter`), and device seconds used in it
 
 
 class UsageQuota:
-    """Device time that a tenant has used in the current hour, stored in a file of the tenant.
+    """Count the device time that a tenant has used in the current hour, in a file of the server.
 
-    `tick` also writes the seconds of the running turn to the file. So a submission that kills the process is charged.
+    `tick` adds the running turn to the file, so that a submission is charged even if it kills the process.
     """
 
     def __init__(self, memory: bytearray | mmap.mmap | None = None) -> None:
-        """`memory`: content of the file, of an earlier executor or empty."""
+        """`memory`: mapping of the file; None: store nothing. The content is of an earlier executor, or zeros."""
         self._memory = memory if memory is not None else bytearray(_LAYOUT.size)
         self._lock = threading.Lock()
         began, self._used = _LAYOUT.unpack_from(self._memory)
         now = time.perf_counter()
-        self._began: float = began if 0.0 < began <= now else now  # the clock begins again with the machine
+        self._began: float = began if 0.0 < began <= now else now  # the clock restarts with the machine
 
     @classmethod
     def of(cls, tenant: str, folder: Path) -> Self:
-        """Open the file of a tenant in a folder of the server.
+        """Open the file of a tenant in `folder`, and create it if needed.
 
         Raises:
             OSError: the file cannot be opened or written.
@@ -57,13 +57,13 @@ class UsageQuota:
             return self._used, HOUR - (now - self._began)
 
     def charge(self, seconds: float) -> None:
-        """Add device time."""
+        """Add `seconds` of device time, and write the file."""
         with self._lock:
             self._used += seconds
             self._write()
 
     def tick(self, running: float) -> None:
-        """Write the seconds of the running turn to the file. `charge` adds them when the turn ends."""
+        """Write the file, with `running` seconds of the turn that has not ended. `charge` adds them later."""
         with self._lock:
             self._write(running)
 

@@ -1,4 +1,4 @@
-"""Kinds of a session's values, such as weights and KV caches, from the hints that the client sends with a template."""
+"""Kinds of a session's values, such as weights and KV caches, from the client's hints about templates."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from djinn_core.system.lru import LruCache
 from djinn_core.wire.messages import ValueHints
 from djinn_server.running.values import ValueTable
 
-HINTS_LIMIT: Final = 512  # templates
-LETTERS_LIMIT: Final = 4 << 20  # of these together
-# By the letters of `ValueHints`. Values that no template has named are activations.
+HINTS_LIMIT: Final = 512  # templates with hints
+LETTERS_LIMIT: Final = 4 << 20  # letters in the hints of all templates
+# By the letters of `ValueHints`. Values without a hint count as activations.
 KINDS: Final[Mapping[int, str]] = MappingProxyType({
     ord("w"): "weights",
     ord("k"): "caches",
@@ -31,48 +31,48 @@ _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 class ValueKinds:
     """Kinds of values by storage.
 
-    `phase`, `by_kind` and `caches` are thread-safe; only the session's thread calls other methods. A run costs one
-    assignment, as kinds are computed on demand from each template's last run. With `at_once`, they are computed at each run.
+    `phase`, `by_kind` and `caches` are thread-safe. Only the session's thread calls other methods. A run costs one
+    assignment: kinds are computed on demand from each template's last run. With `at_once`, each run computes them.
     """
 
     def __init__(self, values: ValueTable, *, at_once: bool = False) -> None:
         self._values, self._at_once = values, at_once
         self._hints: LruCache[bytes, ValueHints] = LruCache(HINTS_LIMIT)
-        self._letters = 0
-        self._ran: dict[bytes, tuple[Sequence[int], Sequence[int]]] = {}
+        self._letter_count = 0
+        self._last_runs: dict[bytes, tuple[Sequence[int], Sequence[int]]] = {}
         self._kinds: dict[int, str] = {}  # by storage
-        self._last = b""
+        self._last_digest = b""
 
     def learn(self, hints: ValueHints) -> None:
         """Store the kinds of a template's values from the client's hints."""
         before = self._hints.pop(hints.digest, None)
         dropped = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
-        self._letters += _size(hints) - sum(map(_size, dropped))
-        while self._letters > LETTERS_LIMIT:
-            self._letters -= _size(self._hints.pop(next(iter(self._hints))))
+        self._letter_count += _size(hints) - sum(map(_size, dropped))
+        while self._letter_count > LETTERS_LIMIT:
+            self._letter_count -= _size(self._hints.pop(next(iter(self._hints))))
 
     def ran(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Note that a template has run, with these handles."""
-        self._last = digest
+        """Record the last run of a template. `inputs`, `outputs`: handles."""
+        self._last_digest = digest
         if self._at_once:
             self._note(digest, inputs, outputs)
             if len(self._kinds) > 2 * HINTS_LIMIT + 4 * len(self._values):
                 self._kinds = {storage: kind for storage, kind in self._kinds.items() if self._values.bytes_of(storage)}
             return
-        ran = self._ran  # another thread may take it meanwhile
-        if digest not in ran and len(ran) >= HINTS_LIMIT:  # no report was asked for
-            ran.pop(next(iter(ran)))
-        ran[digest] = (inputs, outputs)
+        last_runs = self._last_runs  # another thread may replace the attribute meanwhile
+        if digest not in last_runs and len(last_runs) >= HINTS_LIMIT:  # no thread has called `by_kind`
+            last_runs.pop(next(iter(last_runs)))
+        last_runs[digest] = (inputs, outputs)
 
     @property
     def phase(self) -> str:
         """Return the phase of the last program; empty if the client sent no hints."""
-        last = self._hints.get(self._last)
+        last = self._hints.get(self._last_digest)
         return last.phase if last is not None and last.phase in _PHASES else ""
 
     def by_kind(self) -> dict[str, int]:
         """Return the bytes of values by kind, on or off the device; empty if the client sent no hints."""
-        self._settle()
+        self._apply_last_runs()
         if not self._hints:
             return {}
         by_kind: dict[str, int] = {}
@@ -89,10 +89,10 @@ class ValueKinds:
 
     def caches(self) -> set[int]:
         """Return the storages of KV caches."""
-        self._settle()
+        self._apply_last_runs()
         return {storage for storage, kind in list(self._kinds.items()) if kind == _CACHES}
 
-    def caches_made(self, digest: bytes, outputs: Iterable[int]) -> set[int]:
+    def output_caches(self, digest: bytes, outputs: Iterable[int]) -> set[int]:
         """Return the storages of KV caches among the outputs of a template."""
         hints = self._hints.get(digest)
         letters = b"" if hints is None else hints.outputs
@@ -103,12 +103,12 @@ class ValueKinds:
         }  # fmt: skip
 
     def mark_caches(self, handles: Collection[int]) -> None:
-        """Note that these values are KV caches."""
+        """Record that the values of these handles are KV caches."""
         self._kinds.update(dict.fromkeys(map(storage_of, handles), _CACHES))
 
-    def _settle(self) -> None:
-        ran, self._ran = self._ran, {}
-        for digest, (inputs, outputs) in list(ran.items()):
+    def _apply_last_runs(self) -> None:
+        last_runs, self._last_runs = self._last_runs, {}
+        for digest, (inputs, outputs) in list(last_runs.items()):
             self._note(digest, inputs, outputs)
 
     def _note(self, digest: bytes, inputs: Sequence[int], outputs: Sequence[int]) -> None:

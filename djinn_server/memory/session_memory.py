@@ -229,7 +229,7 @@ class SessionMemory:
         if self._pinned and any(map(self.pins, work.inputs)):
             if len(self._pinned) > TEMPLATES_LIMIT + len(self.values):
                 self._forget_pins()
-            self._pinned.update(self._kinds.caches_made(digest, work.outputs))
+            self._pinned.update(self._kinds.output_caches(digest, work.outputs))
         self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
 
     def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:

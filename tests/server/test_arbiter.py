@@ -282,7 +282,7 @@ def test_strategy_that_raises_outside_of_a_run_is_switched_off(running, x, monke
         remote, local = x.to(DEVICE), x.clone()
     runs = strategy.runs
     djinn.shut_down()
-    off = "a run strategy is not used" if method == "begin" else "a run strategy is switched off"
+    off = "a run strategy is not used: it failed to begin" if method == "begin" else "a run strategy is switched off"
     assert events == [(off, "KeyError('broken')")]
     assert not runs or method == "free", "free is called at the end"
 

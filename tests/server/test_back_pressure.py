@@ -24,7 +24,7 @@ from djinn_core.wire.peer_messages import AwaitTransfer
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_server import inline
 from djinn_server.recovery.leased_connection import LeasedConnection
-from djinn_server.session_pauses import LOOK_SECONDS
+from djinn_server.session_pauses import POLL_SECONDS
 from djinn_server.usage_metrics import UsageMetrics
 
 MIB = 1 << 20
@@ -215,7 +215,7 @@ def test_session_that_waits_for_a_transfer_stops_reading_at_half_the_backlog(unl
     while end.received < before + 1 + most:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(2.5 * LOOK_SECONDS)  # in which it looks twice
+    time.sleep(2.5 * POLL_SECONDS)  # in which it looks twice
     assert end.received == before + 1 + most
 
 

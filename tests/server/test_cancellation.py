@@ -333,7 +333,7 @@ def test_queued_submissions_are_cancelled(session):
 def test_long_program_yields_turns(begin):
     context = ExecutorContext.of(CpuRuntime())
     long, slow, *_ = begin(context)
-    while not (long._wanted.is_busy() and context.device.turns.busy):
+    while not (long._cancellation.is_busy() and context.device.turns.busy):
         time.sleep(0.01)
     _, quick, *_ = begin(context, EIGHT, ())
     deadline = time.monotonic() + 300

@@ -363,7 +363,7 @@ def session_of(watched, run):
             return run()
 
     turn = SimpleNamespace(reached=None)
-    session = SimpleNamespace(device=device, _turn=turn, _timings=None, _runs=Runs(), _wanted=watched_session)
+    session = SimpleNamespace(device=device, _turn=turn, _timings=None, _runs=Runs(), _cancellation=watched_session)
     return session, SimpleNamespace(template=OPS, slots=[])
 
 

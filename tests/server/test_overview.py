@@ -125,7 +125,7 @@ def test_unreported_notes_are_bounded(values):
     kinds = ValueKinds(values)
     for number in range(2 * HINTS_LIMIT):
         kinds.ran(number.to_bytes(4, "big"), (1,), (2,))
-    assert len(kinds._ran) <= HINTS_LIMIT
+    assert len(kinds._last_runs) <= HINTS_LIMIT
 
 
 def test_kinds_noted_at_once_are_bounded_and_forget_dead_storages(values):
@@ -140,7 +140,7 @@ def test_kinds_noted_at_once_are_bounded_and_forget_dead_storages(values):
 def test_kv_caches_are_found_by_hints(values):
     kinds = ValueKinds(values)
     kinds.learn(ValueHints(b"t", "", b"wa", b"k"))
-    assert kinds.caches_made(b"t", (handle(3),)) == {3}
+    assert kinds.output_caches(b"t", (handle(3),)) == {3}
     kinds.ran(b"t", (handle(1), handle(2)), (handle(3),))
     kinds.mark_caches((handle(2),))
     assert kinds.caches() == {2, 3}

@@ -70,7 +70,7 @@ def run(threads, pauses, wakeup):
     ended, wanted = threading.Event(), CancellationState(FairShare().share(), UsageMetrics(), wakeup)
 
     def session():
-        with threads.over(wanted, PlainExecutorChannel(Silent())):
+        with threads.polling(wanted, PlainExecutorChannel(Silent())):
             yield from pauses()
         ended.set()
 

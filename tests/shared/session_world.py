@@ -47,7 +47,7 @@ PROGRAMS = {  # by digest: what a submission uses and makes; a digest that is ne
 # Attributes of `SessionLoop` that `Process.state` leaves out: parts that have a state of their own, wiring, and times.
 # `_wait` follows from the position of the handler that yielded it.
 BESIDE = frozenset(
-    {"machine", "_present", "_wait", "_handlers", "_reads", "_cancellation", "_threads", "_resumed_at", "_received_at"}
+    {"machine", "_waits", "_wait", "_handlers", "_reads", "_cancellation", "_threads", "_resumed_at", "_received_at"}
 )
 encode_state = msgspec.msgpack.Encoder(order="deterministic", enc_hook=list).encode  # deques as lists
 decoded = functools.cache(decode)
@@ -209,7 +209,7 @@ class Process:
         """Return all that decides what the process does next. The locals of its handlers follow from the present message."""
         loop, parts = self.loop, vars(self.loop)
         machine = attrs.astuple(loop.machine, recurse=False), [parts[name] for name in sorted(parts.keys() - BESIDE)]
-        positions = position(loop._present), position(self.pauses)
+        positions = position(loop._waits), position(self.pauses)
         known = self.values, [*self.wanted], [*self.reading], self.templates, self.arrived, self.sent, self.cancelled
         turns = self.account.used, self.account.asked is not None, self.has_turn, len(self.made)
         return machine, positions, known, turns, self.inbox.received, outbox_state(self.outbox), self.frames
