@@ -24,9 +24,9 @@ from djinn_strategies.batching.trial import BatchTrial
 from djinn_strategies.batching.weights import PackedWeights
 
 djinn_api_version = "2.0"
-SETTINGS: Final = 8  # numeric settings under which a template is tried
-MOST_SESSIONS: Final = 32  # sessions in a batch
-PATIENCE_SECONDS: Final = 0.001  # time limit for sessions of the previous batch to join
+MAX_SETTINGS: Final = 8  # numeric settings under which a template is tried
+MAX_SESSIONS: Final = 32  # sessions in a batch
+MAX_PATIENCE_SECONDS: Final = 0.001  # time limit for sessions of the previous batch to join
 PATIENCE_SHARE: Final = 0.25  # time limit as a share of the template's run time
 _log = get_logger("djinn.server")
 
@@ -53,7 +53,7 @@ class Batches(RunStrategy):
 
     Attributes:
         counts: counters since the executor started.
-        packed: copies of weights in a layout for products with few rows.
+        packed: copies of weights, packed for products with few rows.
     """
 
     name = "batches"
@@ -67,17 +67,21 @@ class Batches(RunStrategy):
         self.counts = BatchCounters()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Start to batch on the device of an executor, as `RunStrategy.begin` does."""
+        """Prepare batches on the device of an executor, as in `RunStrategy.begin`.
+
+        Raises:
+            StartupError: the executor has a memory limit or simulates its device.
+        """
         self._device = device = context.device
-        others = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
-        for name, other in others.items():
-            if other is not None:
+        excluded = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
+        for name, part in excluded.items():
+            if part is not None:
                 raise StartupError(f"--batch-sessions and {name} exclude each other: leave one of them out")
         self.packed = PackedWeights(device.runtime)
         return True
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer if the template multiplies by inputs that it does not write."""
+        """Return an offer if the template multiplies by inputs that it does not write; otherwise None."""
         if not isinstance(template, ServedFacts):
             return None
         compiled, aliases = template.template, aliases_of(template.template, self._device.own)
@@ -92,7 +96,7 @@ class Batches(RunStrategy):
         return {**attrs.asdict(self.counts), "batch_weight_bytes": self.packed.nbytes}
 
     def _gather(self, pending: PendingRun) -> Sequence[PendingRun]:
-        """Return runs of other sessions that join the run `pending`. These sessions wait for the end of the batch."""
+        """Return runs of other sessions that join `pending`. These sessions then wait for the end of the batch."""
         share = pending.owner.share
         if not share.group and not self._device.turns.waiting:
             return ()
@@ -100,35 +104,38 @@ class Batches(RunStrategy):
         if trial.pause:
             trial.pause, share.group = trial.pause - 1, ()
             return ()
-        least = 2 * trial.refused or 2
-        patience = min(PATIENCE_SECONDS, PATIENCE_SHARE * batched.seconds)
-        joined = self._device.turns.gather(share, pending.joins, patience, range(least - 1, MOST_SESSIONS))
-        if not joined:
+        min_joins = 2 * trial.rejected_methods or 2
+        patience = min(MAX_PATIENCE_SECONDS, PATIENCE_SHARE * batched.seconds)
+        waiting = self._device.turns.gather(share, pending.joins, patience, range(min_joins - 1, MAX_SESSIONS))
+        if not waiting:
             share.group = ()
-        return [one.pending for one in joined if isinstance(one.pending, PendingRun)]
+        return [run.pending for run in waiting if isinstance(run.pending, PendingRun)]
 
     def run_joined(self, pending: PendingRun) -> Generator[None, None, None]:
-        """Run `pending` in one batch with the runs that join it, and set the outcome of each run."""
-        joined = self._gather(pending)
-        if not joined:
+        """Run `pending` in one batch with the runs that join it, and set each run's outcome or error.
+
+        If no run joins, do nothing.
+        """
+        others = self._gather(pending)
+        if not others:
             return
         resume = partial(self._device.numeric_settings.compute_under, pending.owner.settings)
         resume()
-        batch = Batch((pending, *joined), self._trial(pending), self._device.randomness, resume)
-        began = time.perf_counter()
+        batch = Batch((pending, *others), self._trial(pending), self._device.randomness, resume)
+        start = time.perf_counter()
         try:
             yield from batch.run()
         finally:
-            self._end(batch, began)
+            self._end_batch(batch, start)
 
-    def _end(self, batch: Batch, began: float) -> None:
+    def _end_batch(self, batch: Batch, start: float) -> None:
         """Wake all sessions of the batch, and count the batch."""
-        first, group = batch.members[0], tuple([one.owner.share for one in batch.members])
-        for one in batch.members:
-            one.began = began
-            one.owner.share.group = group
-            if one.outcome is None and one.error is None:
-                one.error = DjinnError("another program in the same batch failed, so this program did not finish")
+        first, group = batch.members[0], tuple([member.owner.share for member in batch.members])
+        for member in batch.members:
+            member.batch_start = start
+            member.owner.share.group = group
+            if member.outcome is None and member.error is None:
+                member.error = DjinnError("another program in the same batch failed, so this program did not finish")
         self._device.turns.release(group[0])
         self.counts.batches += 1
         self.counts.batched_submissions += len(batch.members)
@@ -136,14 +143,14 @@ class Batches(RunStrategy):
         self.counts.batched_rows += batch.rows
         trial = batch.trial
         if trial.decide(batch.products):
-            found = "runs in batches" if trial.ways else "does not run in batches"
-            _log.info(f"a template {found}", template=first.batched.name, sessions=len(group), reason=trial.reason)
+            outcome = "runs in batches" if trial.methods else "does not run in batches"
+            _log.info(f"a template {outcome}", template=first.batched.name, sessions=len(group), reason=trial.reason)
 
     def _trial(self, pending: PendingRun) -> BatchTrial:
         trials, settings = pending.batched.trials.setdefault(pending.weight, {}), pending.owner.settings
         trial = trials.get(settings)
         if trial is None:
-            if len(trials) >= SETTINGS:
+            if len(trials) >= MAX_SETTINGS:
                 trials.clear()
             products, rows = pending.batched.products, pending.batched.rows.steps
             trial = trials[settings] = BatchTrial(products, rows, self.packed, self._device.timer)

@@ -44,7 +44,7 @@ from djinn_strategies.batching import trial as trials
 from djinn_strategies.batching.batch import BatchedTemplate, PendingRun
 from djinn_strategies.batching.joined_runs import JoinedRuns
 from djinn_strategies.batching.products import find_products
-from djinn_strategies.batching.rows import chains, find_rows
+from djinn_strategies.batching.rows import find_chains, find_rows
 from djinn_strategies.batching.trial import BatchTrial
 
 GIVEN, WEIGHT, CACHE = (number << 32 | 1 for number in (1, 2, 3))
@@ -171,11 +171,11 @@ def batches(context):
     return found
 
 
-@pytest.fixture(params=trials.WAYS)
+@pytest.fixture(params=trials.METHODS)
 def context(request, monkeypatch):
     """An executor that joins products in one way, however fast that is."""
     monkeypatch.setattr(trials, "GAIN", float("inf"))
-    monkeypatch.setattr(trials, "WAYS", (request.param,))
+    monkeypatch.setattr(trials, "METHODS", (request.param,))
     found = ExecutorContext.of(CpuRuntime())
     begin_strategies(found, [Batches()])
     return found
@@ -318,9 +318,9 @@ class Line:
 
 
 def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(context, weight, monkeypatch, tmp_path):
-    plain = BatchTrial._computed
+    plain = BatchTrial._multiply
     monkeypatch.setattr(
-        BatchTrial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-6
+        BatchTrial, "_multiply", lambda *given: None if (found := plain(*given)) is None else found + 1e-6
     )
     path, again = tmp_path / "one.journal", tmp_path / "two.journal"
     owner, channels = SessionIdentity("name", "a client", "secret", NO_TENANT), []
@@ -461,7 +461,7 @@ def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(con
     for _ in range(ROUNDS):
         together(context, clients[:2])
     assert counts.batches == trials.CHECKS
-    assert not batches(context).packed.nbytes, "what is not used is not kept"
+    assert not batches(context).packed.nbytes, "unused copies are freed"
     for _ in range(2):
         together(context, clients[:3])
     assert counts.batches == trials.CHECKS
@@ -471,9 +471,9 @@ def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(con
 
 
 def test_results_that_differ_are_not_used(context, weight, monkeypatch):
-    plain = trials.BatchTrial._computed
+    plain = trials.BatchTrial._multiply
     monkeypatch.setattr(
-        trials.BatchTrial, "_computed", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
+        trials.BatchTrial, "_multiply", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
     )
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(ROUNDS):
@@ -558,9 +558,9 @@ def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its
     rows = find_rows(compiled, aliases_of(compiled, own).written_inputs)
     assert [row.step for row in rows.steps] == [1, 2, 3, 4, 5, 6, 8]
     products = find_products(compiled, aliases_of(compiled, own))
-    assert chains(products, rows.steps, None) == (range(9),)
-    assert chains(products, rows.steps, {1, 2, 5, 8}) == (range(3), range(7, 9))
-    assert chains(products, rows.steps, {3, 5}) == (range(1), range(7, 8))
+    assert find_chains(products, rows.steps, None) == (range(9),)
+    assert find_chains(products, rows.steps, {1, 2, 5, 8}) == (range(3), range(7, 9))
+    assert find_chains(products, rows.steps, {3, 5}) == (range(1), range(7, 8))
     # a view of an input, one of two outputs in the same memory, and a value that is written
     viewed = Template((_FLAT, _TANH, _GROW), (0, 1, 0, 1, 2), (0, 1, 1, 2, 2, 3, 0, 4, 4, 0), (0,), (1, 2, 3))
     compiled = compile_template(viewed, torch.device("cpu"), own)

@@ -47,10 +47,10 @@ class BatchedTemplate(RunOffer):
         rows: row-wise instructions, which a batch computes once for all sessions if they are next to a product.
         draws: random draws of the template.
         name: the first digits of the template's digest, for logs.
-        seconds: time of the latest run, per session.
-        trials: trials by the memory of the first weight, then by numeric settings.
-        numbers: index in `products`, by instruction.
-        between: row-wise instructions, by number of the instruction.
+        seconds: device time of the latest run of one session.
+        trials: trials by storage of the first weight, then by numeric settings.
+        product_indexes: index in `products`, by number of the instruction.
+        rows_by_step: row-wise instructions, by number of the instruction.
     """
 
     run_joined: Callable[[PendingRun], Generator[None, None, None]]
@@ -63,22 +63,19 @@ class BatchedTemplate(RunOffer):
     trials: WeakKeyDictionary[torch.UntypedStorage, dict[NumericSettings, BatchTrial]] = attrs.field(
         factory=WeakKeyDictionary
     )
-    numbers: dict[int, int] = attrs.field(init=False)
-    between: dict[int, RowStep] = attrs.field(init=False)
+    product_indexes: dict[int, int] = attrs.field(init=False)
+    rows_by_step: dict[int, RowStep] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.numbers = {product.step: number for number, product in enumerate(self.products)}
-        self.between = {row.step: row for row in self.rows.steps}
+        self.product_indexes = {product.step: number for number, product in enumerate(self.products)}
+        self.rows_by_step = {row.step: row for row in self.rows.steps}
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Run the ops. A batch of one session would not save time."""
+        """Run the ops of a single session, without a batch."""
         yield from run.advance()
 
     def join(self, submission: JoinableSubmission) -> JointRun | None:
-        """Return the submission as a run that can join a batch.
-
-        If its first weight is not a plain tensor, return None.
-        """
+        """Return the submission as a run that can join a batch, or None if its first weight is a tensor subclass."""
         weight = submission.values.table.get(submission.work.inputs[self.products[0].source])
         return PendingRun(self, submission, weight.untyped_storage()) if type(weight) is torch.Tensor else None
 
@@ -90,11 +87,11 @@ class PendingRun(JointRun):
     Attributes:
         batched: the offer of the template.
         owner: the submission and its session.
-        weight: memory of the first weight. Sessions of one model share this memory.
+        weight: storage of the first weight. Sessions of one model share this storage.
         progress: state of the run in a batch.
         outcome: result of the run, if a batch has finished it.
         error: error of the run, if a batch has finished it.
-        began: time at which the batch began. Without a batch, it is 0.0.
+        batch_start: `time.perf_counter()` at the start of the batch, or 0.0 without a batch.
     """
 
     batched: BatchedTemplate
@@ -103,16 +100,16 @@ class PendingRun(JointRun):
     progress: TemplateRun | None = None
     outcome: RunOutcome | None = None
     error: Exception | None = None
-    began: float = 0.0
+    batch_start: float = 0.0
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         """True if a batch of another session has finished this run."""
         return self.outcome is not None or self.error is not None
 
     def run(self) -> Generator[None, None, RunOutcome | None]:
         """Run the submission in a batch with submissions of other sessions, as `JointRun.run` does."""
-        if not self.over:
+        if not self.is_finished:
             yield from self.batched.run_joined(self)
         if self.error is not None:
             raise self.error
@@ -121,7 +118,7 @@ class PendingRun(JointRun):
     def ended(self, seconds: float) -> float | None:
         """Record the time of the run, as `JointRun.ended` does."""
         self.batched.seconds = seconds
-        return self.began or None
+        return self.batch_start or None
 
     def joins(self, other: object) -> bool:
         """Return True if `other` runs the same template with the same weights and numeric settings."""
@@ -138,6 +135,7 @@ class Batch:
 
     Attributes:
         members: the runs.
+        trial: decides which instructions are batched.
         batched: the offer of their template.
         products: number of products that were computed once for several runs.
         rows: number of row-wise instructions that were computed once for several runs.
@@ -150,7 +148,14 @@ class Batch:
         randomness: DeviceRandomness,
         resume: Callable[[], None],
     ) -> None:
-        """Prepare a batch. `resume` is called each time the batch gets the device back from other sessions."""
+        """Prepare a batch.
+
+        Args:
+            members: the runs.
+            trial: the trial for the weights and numeric settings of the runs.
+            randomness: random state of the device.
+            resume: called each time the batch gets the device back from other sessions.
+        """
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
@@ -160,28 +165,28 @@ class Batch:
         self._resume = resume
 
     def run(self) -> Steps:
-        """Run all members, and yield the device to other sessions now and then.
+        """Run all members, and yield every `LOOK_SECONDS` so that other sessions can use the device.
 
-        An error of one run, raised on the executor, does not affect the other runs.
+        An exception in one run does not affect the other runs.
         """
         self.trial.begin(len(self.members))
         for member in self.members:
-            self._guarded(member, self._begin)
-        looked, at = time.perf_counter(), 0
+            self._run_guarded(member, self._begin)
+        last_pause, at = time.perf_counter(), 0
         for chain in self.trial.chains:
             for number in chain:
                 if number >= at:
                     for member in self.members:
-                        self._guarded(member, partial(self._advance, stop=number))
+                        self._run_guarded(member, partial(self._advance, stop=number))
                     at = self._run_chain(number, chain.stop)
-            if time.perf_counter() - looked >= LOOK_SECONDS:
+            if time.perf_counter() - last_pause >= LOOK_SECONDS:
                 yield
-                looked = time.perf_counter()
+                last_pause = time.perf_counter()
                 self._resume()
         for member in self.members:
-            self._guarded(member, self._finish)
+            self._run_guarded(member, self._finish)
 
-    def _guarded(self, member: PendingRun, work: Callable[[PendingRun], None]) -> None:
+    def _run_guarded(self, member: PendingRun, work: Callable[[PendingRun], None]) -> None:
         if member.error is None:
             try:
                 work(member)
@@ -217,15 +222,15 @@ class Batch:
         if len(runs) < 2:
             return start + 1
         joined = self._last
-        if joined is None or not joined.has_runs(runs):
-            joined = self._last = JoinedRuns(runs, self.batched.rows.kept)
-        step = self._run_known_chain(joined, start)
+        if joined is None or not joined.is_for(runs):
+            joined = self._last = JoinedRuns(runs, self.batched.rows.unwritten)
+        step = self._run_recorded_chain(joined, start)
         if step == start:
             joined.begin()
             while step < stop and self._compute(joined, step):
-                joined.forget(self.batched.template.steps[step].release)
+                joined.drop(self.batched.template.steps[step].release)
                 step += 1
-            self.trial.remember(start, joined.recorded(step))
+            self.trial.remember(start, joined.record_chain(step))
         try:
             joined.scatter(step)
         except RuntimeError as error:  # out of memory: each run computes it separately
@@ -234,43 +239,43 @@ class Batch:
         return max(step, start + 1)
 
     def _runs_at(self, start: int) -> Sequence[TemplateRun]:
-        """Return the runs that have reached instruction `start` and whose operands are valid."""
+        """Return the runs that have reached instruction `start` and whose operands can be joined."""
         runs = [member.progress for member in self.members if member.error is None and member.progress is not None]
         runs = [run for run in runs if run.step == start and not run.outcome.halt.value and not run.claims]
-        number = self.batched.numbers.get(start)
+        number = self.batched.product_indexes.get(start)
         if number is None:
             reads = self.batched.template.steps[start].reads
             return [run for run in runs if all(type(run.env[place]) is torch.Tensor for place in reads)]
         product = self.batched.products[number]
-        runs = [run for run in runs if _fits(product, run.env[product.rows], run.env[product.weight])]
-        return [run for run in runs if _shares(product, runs[0].env, run.env)]
+        runs = [run for run in runs if _is_row_product(product, run.env[product.rows], run.env[product.weight])]
+        return [run for run in runs if _has_same_weight(product, runs[0].env, run.env)]
 
     def _compute(self, joined: JoinedRuns, step: int) -> bool:
-        """Compute an instruction once for all runs. During a trial, compute it separately for each run as well.
+        """Compute instruction `step` once for all runs. During a trial, also compute it separately for each run.
 
         Return False if the instruction has to run separately for each run.
         """
-        number = self.batched.numbers.get(step)
+        number = self.batched.product_indexes.get(step)
         try:
             with torch.inference_mode():
                 if number is not None:
-                    done = self._multiply(joined, self.batched.products[number])
-                elif self.trial.trying:
-                    done = self._try_row(joined, self.batched.between[step])
+                    is_batched = self._multiply(joined, self.batched.products[number])
+                elif self.trial.is_measuring:
+                    is_batched = self._try_row(joined, self.batched.rows_by_step[step])
                 else:
-                    done = self._compute_row(joined, self.batched.between[step])
+                    is_batched = self._compute_row(joined, self.batched.rows_by_step[step])
         except Exception as error:
             op = self.batched.template.steps[step].op
             _log.debug("an instruction cannot be batched", op=op, error=repr(error))
             return False
-        return done
+        return is_batched
 
-    def _run_known_chain(self, joined: JoinedRuns, start: int) -> int:
-        """Compute a recorded chain of instructions, if one exists.
+    def _run_recorded_chain(self, joined: JoinedRuns, start: int) -> int:
+        """Compute the recorded chain that begins at instruction `start`, if it exists and fits.
 
         Return the first instruction that still has to run.
         """
-        chain = self.trial.known.get((start, len(joined.runs)))
+        chain = self.trial.recorded_chains.get((start, len(joined.runs)))
         if chain is None:
             return start
         env, steps = joined.env, self.batched.template.steps
@@ -279,26 +284,26 @@ class Batch:
                 if not joined.prepare_chain(chain):
                     return start
                 for step in range(start, chain.stop):
-                    number = self.batched.numbers.get(step)
+                    number = self.batched.product_indexes.get(step)
                     if number is None:
                         steps[step].run(env)
                         self.rows += 1
                     else:
-                        self._multiply_known(env, number)
+                        self._multiply_recorded(env, number)
         except Exception as error:
             _log.debug("a recorded chain of instructions cannot be batched", error=repr(error))
             joined.clear()
             return start
-        joined.put_all(chain)
+        joined.store_chain(chain)
         return chain.stop
 
-    def _multiply_known(self, env: Environment, number: int) -> None:
+    def _multiply_recorded(self, env: Environment, number: int) -> None:
         product = self.batched.products[number]
         bias = None if product.bias is None else env[product.bias]
-        made = self.trial.compute(number, Operands(env[product.rows], (), env[product.weight], bias))
-        if made is None:
+        result = self.trial.compute(number, Operands(env[product.rows], (), env[product.weight], bias))
+        if result is None:
             raise RuntimeError("the packed copy of the weight was freed")
-        env[product.place] = made
+        env[product.place] = result
         for place in product.release:
             env[place] = None
         self.products += 1
@@ -307,7 +312,7 @@ class Batch:
         sizes = joined.prepare_step(row)
         if sizes is None:
             return False
-        joined.put(row.place, Rows(joined.compute(row), sizes))
+        joined.store(row.place, Rows(joined.compute(row), sizes))
         self.rows += 1
         return True
 
@@ -316,70 +321,68 @@ class Batch:
         sizes = joined.prepare_step(row)
         if sizes is None:
             return False
-        alone = _alone(joined, row.step, row.place)
-        results = self.trial.try_row(row.step, sizes, alone, partial(joined.compute, row))
-        joined.give(row.step, row.place, results)
+        compute_separately = _separate_computation(joined, row.step, row.place)
+        results = self.trial.try_row(row.step, sizes, compute_separately, partial(joined.compute, row))
+        joined.store_separate(row.step, row.place, results)
         return True
 
     def _multiply(self, joined: JoinedRuns, product: Product) -> bool:
-        """Compute a product once for all runs, with the weight that they share.
-
-        Return False if this is not possible.
-        """
-        first, number = joined.runs[0].env, self.batched.numbers[product.step]
+        """Compute a product once for all runs. Return False if the runs do not share the weight, or do not fit."""
+        first, number = joined.runs[0].env, self.batched.product_indexes[product.step]
         rows = joined.rows(product.rows) or joined.flat_rows(product.rows)
-        if rows is None or not _fits(product, rows.whole, first[product.weight]):
+        if rows is None or not _is_row_product(product, rows.whole, first[product.weight]):
             return False
         bias = None if product.bias is None else first[product.bias]
         places = (product.weight,) if product.bias is None else (product.weight, product.bias)
         if (bias is not None and bias.dim() != 1) or not all(map(joined.shared, places)):
             return False
         operands = Operands(rows.whole, rows.sizes, first[product.weight], bias)
-        if not self.trial.trying:
-            made = self.trial.compute(number, operands)
-            if made is None:
+        if not self.trial.is_measuring:
+            result = self.trial.compute(number, operands)
+            if result is None:
                 return False
-            if joined.has(product.rows):
-                joined.put(product.place, Rows(made, rows.sizes))
+            if joined.has_rows(product.rows):
+                joined.store(product.place, Rows(result, rows.sizes))
             else:
-                shapes = [torch.Size((*run.env[product.rows].shape[:-1], made.shape[-1])) for run in joined.runs]
-                joined.give(product.step, product.place, split_rows(made, rows.sizes, shapes))
+                shapes = [torch.Size((*run.env[product.rows].shape[:-1], result.shape[-1])) for run in joined.runs]
+                joined.store_separate(product.step, product.place, split_rows(result, rows.sizes, shapes))
         else:
             joined.scatter(product.step)
-            alone = _alone(joined, product.step, product.place)
-            results = self.trial.try_product(number, operands, alone, self._unwritten(product))
-            joined.give(product.step, product.place, results)
+            compute_separately = _separate_computation(joined, product.step, product.place)
+            results = self.trial.try_product(number, operands, compute_separately, self._is_weight_unwritten(product))
+            joined.store_separate(product.step, product.place, results)
         self.products += 1
         return True
 
-    def _unwritten(self, product: Product) -> bool:
-        """Return True if no program writes the weight. A session that writes gets its own copy of the weight first."""
+    def _is_weight_unwritten(self, product: Product) -> bool:
+        """Return True if all sessions share the weight. A session that writes first gets its own copy."""
         return all(
-            storage_of(one.owner.work.inputs[product.source]) in one.owner.shares.storages for one in self.members
+            storage_of(member.owner.work.inputs[product.source]) in member.owner.shares.storages
+            for member in self.members
         )
 
 
-def _alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
-    """Return a function that computes an instruction separately for one run and returns its result."""
+def _separate_computation(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
+    """Return a function from the index of a run to the result of instruction `step`, computed for that run alone."""
     store = joined.runs[0].template.steps[step].store
 
-    def alone(session: int) -> torch.Tensor:
+    def compute_separately(session: int) -> torch.Tensor:
         store(joined.runs[session].env)
         return joined.runs[session].env[place]  # type: ignore[no-any-return]
 
-    return alone
+    return compute_separately
 
 
-def _fits(product: Product, rows: Any, weight: Any) -> bool:
-    """Return True if a product multiplies rows with a matrix."""
+def _is_row_product(product: Product, rows: Any, weight: Any) -> bool:
+    """Return True if the product can multiply `rows` with the matrix `weight`."""
     if type(rows) is not torch.Tensor or type(weight) is not torch.Tensor or weight.dim() != 2 or not rows.numel():
         return False
-    fits = rows.dim() == 2 or (rows.dim() > 2 and product.op in {"aten::linear", "aten::matmul"})
+    has_matrix_rows = rows.dim() == 2 or (rows.dim() > 2 and product.op in {"aten::linear", "aten::matmul"})
     inner = weight.shape[1 if product.transposed else 0]
-    return is_plain(rows) and fits and rows.shape[-1] == inner and rows.dtype is weight.dtype
+    return is_plain(rows) and has_matrix_rows and rows.shape[-1] == inner and rows.dtype is weight.dtype
 
 
-def _shares(product: Product, first: Environment, other: Environment) -> bool:
-    """Return True if the weight and the bias of two sessions have the same memory and layout."""
+def _has_same_weight(product: Product, first: Environment, other: Environment) -> bool:
+    """Return True if the weight and the bias in two environments have the same memory and layout."""
     places = (product.weight,) if product.bias is None else (product.weight, product.bias)
     return first is other or all(is_same(first[place], other[place]) for place in places)

@@ -13,7 +13,7 @@ from djinn_server.running.compiled_step import Environment
 from djinn_server.running.run import TemplateRun
 from djinn_strategies.batching.rows import RowStep
 
-MOST_ROWS: Final = 64  # larger products are not bound by reading weights
+MAX_ROWS: Final = 64  # with more rows, arithmetic takes longer than reading the weight
 
 
 @attrs.frozen(eq=False)
@@ -35,13 +35,12 @@ class Rows:
 
 @attrs.frozen
 class ChainOperand:
-    """A value from the environments of the runs that a chain reads.
+    """A value that a chain reads from the environments of the runs.
 
     Attributes:
         place: place of the value.
         shared: True if all runs have the same value. Otherwise each run has its own rows.
         shape: shape of the shared value, or of each row.
-        dtype: dtype of the value.
     """
 
     place: int
@@ -51,7 +50,7 @@ class ChainOperand:
 
 
 @attrs.frozen
-class KnownChain:
+class RecordedChain:
     """Record of consecutive instructions that were computed once for several runs.
 
     If a later batch has operands of equal shapes and equal numbers, it repeats the chain without preparing each
@@ -61,10 +60,10 @@ class KnownChain:
         stop: the first instruction after the chain.
         sizes: number of rows of each run.
         operands: values that the chain reads from the runs.
-        slots: first and end place of the chain's numbers in the environment.
-        numbers: numbers that each run had.
-        together: numbers for the joined rows.
-        made: places of results that are read after the chain.
+        slots: first place of the chain's numeric arguments, and the place after the last one.
+        numbers: numeric arguments, equal in all runs.
+        joined_numbers: numeric arguments of the ops on the joined rows.
+        results: places of results that are read after the chain.
     """
 
     stop: int
@@ -72,8 +71,8 @@ class KnownChain:
     operands: tuple[ChainOperand, ...]
     slots: tuple[int, int]
     numbers: Sequence[Any]
-    together: Sequence[Any]
-    made: tuple[int, ...]
+    joined_numbers: Sequence[Any]
+    results: tuple[int, ...]
 
 
 class JoinedRuns:
@@ -82,17 +81,17 @@ class JoinedRuns:
     Attributes:
         runs: the runs.
         env: the environment with the joined values.
-        made: places of joined results that the runs' own environments do not have yet.
+        results: places of joined results that the runs' own environments do not have yet.
     """
 
-    def __init__(self, runs: Sequence[TemplateRun], kept: frozenset[int]) -> None:
+    def __init__(self, runs: Sequence[TemplateRun], unwritten_places: frozenset[int]) -> None:
         """Join `runs`.
 
-        `kept`: places of values that no instruction writes. The joined rows of such values are cached.
+        `unwritten_places`: places of values that no instruction writes. Their joined rows are cached.
         """
         self.runs = runs
-        self.made: set[int] = set()
-        self._kept = kept
+        self.results: set[int] = set()
+        self._unwritten_places = unwritten_places
         self._template = template = runs[0].template
         self._head = len(template.constants) + template.slots
         self.env: Environment = [*runs[0].env[: self._head], *[None] * (template.inputs + template.made)]
@@ -105,39 +104,41 @@ class JoinedRuns:
         """Start to record a chain of instructions."""
         self._operands, self._slots, self._sizes = {}, [], set()
 
-    def has_runs(self, runs: Sequence[TemplateRun]) -> bool:
-        """Return True if `runs` are the joined runs, in the same order."""
-        return len(runs) == len(self.runs) and all(one is other for one, other in zip(runs, self.runs, strict=True))
+    def is_for(self, runs: Sequence[TemplateRun]) -> bool:
+        """Return True if `runs` are the runs that this object joins, in the same order."""
+        return len(runs) == len(self.runs) and all(
+            run is joined_run for run, joined_run in zip(runs, self.runs, strict=True)
+        )
 
     def rows(self, place: int) -> Rows | None:
-        """Return the joined value at a place. If the values of the runs cannot be concatenated, return None."""
-        found = self._rows.get(place)
-        if found is None:
-            found = join_rows([run.env[place] for run in self.runs])
-            if found is not None:
-                self._rows[place] = found
-        if found is not None:
-            self._sizes.add(found.sizes)
-            if place not in self.made:
-                self._note_operand(place, False, found.whole)
-        return found
+        """Return the joined rows of the values at a place, or None if the values cannot be concatenated."""
+        rows = self._rows.get(place)
+        if rows is None:
+            rows = join_rows([run.env[place] for run in self.runs])
+            if rows is not None:
+                self._rows[place] = rows
+        if rows is not None:
+            self._sizes.add(rows.sizes)
+            if place not in self.results:
+                self._record_operand(place, False, rows.whole)
+        return rows
 
     def shared(self, place: int) -> bool:
         """Return True if all runs have the same value at a place."""
         value = self.runs[0].env[place]
         if not all(is_same(value, run.env[place]) for run in self.runs[1:]):
             return False
-        self._note_operand(place, True, value)
+        self._record_operand(place, True, value)
         return True
 
-    def has(self, place: int) -> bool:
+    def has_rows(self, place: int) -> bool:
         """Return True if the rows at a place are joined already."""
         return place in self._rows
 
-    def put(self, place: int, rows: Rows) -> None:
+    def store(self, place: int, rows: Rows) -> None:
         """Store the joined result of an instruction."""
         self._rows[place] = rows
-        self.made.add(place)
+        self.results.add(place)
 
     def prepare_step(self, row: RowStep) -> tuple[int, ...] | None:
         """Put the operands and numbers of an instruction into the joined environment.
@@ -157,22 +158,22 @@ class JoinedRuns:
         result, self.env[row.place] = self.env[row.place], None
         return result  # type: ignore[no-any-return]
 
-    def forget(self, places: Sequence[int]) -> None:
-        """Drop values that are no longer needed."""
+    def drop(self, places: Sequence[int]) -> None:
+        """Drop the joined rows at `places`."""
         for place in places:
             self._rows.pop(place, None)
-            self.made.discard(place)
+            self.results.discard(place)
 
     def flat_rows(self, place: int) -> Rows | None:
-        """Flatten the value of each run to a matrix, and concatenate the matrices.
+        """Flatten the value of each run to a matrix, and return the concatenated matrices.
 
-        If they have too many rows, return None.
+        Return None if they have more than `MAX_ROWS` rows.
         """
         flat = [run.env[place].reshape(-1, run.env[place].shape[-1]) for run in self.runs]
         sizes = tuple(map(len, flat))
-        return Rows(torch.cat(flat), sizes) if sum(sizes) <= MOST_ROWS else None
+        return Rows(torch.cat(flat), sizes) if sum(sizes) <= MAX_ROWS else None
 
-    def give(self, step: int, place: int, results: Sequence[torch.Tensor]) -> None:
+    def store_separate(self, step: int, place: int, results: Sequence[torch.Tensor]) -> None:
         """Store `results`, the separately computed results of instruction `step`, in the environments of the runs."""
         self.scatter(step)
         self._operands = None
@@ -183,29 +184,35 @@ class JoinedRuns:
     def scatter(self, stop: int) -> None:
         """Copy joined results into the environments of the runs. All runs continue with instruction `stop`."""
         self.clear()
-        places = [*self.made]
+        places = [*self.results]
         parts = [self._rows[place].parts() for place in places]
         steps = self._template.steps[self.runs[0].step : stop]
-        released = [place for step in steps for place in step.release if self.runs[0].env[place] is not None]
+        release = [place for step in steps for place in step.release if self.runs[0].env[place] is not None]
         for number, run in enumerate(self.runs):
-            run.pass_steps(stop, released, {place: part[number] for place, part in zip(places, parts, strict=True)})
-        self.made.clear()
-        for place in [*self._rows.keys() - self._kept]:
+            run.pass_steps(stop, release, {place: part[number] for place, part in zip(places, parts, strict=True)})
+        self.results.clear()
+        for place in [*self._rows.keys() - self._unwritten_places]:
             del self._rows[place]
 
-    def recorded(self, stop: int) -> KnownChain | None:
-        """Return a record of the instructions since `begin`. If some ran separately for each run, return None."""
-        if self._operands is None or not self.made or len(self._sizes) != 1:
+    def record_chain(self, stop: int) -> RecordedChain | None:
+        """Return the chain from `begin` to before instruction `stop`.
+
+        Return None if an instruction ran separately for each run, or if the numbers of rows differed.
+        """
+        if self._operands is None or not self.results or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
         slots = (self._slots[0], self._slots[-1]) if self._slots else (0, 0)
-        numbers, together = self.runs[0].env[slots[0] : slots[1]], self.env[slots[0] : slots[1]]
-        return KnownChain(stop, sizes, (*self._operands.values(),), slots, numbers, together, (*self.made,))
+        numbers, joined_numbers = self.runs[0].env[slots[0] : slots[1]], self.env[slots[0] : slots[1]]
+        return RecordedChain(stop, sizes, (*self._operands.values(),), slots, numbers, joined_numbers, (*self.results,))
 
-    def prepare_chain(self, chain: KnownChain) -> bool:
-        """Prepare a recorded chain. Return False if the operands or numbers of the runs differ from the record."""
+    def prepare_chain(self, chain: RecordedChain) -> bool:
+        """Put the operands and numbers of a recorded chain into the joined environment.
+
+        Return False if the operands or numbers of the runs differ from the record.
+        """
         env, (first, stop) = self.env, chain.slots
-        if not all(_are_like(run.env[first:stop], chain.numbers) for run in self.runs):
+        if not all(_are_interchangeable(run.env[first:stop], chain.numbers) for run in self.runs):
             return False
         for operand in chain.operands:
             if operand.shared:
@@ -220,19 +227,19 @@ class JoinedRuns:
             if value.dtype is not operand.dtype:
                 return False
             env[operand.place] = value
-        env[first:stop] = chain.together
+        env[first:stop] = chain.joined_numbers
         return True
 
-    def put_all(self, chain: KnownChain) -> None:
+    def store_chain(self, chain: RecordedChain) -> None:
         """Store the results of a recorded chain."""
-        for place in chain.made:
-            self.put(place, Rows(self.env[place], chain.sizes))
+        for place in chain.results:
+            self.store(place, Rows(self.env[place], chain.sizes))
 
     def clear(self) -> None:
         """Remove all values from the joined environment."""
         self.env[self._head :] = [None] * (len(self.env) - self._head)
 
-    def _note_operand(self, place: int, shared: bool, value: torch.Tensor) -> None:
+    def _record_operand(self, place: int, shared: bool, value: torch.Tensor) -> None:
         if self._operands is not None:
             shape = value.shape if shared else value.shape[1:]
             self._operands.setdefault(place, ChainOperand(place, shared, shape, value.dtype))
@@ -244,7 +251,7 @@ class JoinedRuns:
         """
         sizes, dim, weights = None, 0, list[torch.Tensor]()
         for position, place in enumerate(row.operands):
-            if not self.has(place) and (position or row.rule == "each") and self.shared(place):
+            if not self.has_rows(place) and (position or row.rule == "each") and self.shared(place):
                 self.env[place] = self.runs[0].env[place]
                 weights.append(self.env[place])
                 continue
@@ -253,7 +260,7 @@ class JoinedRuns:
                 return None
             sizes, dim = rows.sizes, rows.whole.dim()
             self.env[place] = rows.whole
-        broadcast = all(one.dim() < dim or (one.dim() == dim and one.shape[0] == 1) for one in weights)
+        broadcast = all(weight.dim() < dim or (weight.dim() == dim and weight.shape[0] == 1) for weight in weights)
         return sizes if broadcast else None
 
     def _prepare_numbers(self, row: RowStep, sizes: tuple[int, ...]) -> bool:
@@ -264,7 +271,7 @@ class JoinedRuns:
         self._slots += row.slots
         first, stop = row.slots
         numbers = self.runs[0].env[first:stop]
-        if not all(_are_like(run.env[first:stop], numbers) for run in self.runs[1:]):
+        if not all(_are_interchangeable(run.env[first:stop], numbers) for run in self.runs[1:]):
             return False
         dim: int = self.env[row.operands[0]].dim()
         if row.rule == "norm":
@@ -279,7 +286,11 @@ class JoinedRuns:
 
 
 def join_rows(values: Sequence[Any]) -> Rows | None:
-    """Concatenate several values along the first dimension. Return None if their shapes or dtypes do not allow that."""
+    """Return values concatenated along the first dimension.
+
+    Return None if a value is no plain contiguous tensor, if shapes or dtypes do not fit, or if the result would exceed
+    `MAX_ROWS` rows.
+    """
     first = values[0]
     if type(first) is not torch.Tensor or first.dim() < 2:
         return None
@@ -289,22 +300,22 @@ def join_rows(values: Sequence[Any]) -> Rows | None:
             return None
         if not is_plain(value) or not value.is_contiguous() or not value.numel():
             return None
-    if sum(value.numel() for value in values) > MOST_ROWS * first.shape[-1]:
+    if sum(value.numel() for value in values) > MAX_ROWS * first.shape[-1]:
         return None
     return Rows(torch.cat(list(values)), tuple([value.shape[0] for value in values]))
 
 
 def is_plain(value: torch.Tensor) -> bool:
-    """Return True if the tensor is strided and neither lazily conjugated nor negated."""
+    """Return True if the tensor is strided, and neither lazily conjugated nor lazily negated."""
     return value.layout is torch.strided and not (value.is_neg() or value.is_conj())
 
 
-def is_same(ours: Any, theirs: Any) -> bool:
-    """Return True if two values have the same memory and layout."""
-    if type(ours) is not torch.Tensor or type(theirs) is not torch.Tensor or ours.data_ptr() != theirs.data_ptr():
+def is_same(first: Any, second: Any) -> bool:
+    """Return True if both values are tensors with the same address and layout."""
+    if type(first) is not torch.Tensor or type(second) is not torch.Tensor or first.data_ptr() != second.data_ptr():
         return False
-    return ours.shape == theirs.shape and ours.stride() == theirs.stride() and ours.dtype is theirs.dtype
+    return first.shape == second.shape and first.stride() == second.stride() and first.dtype is second.dtype
 
 
-def _are_like(numbers: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(numbers) == len(others) and all(map(interchangeable, numbers, others))
+def _are_interchangeable(numbers: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(numbers) == len(expected) and all(map(interchangeable, numbers, expected))

@@ -59,15 +59,15 @@ def find_products(template: CompiledTemplate, aliases: InputAliases) -> tuple[Pr
     sources = {
         first + position: position for position in range(template.inputs) if position not in aliases.written_inputs
     }
-    found: list[Product] = []
+    products: list[Product] = []
     for index, code in enumerate(template.source.code):
         form, step = template.source.forms[code], template.steps[index]
         product = _product(form, step, index, sources)
         if product is not None:
-            found.append(product)
+            products.append(product)
         if len(step.reads) == 1 and step.reads[0] in sources and _is_view(form):
             sources.update(dict.fromkeys((place for _, place in step.makes), sources[step.reads[0]]))
-    return tuple(found)
+    return tuple(products)
 
 
 def _product(form: Form, step: CompiledStep, index: int, sources: dict[int, int]) -> Product | None:

@@ -44,8 +44,8 @@ class RowStep:
         rule: condition that the operands must satisfy.
         operands: places of the operands in the environment.
         place: place of the result.
-        slots: first and end place of its numbers in the environment.
-        span: number of trailing dimensions that a norm reduces.
+        slots: first place of its numeric arguments, and the place after the last one.
+        span: length of the op's list of sizes: for a norm, the number of trailing dimensions that it reduces.
         release: places that can be freed after the instruction.
     """
 
@@ -64,39 +64,45 @@ class RowSteps:
 
     Attributes:
         steps: the instructions.
-        kept: places of values whose memory the template never writes.
+        unwritten: places of values whose memory the template never writes.
     """
 
     steps: tuple[RowStep, ...]
-    kept: frozenset[int]
+    unwritten: frozenset[int]
 
 
 def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
     """Return the instructions of a template that may be row-wise.
 
-    `written`: positions of inputs that may be written.
+    `written`: positions of inputs whose memory the template may write.
     """
     roots = _roots(template)
-    kept = _unwritten(template, roots, written)
-    found: list[RowStep] = []
+    unwritten = _unwritten_places(template, roots, written)
+    rows: list[RowStep] = []
     slot = len(template.constants)
     for index, code in enumerate(template.source.code if not template.moves else ()):
         form, step = template.source.forms[code], template.steps[index]
         row = _row_step(form, step, index, slot)
-        if row is not None and row.place in kept and (row.rule != "view" or _is_one_output(template, roots, row.place)):
-            found.append(row)
+        if (
+            row is not None
+            and row.place in unwritten
+            and (row.rule != "view" or _may_be_copy(template, roots, row.place))
+        ):
+            rows.append(row)
         slot += form.slot_count
-    return RowSteps(tuple(found), kept)
+    return RowSteps(tuple(rows), unwritten)
 
 
-def chains(products: Sequence[Product], rows: Sequence[RowStep], steps: Collection[int] | None) -> tuple[range, ...]:
-    """Return ranges of consecutive instructions that can be batched. Each range contains at least one product.
+def find_chains(
+    products: Sequence[Product], rows: Sequence[RowStep], steps: Collection[int] | None
+) -> tuple[range, ...]:
+    """Return chains: ranges of consecutive instructions that can be batched, each with at least one product.
 
     `steps`: the row-wise instructions to include. If None, all are included.
     """
-    multiplied = {one.step for one in products}
-    numbers = sorted(multiplied | {one.step for one in rows if steps is None or one.step in steps})
-    return tuple(one for one in _runs(numbers) if not multiplied.isdisjoint(one))
+    product_steps = {row.step for row in products}
+    numbers = sorted(product_steps | {row.step for row in rows if steps is None or row.step in steps})
+    return tuple(row for row in _consecutive_ranges(numbers) if not product_steps.isdisjoint(row))
 
 
 def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
@@ -104,24 +110,24 @@ def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
     first = len(template.constants) + template.slots
     roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.made)}
     for step in template.steps:
-        if step.reads and (_is_own(step) or may_return_operand(step.op)):
+        if step.reads and (_is_custom(step) or may_return_operand(step.op)):
             operands = frozenset[int]().union(*(roots[place] for place in step.reads))
             roots.update((place, operands) for _, place in step.makes)
     return roots
 
 
-def _unwritten(
+def _unwritten_places(
     template: CompiledTemplate, roots: Mapping[int, frozenset[int]], written: Sequence[int]
 ) -> frozenset[int]:
-    first, changed = len(template.constants) + template.slots, set[int]()
+    first, written_places = len(template.constants) + template.slots, set[int]()
     for step in template.steps:
-        changed.update(*(roots[place] for place in (step.reads if _is_own(step) else step.writes)))
+        written_places.update(*(roots[place] for place in (step.reads if _is_custom(step) else step.writes)))
     if written:  # inputs may share memory
-        changed.update(range(first, first + template.inputs))
-    return frozenset(place for place, found in roots.items() if changed.isdisjoint(found))
+        written_places.update(range(first, first + template.inputs))
+    return frozenset(place for place, shared_places in roots.items() if written_places.isdisjoint(shared_places))
 
 
-def _is_one_output(template: CompiledTemplate, roots: Mapping[int, frozenset[int]], place: int) -> bool:
+def _may_be_copy(template: CompiledTemplate, roots: Mapping[int, frozenset[int]], place: int) -> bool:
     """Return True if a copy may replace a view: the view shares memory with no input and with at most one output."""
     first = len(template.constants) + template.slots
     if any(root < first + template.inputs for root in roots[place]):
@@ -129,16 +135,16 @@ def _is_one_output(template: CompiledTemplate, roots: Mapping[int, frozenset[int
     return sum(not roots[place].isdisjoint(roots[output]) for output in {*template.outputs}) <= 1
 
 
-def _is_own(step: CompiledStep) -> bool:
+def _is_custom(step: CompiledStep) -> bool:
     return not step.op.startswith("aten::")
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[range]:
+def _consecutive_ranges(numbers: Sequence[int]) -> Iterator[range]:
     start = 0
-    for at in range(1, len(numbers) + 1):
-        if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:
-            yield range(numbers[start], numbers[at - 1] + 1)
-            start = at
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield range(numbers[start], numbers[index - 1] + 1)
+            start = index
 
 
 def _row_step(form: Form, step: CompiledStep, index: int, slot: int) -> RowStep | None:

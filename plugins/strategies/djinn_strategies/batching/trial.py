@@ -17,19 +17,19 @@ from djinn_core import torch_private
 from djinn_core.logs import get_logger
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.result_layout import layout_difference
-from djinn_strategies.batching.joined_runs import KnownChain
+from djinn_strategies.batching.joined_runs import RecordedChain
 from djinn_strategies.batching.products import Product
-from djinn_strategies.batching.rows import RowStep, chains
-from djinn_strategies.batching.weights import PackedWeights, WeightPlace, place_of
+from djinn_strategies.batching.rows import RowStep, find_chains
+from djinn_strategies.batching.weights import PackedWeights, WeightKey, key_of
 
-CHECKS: Final = 3  # batches of a trial
+CHECKS: Final = 3  # number of measured batches in a trial
 GAIN: Final = 0.9  # largest accepted ratio of batched to separate time
-PAUSE: Final = 64  # runs
+PAUSE: Final = 64  # number of runs without batching, after batches that joined no product
 
 _log = get_logger("djinn.server")
 
-Way = Literal["packed", "joined"]
-WAYS: Final[tuple[Way, ...]] = ("packed", "joined")
+BatchMethod = Literal["packed", "joined"]
+METHODS: Final[tuple[BatchMethod, ...]] = ("packed", "joined")
 
 
 @attrs.frozen
@@ -54,105 +54,103 @@ class Samples:
     """Measurements of one instruction.
 
     Attributes:
-        alone: least seconds to compute the instruction separately for each session.
-        ways: least seconds by batching method. The value is infinite if the results differed.
-        difference: how the results of a batching method differed.
-        refused: batching methods with different results, or that raised.
+        separate_seconds: least seconds to compute the instruction separately for all sessions.
+        methods: least seconds by batching method; infinite if its results differed.
+        difference: how the results of a batching method differed; empty if they were equal.
+        rejected_methods: batching methods that returned different results or raised.
         runs: number of measurements.
-        weight: position of the product's weight in memory.
+        weight: key of the product's weight; None for a row-wise instruction.
     """
 
-    alone: float = math.inf
-    ways: dict[Way, float] = attrs.field(factory=lambda: dict.fromkeys(WAYS, math.inf))
+    separate_seconds: float = math.inf
+    methods: dict[BatchMethod, float] = attrs.field(factory=lambda: dict.fromkeys(METHODS, math.inf))
     difference: str = ""
-    refused: set[Way] = attrs.field(factory=set)
+    rejected_methods: set[BatchMethod] = attrs.field(factory=set)
     runs: int = 0
-    weight: WeightPlace | None = None
+    weight: WeightKey | None = None
 
-    def seconds(self, way: Way) -> float:
-        """Return the least seconds with a batching method.
-
-        If the method cannot compute this product, return `alone`.
-        """
-        return self.ways[way] if math.isfinite(self.ways[way]) else self.alone
+    def seconds(self, method: BatchMethod) -> float:
+        """Return the least seconds with a batching method, or `separate_seconds` if the method is unusable."""
+        return self.methods[method] if math.isfinite(self.methods[method]) else self.separate_seconds
 
 
 @attrs.define(eq=False)
 class BatchTrial:
-    """Measure for a template, with the weights of one model, whether batching saves time.
+    """Measure whether batching saves time for a template with the weights of one model.
 
     Attributes:
         products: products of the template.
         rows: row-wise instructions of the template.
         packed: copies of weights on the device.
         timer: clock of the device.
-        ways: batching method of each product. None means that the product is not batched. Empty without a decision.
+        methods: batching method of each product, or None if it is not batched; empty if no product is batched.
         sessions: number of sessions when the trial started. A batch of at most half that size is not measured.
-        decided: True once the trial is over.
-        trying: True during a batch that is measured.
-        refused: number of sessions up to which batching was slower. It is 0 if batching is faster or nothing is
-            decided.
-        reason: why batching was rejected.
-        pause: number of coming runs without batching. Batches in which no product could be batched cause a pause.
+        is_decided: True once the trial is over.
+        is_measuring: True during a batch that is measured.
+        slow_sessions: number of sessions up to which batching was slower; 0 if batching is faster or not decided.
+        reason: why batching was rejected; empty if it was not.
+        pause: number of next runs without batching. It is set after batches in which no product was batched.
         without_products: number of consecutive batches in which no product was batched.
         samples: measurements of each product.
         row_samples: measurements of row-wise instructions, by number of the instruction.
-        known: recorded chains, by first instruction and number of runs.
+        recorded_chains: recorded chains, by first instruction and number of runs.
     """
 
     products: Sequence[Product]
     rows: Sequence[RowStep]
     packed: PackedWeights
     timer: DeviceTimer
-    ways: Sequence[Way | None] = ()
+    methods: Sequence[BatchMethod | None] = ()
     sessions: int = 1
-    decided: bool = False
-    trying: bool = False
-    refused: int = 0
+    is_decided: bool = False
+    is_measuring: bool = False
+    slow_sessions: int = 0
     reason: str = ""
     pause: int = 0
     without_products: int = 0
     samples: list[Samples] = attrs.field(init=False)
     row_samples: dict[int, Samples] = attrs.field(factory=dict)
     _chains: Sequence[range] = ()
-    _tried_chains: Sequence[range] = attrs.field(init=False)
-    known: dict[tuple[int, int], KnownChain] = attrs.field(factory=dict)
+    _all_chains: Sequence[range] = attrs.field(init=False)
+    recorded_chains: dict[tuple[int, int], RecordedChain] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.samples = [Samples() for _ in self.products]
-        self._tried_chains = chains(self.products, self.rows, None)
+        self._all_chains = find_chains(self.products, self.rows, None)
 
     def compute(self, number: int, operands: Operands) -> torch.Tensor | None:
-        """Return the result of product `number` for all sessions. If the product is not batched, return None."""
-        way = self.ways[number] if self.ways else None
-        return None if way is None else self._computed(self.products[number], way, operands)
+        """Return the result of product `number` for all sessions, or None if the product is not batched."""
+        method = self.methods[number] if self.methods else None
+        return None if method is None else self._multiply(self.products[number], method, operands)
 
     def try_product(
-        self, number: int, operands: Operands, alone: Callable[[int], torch.Tensor], unwritten: bool
+        self, number: int, operands: Operands, compute_separately: Callable[[int], torch.Tensor], unwritten: bool
     ) -> Sequence[torch.Tensor]:
         """Measure product `number` with each batching method. Return the separately computed result of each session.
 
         Args:
             number: index of the product.
             operands: operands for all sessions.
-            alone: computes the result of one session, by its index.
+            compute_separately: computes the result of one session, by its index.
             unwritten: True if no program writes the weight, so that a packed copy stays valid.
         """
         product, samples = self.products[number], self.samples[number]
         if unwritten:
             self._pack(product, operands)
-        results = self._alone(samples, len(operands.sizes), alone)
-        samples.weight = place_of(operands.weight)
-        for way in WAYS:
-            self._try(way, samples, results, operands.sizes, partial(self._computed, product, way, operands))
+        results = self._measure_separately(samples, len(operands.sizes), compute_separately)
+        samples.weight = key_of(operands.weight)
+        for method in METHODS:
+            self._measure_method(
+                method, samples, results, operands.sizes, partial(self._multiply, product, method, operands)
+            )
         return results
 
     def try_row(
         self,
         step: int,
         sizes: Sequence[int],
-        alone: Callable[[int], torch.Tensor],
-        together: Callable[[], torch.Tensor],
+        compute_separately: Callable[[int], torch.Tensor],
+        compute_joined: Callable[[], torch.Tensor],
     ) -> Sequence[torch.Tensor]:
         """Measure a row-wise instruction with and without batching.
 
@@ -161,12 +159,12 @@ class BatchTrial:
         Args:
             step: number of the instruction.
             sizes: number of rows of each session.
-            alone: computes the result of one session, by its index.
-            together: computes the result for all sessions at once.
+            compute_separately: computes the result of one session, by its index.
+            compute_joined: computes the result for all sessions at once.
         """
-        samples = self.row_samples.setdefault(step, Samples(ways={"joined": math.inf}))
-        results = self._alone(samples, len(sizes), alone)
-        self._try("joined", samples, results, sizes, together)
+        samples = self.row_samples.setdefault(step, Samples(methods={"joined": math.inf}))
+        results = self._measure_separately(samples, len(sizes), compute_separately)
+        self._measure_method("joined", samples, results, sizes, compute_joined)
         return results
 
     def begin(self, sessions: int) -> None:
@@ -176,49 +174,58 @@ class BatchTrial:
         be faster.
         """
         if sessions >= 2 * self.sessions:
-            self.sessions, self.decided = sessions, False
+            self.sessions, self.is_decided = sessions, False
             self._restart()
-        self.trying = not self.decided and 2 * sessions > self.sessions
+        self.is_measuring = not self.is_decided and 2 * sessions > self.sessions
 
     @property
     def chains(self) -> Sequence[range]:
-        """Return the chains of instructions to batch, or during a trial all chains that could be batched."""
-        return self._tried_chains if self.trying else self._chains
+        """Return the chains to batch. During a trial, return all chains that could be batched."""
+        return self._all_chains if self.is_measuring else self._chains
 
-    def remember(self, start: int, chain: KnownChain | None) -> None:
+    def remember(self, start: int, chain: RecordedChain | None) -> None:
         """Cache the recorded chain that starts at instruction `start`, for its number of runs."""
-        if not self.trying and chain is not None:
-            self.known[start, len(chain.sizes)] = chain
+        if not self.is_measuring and chain is not None:
+            self.recorded_chains[start, len(chain.sizes)] = chain
 
     def decide(self, computed: int) -> bool:
-        """End the trial if every product has enough measurements, and choose the batching method.
+        """End the trial and choose the batching method, if every product has enough measurements.
 
-        Return True if it ended.
+        Return True if the trial ended.
 
-        `computed`: number of products that the last batch has batched.
+        `computed`: number of products that the last batch computed for all sessions at once.
         """
         self.without_products = 0 if computed else self.without_products + 1
         if self.without_products >= CHECKS:
             self.without_products, self.pause = 0, PAUSE
-        tried = [one for one in self.samples if one.runs]
-        if not self.trying or not tried or min(one.runs for one in tried) < CHECKS:
+        measured = [sample_of_product for sample_of_product in self.samples if sample_of_product.runs]
+        if (
+            not self.is_measuring
+            or not measured
+            or min(sample_of_product.runs for sample_of_product in measured) < CHECKS
+        ):
             return False
         # One method for all products: the timing of a single product is too noisy.
-        seconds = {way: sum(one.seconds(way) for one in tried) for way in WAYS}
-        way = min(WAYS, key=lambda one: seconds[one])
-        gained = seconds[way] / max(sum(one.alone for one in tried), 1e-9)
-        if gained > GAIN:
-            differing = [one.difference for one in tried if one.difference]
-            self.reason = differing[0] if differing else f"a batch takes {gained:.2f} of the time"
-            self.refused, self.ways, self._chains = self.sessions, (), ()
+        seconds = {
+            method: sum(sample_of_product.seconds(method) for sample_of_product in measured) for method in METHODS
+        }
+        method = min(METHODS, key=lambda sample_of_product: seconds[sample_of_product])
+        ratio = seconds[method] / max(sum(sample_of_product.separate_seconds for sample_of_product in measured), 1e-9)
+        if ratio > GAIN:
+            differing = [sample_of_product.difference for sample_of_product in measured if sample_of_product.difference]
+            self.reason = differing[0] if differing else f"a batch takes {ratio:.2f} of the time"
+            self.slow_sessions, self.methods, self._chains = self.sessions, (), ()
         else:
-            self.ways = [way if math.isfinite(one.ways[way]) else None for one in self.samples]
-            self._chains = chains(self.products, self.rows, self._decide_rows())
-            self.refused, self.reason = 0, ""
-        for sample, taken in zip(self.samples, self.ways or [None] * len(self.samples), strict=True):
-            if taken != "packed" and sample.weight is not None:
+            self.methods = [
+                method if math.isfinite(sample_of_product.methods[method]) else None
+                for sample_of_product in self.samples
+            ]
+            self._chains = find_chains(self.products, self.rows, self._decide_rows())
+            self.slow_sessions, self.reason = 0, ""
+        for sample, method_used in zip(self.samples, self.methods or [None] * len(self.samples), strict=True):
+            if method_used != "packed" and sample.weight is not None:
                 self.packed.drop(sample.weight, self)
-        self.decided, self.known = True, {}
+        self.is_decided, self.recorded_chains = True, {}
         self._restart()
         return True
 
@@ -227,14 +234,20 @@ class BatchTrial:
 
     def _decide_rows(self) -> frozenset[int]:
         """Return the row-wise instructions to batch: all with equal results, or none if batching is not faster."""
-        tried = {step: one for step, one in self.row_samples.items() if math.isfinite(one.ways["joined"])}
-        together = sum(one.ways["joined"] for one in tried.values())
-        return frozenset(tried if together <= GAIN * sum(one.alone for one in tried.values()) else ())
+        measured = {
+            step: samples for step, samples in self.row_samples.items() if math.isfinite(samples.methods["joined"])
+        }
+        joined_seconds = sum(samples.methods["joined"] for samples in measured.values())
+        return frozenset(
+            measured if joined_seconds <= GAIN * sum(samples.separate_seconds for samples in measured.values()) else ()
+        )
 
-    def _alone(self, samples: Samples, sessions: int, alone: Callable[[int], torch.Tensor]) -> Sequence[torch.Tensor]:
-        begun = self.timer.mark()
-        results = [alone(session) for session in range(sessions)]
-        samples.alone = min(samples.alone, self._seconds_since(begun))
+    def _measure_separately(
+        self, samples: Samples, sessions: int, compute_separately: Callable[[int], torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        start = self.timer.mark()
+        results = [compute_separately(session) for session in range(sessions)]
+        samples.separate_seconds = min(samples.separate_seconds, self._seconds_since(start))
         samples.runs += 1
         return results
 
@@ -244,35 +257,35 @@ class BatchTrial:
         except Exception as error:
             _log.debug("a weight cannot be packed", error=repr(error))
 
-    def _try(
+    def _measure_method(
         self,
-        way: Way,
+        method: BatchMethod,
         samples: Samples,
         results: Sequence[torch.Tensor],
         sizes: Sequence[int],
-        together: Callable[[], torch.Tensor | None],
+        compute_joined: Callable[[], torch.Tensor | None],
     ) -> None:
-        if way in samples.refused:
+        if method in samples.rejected_methods:
             return
         try:
-            begun = self.timer.mark()
-            made = together()
-            seconds = self._seconds_since(begun)
-            if made is None:
+            start = self.timer.mark()
+            result_rows = compute_joined()
+            seconds = self._seconds_since(start)
+            if result_rows is None:
                 return
-            found = split_rows(made, sizes, [result.shape for result in results])
-            difference = next(filter(None, map(_difference, results, found)), "")
+            joined_results = split_rows(result_rows, sizes, [result.shape for result in results])
+            difference = next(filter(None, map(_difference, results, joined_results)), "")
         except Exception as error:
             difference = f"it raised {type(error).__name__}: {error}"
         if difference:
             samples.difference = difference
-            samples.refused.add(way)
-        samples.ways[way] = math.inf if difference else min(samples.ways[way], seconds)
+            samples.rejected_methods.add(method)
+        samples.methods[method] = math.inf if difference else min(samples.methods[method], seconds)
 
-    def _computed(self, product: Product, way: Way, operands: Operands) -> torch.Tensor | None:
+    def _multiply(self, product: Product, method: BatchMethod, operands: Operands) -> torch.Tensor | None:
         weight, bias, rows = operands.weight, operands.bias, operands.rows
-        packed = self.packed.get(weight) if way == "packed" else None
-        if way == "packed" and packed is None:
+        packed = self.packed.get(weight) if method == "packed" else None
+        if method == "packed" and packed is None:
             return None
         if packed is not None:
             return torch_private.packed_product(rows, packed, bias)
@@ -280,10 +293,10 @@ class BatchTrial:
             return torch.nn.functional.linear(rows, weight, bias)
         return torch.matmul(rows, weight) if bias is None else torch.addmm(bias, rows, weight)
 
-    def _seconds_since(self, begun: Any) -> float:
-        ended = self.timer.mark()
-        self.timer.wait(ended)
-        return self.timer.seconds(begun, ended)
+    def _seconds_since(self, start: Any) -> float:
+        end = self.timer.mark()
+        self.timer.wait(end)
+        return self.timer.seconds(start, end)
 
 
 def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.Size]) -> Sequence[torch.Tensor]:
@@ -292,12 +305,12 @@ def split_rows(rows: torch.Tensor, sizes: Sequence[int], shapes: Sequence[torch.
     return [part if part.shape == shape else part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _difference(expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how a result differs from the session's own result. Return an empty text if only rounding differs."""
-    if other := layout_difference(expected, found):
-        return other
+def _difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """Return how a batched result differs from the separate result, or an empty text if only rounding differs."""
+    if layout := layout_difference(expected, actual):
+        return layout
     largest = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     relative, absolute = torch_private.default_tolerances(expected.dtype)
     scaled = absolute * (largest if math.isfinite(largest) else 1.0)
-    close = torch.allclose(found, expected, rtol=relative, atol=scaled, equal_nan=True)
+    close = torch.allclose(actual, expected, rtol=relative, atol=scaled, equal_nan=True)
     return "" if close else "results differ by more than rounding"
