@@ -67,11 +67,7 @@ class Batches(RunStrategy):
         self.counts = BatchCounters()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Prepare batches on the device of an executor, as in `RunStrategy.begin`.
-
-        Raises:
-            StartupError: the executor has a memory limit or simulates its device.
-        """
+        """Prepare batches on a device, as in `RunStrategy.begin`. Raise if it has a memory limit or is simulated."""
         self._device = device = context.device
         excluded = {"--memory-gib": device.ledger, "a simulated device": device.timekeeper}
         for name, part in excluded.items():
@@ -104,7 +100,7 @@ class Batches(RunStrategy):
         if trial.pause:
             trial.pause, share.group = trial.pause - 1, ()
             return ()
-        min_joins = 2 * trial.rejected_methods or 2
+        min_joins = 2 * trial.slow_sessions or 2
         patience = min(MAX_PATIENCE_SECONDS, PATIENCE_SHARE * batched.seconds)
         waiting = self._device.turns.gather(share, pending.joins, patience, range(min_joins - 1, MAX_SESSIONS))
         if not waiting:
@@ -112,10 +108,7 @@ class Batches(RunStrategy):
         return [run.pending for run in waiting if isinstance(run.pending, PendingRun)]
 
     def run_joined(self, pending: PendingRun) -> Generator[None, None, None]:
-        """Run `pending` in one batch with the runs that join it, and set each run's outcome or error.
-
-        If no run joins, do nothing.
-        """
+        """Run `pending` and the runs that join it in one batch, and set their outcomes. Do nothing if no run joins."""
         others = self._gather(pending)
         if not others:
             return

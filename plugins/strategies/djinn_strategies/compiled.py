@@ -32,15 +32,14 @@ from djinn_strategies.compiling.region_graph import region_graph
 from djinn_strategies.compiling.sizes import SizeRelation
 
 djinn_api_version = "2.0"
-COMPILED_LIMIT: Final = 256  # that are kept
+COMPILED_LIMIT: Final = 256  # maximum number of templates with adopted code
 _log = get_logger("djinn.server")
 
 
 class CompiledTemplates(HotTemplates):
     """Compile the hot templates of a device, and run the compiled code if it is faster.
 
-    Compiled code may round differently than the ops. The operator accepted that by naming a compiler. Therefore
-    compiled code runs for all sessions.
+    Compiled code may round differently than the ops. An operator who names a compiler accepts that, for all sessions.
     """
 
     name = "compiled"
@@ -56,7 +55,7 @@ class CompiledTemplates(HotTemplates):
         self._reported: set[tuple[str, str]] = set()
 
     def begin(self, context: StrategyContext) -> bool:
-        """Prepare the compilers, as `RunStrategy.begin` does. If the operator named no compiler, return False."""
+        """Prepare the compilers, as in `RunStrategy.begin`. Return False if the operator named no compiler."""
         self._compilers, self._runtime = context.compilers, context.device.runtime
         if self._compilers:
             self.prepare()
@@ -72,10 +71,7 @@ class CompiledTemplates(HotTemplates):
         return super().acts_on(template)
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters, and the numbers of templates by stage.
-
-        A template is compiled, or it waits for a compiler, a check or a timing.
-        """
+        """Return the counters of compilations, and the numbers of templates that are compiled or being compiled."""
         phases, counts = self.phases(), self.counts
         return {
             "compilations": counts.compilations,
@@ -94,7 +90,7 @@ class CompiledTemplates(HotTemplates):
         if job.compiler >= len(self._compilers):
             job.hot.give_up("no compiler produced faster code with equal results")
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
-            job.hot.give_up(f"{COMPILED_LIMIT} templates are compiled already")
+            job.hot.give_up(f"the limit of {COMPILED_LIMIT} compiled templates is reached")
         else:
             self._jobs.put((-job.share, next(self._numbers), job))
 
@@ -117,8 +113,8 @@ class CompiledTemplates(HotTemplates):
         for compiler in self._compilers:
             try:
                 compiler.prepare()
-            except Exception as error:  # the compiler reports it again when it compiles
-                _log.debug("a compiler is not prepared", compiler=compiler.name, error=repr(error))
+            except Exception as error:  # if it persists, `compile` raises it as well
+                _log.debug("a compiler cannot be prepared", compiler=compiler.name, error=repr(error))
 
     def _compile(self, job: CompilationJob) -> None:
         compiler = self._compilers[job.compiler]
@@ -135,7 +131,7 @@ class CompiledTemplates(HotTemplates):
         finally:
             self.counts.seconds += time.perf_counter() - began
         if compiled is None:
-            job.hot.try_next_compiler(job, compiler.name, "it has nothing better")
+            job.hot.try_next_compiler(job, compiler.name, "the compiler returned no code")
         else:
             job.hot.check(job, compiled)
 
@@ -148,12 +144,7 @@ class CompiledTemplates(HotTemplates):
         """Log a warning once for each error of a compiler, although many templates may cause the error."""
         log = _log.debug if (compiler, error) in self._reported else _log.warning
         self._reported.add((compiler, error))
-        log(
-            "a compiler failed: what it was asked for runs uncompiled",
-            compiler=compiler,
-            template=template,
-            error=error,
-        )
+        log("a compiler failed: the template runs uncompiled", compiler=compiler, template=template, error=error)
 
     def _context(self, job: CompilationJob) -> CompilerContext:
         device = self._runtime.device
@@ -169,7 +160,7 @@ class CompiledTemplates(HotTemplates):
 
 
 def _float_metas(relation: SizeRelation) -> tuple[TensorMeta, ...]:
-    """Return the extra input with the varying fractional numbers, if any."""
+    """Return the metadata of the additional input with the varying floats, or nothing if no float varies."""
     return (tensor_meta((len(relation.floats),), (1,), 0, torch.float64),) if relation.floats else ()
 
 

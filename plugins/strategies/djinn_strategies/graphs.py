@@ -107,7 +107,7 @@ class GraphRecorder(HotTemplates):
         with self._lock:
             regions = list(self._regions)
         for region in regions:
-            region.forget(dead=dead)
+            region.drop_recordings(only_dead=dead)
 
     def figures(self) -> Mapping[str, float]:
         """Return the counters, the numbers of recorded templates and graphs, and the device memory of the graphs."""

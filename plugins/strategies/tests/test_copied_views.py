@@ -14,7 +14,7 @@ def test_write_into_a_copied_slice_is_stored():
     views, table = CopiedViews(), torch.zeros(2, 4)
     entry = views.select(table, 1, POSITIONS).squeeze(1)
     entry.copy_(torch.tensor([5.0, 6.0]))
-    views.wrote(entry)
+    views.store_copy(entry)
     assert table.tolist() == [[0, 0, 5, 0], [0, 0, 6, 0]]
 
 
@@ -24,17 +24,17 @@ def test_write_is_refused_while_another_copy_is_used(through):
     older = views.select(table, 1, POSITIONS)
     written = views.select(table, 1, POSITIONS) if through == "copy" else table
     with pytest.raises(StaleViewError):
-        views.wrote(written)
+        views.store_copy(written)
     del older
-    views.wrote(written)
+    views.store_copy(written)
 
 
 def test_write_into_a_copy_with_other_strides_is_refused():
     views, table = CopiedViews(), torch.zeros(2, 4)
     flat = table[:, :2].reshape(4)
-    views.note(table, flat)
+    views.record_view(table, flat)
     with pytest.raises(StaleViewError):
-        views.wrote(flat)
+        views.store_copy(flat)
 
 
 def test_write_into_a_copy_of_a_copy_is_refused():
@@ -42,12 +42,12 @@ def test_write_into_a_copy_of_a_copy_is_refused():
     entries = views.select(table, 1, POSITIONS)
     inner = views.select(entries, 0, torch.tensor([1]))
     with pytest.raises(StaleViewError):
-        views.wrote(inner)
+        views.store_copy(inner)
 
 
 def test_view_of_a_tensor_is_no_copy():
     views, table = CopiedViews(), torch.zeros(2, 4)
     view = table[:, 1]
-    views.note(table, view)
-    views.wrote(view)
-    views.wrote(table)
+    views.record_view(table, view)
+    views.store_copy(view)
+    views.store_copy(table)

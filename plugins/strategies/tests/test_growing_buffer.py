@@ -22,19 +22,19 @@ def test_load_clears_entries_of_a_longer_sequence(rest):
     buffer = GrowingBuffer(torch.zeros(2, 8, 4), 1, 0)
     buffer.load(torch.full((2, 5, 4), rest))
     buffer.memory[:, 5] = rest  # as a graph appends
-    buffer.append(6)
+    buffer.set_used(6)
     buffer.load(torch.ones(2, 3, 4))
-    assert torch.equal(buffer.part(3), torch.ones(2, 3, 4))
+    assert torch.equal(buffer.first_entries(3), torch.ones(2, 3, 4))
     assert not buffer.memory[:, 3:].any()
-    assert buffer.has(buffer.part(3))
-    assert not buffer.has(buffer.part(4))
+    assert buffer.holds(buffer.first_entries(3))
+    assert not buffer.holds(buffer.first_entries(4))
 
 
 def test_buffer_is_held_while_a_session_has_a_part_of_it():
     buffer = GrowingBuffer(torch.zeros(2, 8, 4), 1, 0)
     buffer.set_baseline()
-    part = buffer.part(3)
+    part = buffer.first_entries(3)
     assert buffer.is_held()
-    assert not buffer.is_held(besides=1)
+    assert not buffer.is_held(allowed_views=1)
     del part
     assert not buffer.is_held()

@@ -129,7 +129,7 @@ def test_valid_entries_are_those_of_the_op(name, garbage):
     op, arguments = CASES[name]
     found, made, overload = run(op, arguments, garbage)
     expected = overload(*real(arguments))
-    assert made.least <= N <= made.most
+    assert made.min_n <= N <= made.max_n
     if isinstance(found, Padded):
         found = found.tensor.narrow(found.dim, 0, N + found.plus)
     torch.testing.assert_close(found, expected)
@@ -159,11 +159,11 @@ def test_op_that_would_read_padding_is_refused(name):
 
 def test_window_is_valid_for_the_lengths_of_its_case():
     shorter, longer = (run("slice.Tensor", [Grows(2, None, 3), 1, -size, END], 0.0)[1] for size in (3, 8))
-    assert (shorter.least, longer.most) == (3, 7)
+    assert (shorter.min_n, longer.max_n) == (3, 7)
 
 
 def test_number_with_a_factor_is_no_mask():
     """Both are made once for a run, from the number 2."""
     made = PaddedRun([], CAPACITY, torch.tensor(N), N)
-    assert made.number(n(times=2)).item() == 2 * N
-    assert made.invalid(2).tolist() == [at >= N + 2 for at in range(CAPACITY)]
+    assert made.as_number(n(times=2)).item() == 2 * N
+    assert made.padding(2).tolist() == [at >= N + 2 for at in range(CAPACITY)]

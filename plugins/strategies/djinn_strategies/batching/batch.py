@@ -142,20 +142,9 @@ class Batch:
     """
 
     def __init__(
-        self,
-        members: Sequence[PendingRun],
-        trial: BatchTrial,
-        randomness: DeviceRandomness,
-        resume: Callable[[], None],
+        self, members: Sequence[PendingRun], trial: BatchTrial, randomness: DeviceRandomness, resume: Callable[[], None]
     ) -> None:
-        """Prepare a batch.
-
-        Args:
-            members: the runs.
-            trial: the trial for the weights and numeric settings of the runs.
-            randomness: random state of the device.
-            resume: called each time the batch gets the device back from other sessions.
-        """
+        """Prepare a batch. `resume` is called each time the batch gets the device back from other sessions."""
         self.members = members
         self.trial = trial
         self.products = self.rows = 0
@@ -321,8 +310,8 @@ class Batch:
         sizes = joined.prepare_step(row)
         if sizes is None:
             return False
-        compute_separately = _separate_computation(joined, row.step, row.place)
-        results = self.trial.try_row(row.step, sizes, compute_separately, partial(joined.compute, row))
+        compute_one = _compute_alone(joined, row.step, row.place)
+        results = self.trial.try_row(row.step, sizes, compute_one, partial(joined.compute, row))
         joined.store_separate(row.step, row.place, results)
         return True
 
@@ -348,13 +337,13 @@ class Batch:
                 joined.store_separate(product.step, product.place, split_rows(result, rows.sizes, shapes))
         else:
             joined.scatter(product.step)
-            compute_separately = _separate_computation(joined, product.step, product.place)
-            results = self.trial.try_product(number, operands, compute_separately, self._is_weight_unwritten(product))
+            compute_one = _compute_alone(joined, product.step, product.place)
+            results = self.trial.try_product(number, operands, compute_one, self._is_shared(product))
             joined.store_separate(product.step, product.place, results)
         self.products += 1
         return True
 
-    def _is_weight_unwritten(self, product: Product) -> bool:
+    def _is_shared(self, product: Product) -> bool:
         """Return True if all sessions share the weight. A session that writes first gets its own copy."""
         return all(
             storage_of(member.owner.work.inputs[product.source]) in member.owner.shares.storages
@@ -362,15 +351,15 @@ class Batch:
         )
 
 
-def _separate_computation(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
+def _compute_alone(joined: JoinedRuns, step: int, place: int) -> Callable[[int], torch.Tensor]:
     """Return a function from the index of a run to the result of instruction `step`, computed for that run alone."""
     store = joined.runs[0].template.steps[step].store
 
-    def compute_separately(session: int) -> torch.Tensor:
+    def compute_one(session: int) -> torch.Tensor:
         store(joined.runs[session].env)
         return joined.runs[session].env[place]  # type: ignore[no-any-return]
 
-    return compute_separately
+    return compute_one
 
 
 def _is_row_product(product: Product, rows: Any, weight: Any) -> bool:

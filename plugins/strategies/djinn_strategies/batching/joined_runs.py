@@ -195,10 +195,7 @@ class JoinedRuns:
             del self._rows[place]
 
     def record_chain(self, stop: int) -> RecordedChain | None:
-        """Return the chain from `begin` to before instruction `stop`.
-
-        Return None if an instruction ran separately for each run, or if the numbers of rows differed.
-        """
+        """Return the chain from `begin` to before `stop`, or None if an instruction ran separately for each run."""
         if self._operands is None or not self.results or len(self._sizes) != 1:
             return None
         (sizes,) = self._sizes
@@ -207,10 +204,7 @@ class JoinedRuns:
         return RecordedChain(stop, sizes, (*self._operands.values(),), slots, numbers, joined_numbers, (*self.results,))
 
     def prepare_chain(self, chain: RecordedChain) -> bool:
-        """Put the operands and numbers of a recorded chain into the joined environment.
-
-        Return False if the operands or numbers of the runs differ from the record.
-        """
+        """Prepare a recorded chain. Return False if the operands or numbers of the runs differ from the record."""
         env, (first, stop) = self.env, chain.slots
         if not all(_are_interchangeable(run.env[first:stop], chain.numbers) for run in self.runs):
             return False
@@ -286,11 +280,7 @@ class JoinedRuns:
 
 
 def join_rows(values: Sequence[Any]) -> Rows | None:
-    """Return values concatenated along the first dimension.
-
-    Return None if a value is no plain contiguous tensor, if shapes or dtypes do not fit, or if the result would exceed
-    `MAX_ROWS` rows.
-    """
+    """Return values concatenated along the first dimension, or None if they do not fit or exceed `MAX_ROWS` rows."""
     first = values[0]
     if type(first) is not torch.Tensor or first.dim() < 2:
         return None

@@ -77,7 +77,7 @@ def find_rows(template: CompiledTemplate, written: Sequence[int]) -> RowSteps:
     `written`: positions of inputs whose memory the template may write.
     """
     roots = _roots(template)
-    unwritten = _unwritten_places(template, roots, written)
+    unwritten = _find_unwritten(template, roots, written)
     rows: list[RowStep] = []
     slot = len(template.constants)
     for index, code in enumerate(template.source.code if not template.moves else ()):
@@ -102,7 +102,7 @@ def find_chains(
     """
     product_steps = {row.step for row in products}
     numbers = sorted(product_steps | {row.step for row in rows if steps is None or row.step in steps})
-    return tuple(row for row in _consecutive_ranges(numbers) if not product_steps.isdisjoint(row))
+    return tuple(row for row in _ranges(numbers) if not product_steps.isdisjoint(row))
 
 
 def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
@@ -116,7 +116,7 @@ def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
     return roots
 
 
-def _unwritten_places(
+def _find_unwritten(
     template: CompiledTemplate, roots: Mapping[int, frozenset[int]], written: Sequence[int]
 ) -> frozenset[int]:
     first, written_places = len(template.constants) + template.slots, set[int]()
@@ -139,7 +139,7 @@ def _is_custom(step: CompiledStep) -> bool:
     return not step.op.startswith("aten::")
 
 
-def _consecutive_ranges(numbers: Sequence[int]) -> Iterator[range]:
+def _ranges(numbers: Sequence[int]) -> Iterator[range]:
     start = 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:

@@ -124,20 +124,20 @@ class BatchTrial:
         return None if method is None else self._multiply(self.products[number], method, operands)
 
     def try_product(
-        self, number: int, operands: Operands, compute_separately: Callable[[int], torch.Tensor], unwritten: bool
+        self, number: int, operands: Operands, compute_one: Callable[[int], torch.Tensor], unwritten: bool
     ) -> Sequence[torch.Tensor]:
         """Measure product `number` with each batching method. Return the separately computed result of each session.
 
         Args:
             number: index of the product.
             operands: operands for all sessions.
-            compute_separately: computes the result of one session, by its index.
+            compute_one: computes the result of one session, by its index.
             unwritten: True if no program writes the weight, so that a packed copy stays valid.
         """
         product, samples = self.products[number], self.samples[number]
         if unwritten:
             self._pack(product, operands)
-        results = self._measure_separately(samples, len(operands.sizes), compute_separately)
+        results = self._measure_separately(samples, len(operands.sizes), compute_one)
         samples.weight = key_of(operands.weight)
         for method in METHODS:
             self._measure_method(
@@ -149,7 +149,7 @@ class BatchTrial:
         self,
         step: int,
         sizes: Sequence[int],
-        compute_separately: Callable[[int], torch.Tensor],
+        compute_one: Callable[[int], torch.Tensor],
         compute_joined: Callable[[], torch.Tensor],
     ) -> Sequence[torch.Tensor]:
         """Measure a row-wise instruction with and without batching.
@@ -159,11 +159,11 @@ class BatchTrial:
         Args:
             step: number of the instruction.
             sizes: number of rows of each session.
-            compute_separately: computes the result of one session, by its index.
+            compute_one: computes the result of one session, by its index.
             compute_joined: computes the result for all sessions at once.
         """
         samples = self.row_samples.setdefault(step, Samples(methods={"joined": math.inf}))
-        results = self._measure_separately(samples, len(sizes), compute_separately)
+        results = self._measure_separately(samples, len(sizes), compute_one)
         self._measure_method("joined", samples, results, sizes, compute_joined)
         return results
 
@@ -198,32 +198,23 @@ class BatchTrial:
         self.without_products = 0 if computed else self.without_products + 1
         if self.without_products >= CHECKS:
             self.without_products, self.pause = 0, PAUSE
-        measured = [sample_of_product for sample_of_product in self.samples if sample_of_product.runs]
-        if (
-            not self.is_measuring
-            or not measured
-            or min(sample_of_product.runs for sample_of_product in measured) < CHECKS
-        ):
+        measured = [entry for entry in self.samples if entry.runs]
+        if not self.is_measuring or not measured or min(entry.runs for entry in measured) < CHECKS:
             return False
         # One method for all products: the timing of a single product is too noisy.
-        seconds = {
-            method: sum(sample_of_product.seconds(method) for sample_of_product in measured) for method in METHODS
-        }
-        method = min(METHODS, key=lambda sample_of_product: seconds[sample_of_product])
-        ratio = seconds[method] / max(sum(sample_of_product.separate_seconds for sample_of_product in measured), 1e-9)
+        seconds = {method: sum(entry.seconds(method) for entry in measured) for method in METHODS}
+        method = min(METHODS, key=lambda entry: seconds[entry])
+        ratio = seconds[method] / max(sum(entry.separate_seconds for entry in measured), 1e-9)
         if ratio > GAIN:
-            differing = [sample_of_product.difference for sample_of_product in measured if sample_of_product.difference]
+            differing = [entry.difference for entry in measured if entry.difference]
             self.reason = differing[0] if differing else f"a batch takes {ratio:.2f} of the time"
             self.slow_sessions, self.methods, self._chains = self.sessions, (), ()
         else:
-            self.methods = [
-                method if math.isfinite(sample_of_product.methods[method]) else None
-                for sample_of_product in self.samples
-            ]
+            self.methods = [method if math.isfinite(entry.methods[method]) else None for entry in self.samples]
             self._chains = find_chains(self.products, self.rows, self._decide_rows())
             self.slow_sessions, self.reason = 0, ""
-        for sample, method_used in zip(self.samples, self.methods or [None] * len(self.samples), strict=True):
-            if method_used != "packed" and sample.weight is not None:
+        for sample, chosen_method in zip(self.samples, self.methods or [None] * len(self.samples), strict=True):
+            if chosen_method != "packed" and sample.weight is not None:
                 self.packed.drop(sample.weight, self)
         self.is_decided, self.recorded_chains = True, {}
         self._restart()
@@ -243,10 +234,10 @@ class BatchTrial:
         )
 
     def _measure_separately(
-        self, samples: Samples, sessions: int, compute_separately: Callable[[int], torch.Tensor]
+        self, samples: Samples, sessions: int, compute_one: Callable[[int], torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         start = self.timer.mark()
-        results = [compute_separately(session) for session in range(sessions)]
+        results = [compute_one(session) for session in range(sessions)]
         samples.separate_seconds = min(samples.separate_seconds, self._seconds_since(start))
         samples.runs += 1
         return results

@@ -16,12 +16,7 @@ Layout = tuple[torch.dtype, int, torch.Size, tuple[int, ...]]
 
 @attrs.frozen
 class WeightKey:
-    """Identifies a weight by its memory and layout. It does not keep the memory alive.
-
-    Attributes:
-        memory: weak reference to the weight's storage.
-        layout: dtype, offset in elements, shape and strides.
-    """
+    """Identify a weight by its storage and layout, without keeping the storage alive."""
 
     memory: ReferenceType[torch.UntypedStorage]
     layout: Layout

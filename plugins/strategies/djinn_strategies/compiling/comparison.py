@@ -46,7 +46,7 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
         return _mismatch(expected, found, partial(_at, place, perturbed))
 
     if isinstance(compiled, RecordedRegion):
-        return difference_in_place(compiled, env, mismatch if compiled.rounds else bitwise_mismatch)
+        return difference_in_place(compiled, env, mismatch if compiled.may_round_differently else bitwise_mismatch)
     theirs, ours = _copy(compiled, env), _copy(compiled, env)
     for step in compiled.steps:
         step.run(theirs)

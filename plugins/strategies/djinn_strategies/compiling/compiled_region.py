@@ -27,16 +27,16 @@ class CompiledRegion:
     """A region with its compiled function.
 
     Attributes:
-        growing: inputs that may have spare memory for appends.
-        grown: places of results of the last run that have spare memory.
-        copied: number of results with spare memory that were copied to dense tensors for other readers.
-        rounds: True if a later run may round differently than the run that was checked.
+        growing_inputs: indices of inputs that may have spare memory for appends.
+        growing_results: places of results of the last run that have spare memory.
+        copied: number of results with spare memory that were copied to dense tensors for readers outside the region.
+        may_round_differently: True if a later run may round differently than the run that was checked.
     """
 
-    growing: frozenset[int] = frozenset()
-    grown: frozenset[int] = frozenset()
+    growing_inputs: frozenset[int] = frozenset()
+    growing_results: frozenset[int] = frozenset()
     copied = 0
-    rounds = False
+    may_round_differently = False
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class CompiledRegion:
         receive: Callable[[torch.Tensor], torch.Tensor],
         aliases: Sequence[WrittenView] = (),
     ) -> None:
-        """Prepare the compiled function `replay` for runs. `receive` uploads data, as `DeviceRuntime.receive` does."""
+        """Prepare the compiled function `replay`. `receive` uploads data, as `DeviceRuntime.receive` does."""
         self.compiler, self._receive, self._aliases = compiler, receive, aliases
         self.region, self.relation = region, relation
         self.steps = template.steps[region.start : region.stop]
@@ -62,21 +62,21 @@ class CompiledRegion:
         self._guard = relation.guard()
 
     @property
-    def overwrites(self) -> bool:
+    def may_have_overwritten(self) -> bool:
         """True if a run may have overwritten an input that the region consumes."""
         return False
 
     def copy_overwritten_inputs(self, env: Environment) -> None:
-        """Copy the inputs in `env` that a run would overwrite. The instructions run afterwards and need them."""
+        """Copy the inputs in `env` that `run` would overwrite, because the instructions run afterwards and read them."""
 
     def check_guard(self, env: Environment) -> int | None:
         """Return the varying size `n` of a run, or 0 if all sizes are fixed.
 
-        If the region was not compiled for the sizes, numbers or aliases of this run, return None.
+        Return None if the region was not compiled for the sizes, numbers or aliases of this run.
         """
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])
-        return None if n is None or (self.region.written and self._shares(env, tensors)) else n
+        return None if n is None or (self.region.written and self._has_other_aliases(env, tensors)) else n
 
     def run(self, env: Environment) -> None:
         """Run the compiled code on `env`, and store the results in `env`."""
@@ -85,23 +85,23 @@ class CompiledRegion:
             numbers = [env[place] for place in self._floats]
             floats = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
             inputs = (*inputs, self._receive(floats).view(torch.float64))
-        made = self._replay(inputs)
-        for place, tensor in zip(self.region.fresh, made, strict=True):
+        results = self._replay(inputs)
+        for place, tensor in zip(self.region.fresh, results, strict=True):
             env[place] = tensor
         for view in self._views:
             view(env)
 
-    def _shares(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
+    def _has_other_aliases(self, env: Environment, tensors: Sequence[torch.Tensor]) -> bool:
         """Return True if an input aliases written memory, unless the code was compiled for this alias."""
-        known = {alias.view for alias in self._aliases}
-        addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known]
+        known_views = {alias.view for alias in self._aliases}
+        addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known_views]
         if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
             return True
         return not are_followed(self._aliases, tensors)
 
 
 def inputs_getter(region: Region) -> Any:
-    """Return a function that gets a region's inputs from an environment."""
+    """Return a function from an environment to the tuple of a region's inputs."""
     if len(region.inputs) > 1:
         return itemgetter(*region.inputs)
     return lambda env: tuple([env[place] for place in region.inputs])

@@ -40,40 +40,40 @@ class CopiedViews:
     def __init__(self) -> None:
         self._views: list[_CopiedView] = []
 
-    def note(self, viewed: torch.Tensor, made: torch.Tensor) -> None:
-        """Record `made`, the result of a view of `viewed`, if the two have different storages."""
+    def record_view(self, viewed: torch.Tensor, made: torch.Tensor) -> None:
+        """Record `made`, the result of a view op on `viewed`, if it was copied to another storage."""
         copy, source = _storage(made), _storage(viewed)
         if copy.cdata != source.cdata and not any(view.copy.cdata == copy.cdata for view in self._views):
             self._views.append(_CopiedView(copy, source))
 
     def select(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
         """Return a copy of the entries at `positions`. A later write into the copy is also stored in `tensor`."""
-        made = tensor.index_select(dim, positions)
-        shape, stride = made.shape, made.stride()
+        copy = tensor.index_select(dim, positions)
+        shape, stride = copy.shape, copy.stride()
 
         def store(written: torch.Tensor) -> None:
             tensor.index_copy_(dim, positions, written.as_strided(shape, stride, 0))
 
-        self._views.append(_CopiedView(_storage(made), _storage(tensor), store))
-        return made
+        self._views.append(_CopiedView(_storage(copy), _storage(tensor), store))
+        return copy
 
-    def wrote(self, tensor: torch.Tensor) -> None:
-        """Store the contents of a written copy in the tensor that the program views.
+    def store_copy(self, tensor: torch.Tensor) -> None:
+        """Store the contents of the written `tensor` in the tensor of which it is a copied view, if any.
 
         Raises:
             StaleViewError: another copy is now stale, or the contents cannot be stored.
         """
-        written = _storage(tensor).cdata
-        own = [view for view in self._views if view.copy.cdata == written]
-        changed = {written, *[view.viewed.cdata for view in own]}
-        if any(view.store is None or self._is_copy(view.viewed) for view in own):
+        written_storage = _storage(tensor).cdata
+        copies = [view for view in self._views if view.copy.cdata == written_storage]
+        changed_storages = {written_storage, *[view.viewed.cdata for view in copies]}
+        if any(view.store is None or self._is_copy(view.viewed) for view in copies):
             raise StaleViewError("it writes into a view that was copied and cannot be stored back")
-        others = [view for view in self._views if view not in own and not view.copy.expired()]
-        if any(view.viewed.cdata in changed for view in others):
+        views = [view for view in self._views if view not in copies and not view.copy.expired()]
+        if any(view.viewed.cdata in changed_storages for view in views):
             raise StaleViewError(
                 "it writes into a tensor while the program holds a view of the tensor at a varying position"
             )
-        for view in own:
+        for view in copies:
             assert view.store is not None
             view.store(tensor)
 

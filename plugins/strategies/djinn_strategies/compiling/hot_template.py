@@ -185,15 +185,15 @@ class HotTemplate(RunOffer):
             return
         yield from run.advance(region.start)
         compiled = phase.compiled if isinstance(phase, TimingPhase | AdoptedPhase) else None
-        growing = compiled.growing if compiled is not None else ()
+        growing = compiled.growing_inputs if compiled is not None else ()
         run.run.densify([place for index, place in enumerate(region.inputs) if index not in growing])
         if run.step == region.start and run.is_replaceable():
             try:
                 if phase.try_run(run.run.env):
                     run.skip_to(region.stop)
                     if compiled is not None:
-                        run.run.outcome.rounded |= compiled.rounds
-                        run.run.grown = dict.fromkeys(compiled.grown, compiled)
+                        run.run.outcome.rounded |= compiled.may_round_differently
+                        run.run.grown = dict.fromkeys(compiled.growing_results, compiled)
             except WrittenError as error:
                 run.run.fail(region.stop, error)
 
@@ -468,7 +468,7 @@ class _RegionPhase:
             self.compiled.run(env)
         except Exception as error:
             self.hot.give_up(f"its compiled code raised {type(error).__name__}: {error}")
-            if self.region.written or self.compiled.overwrites:
+            if self.region.written or self.compiled.may_have_overwritten:
                 raise WrittenError(
                     f"code that {self.compiled.compiler} compiled for these ops raised {type(error).__name__}: {error}"
                 ) from error

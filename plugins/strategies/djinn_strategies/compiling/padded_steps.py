@@ -22,7 +22,7 @@ from djinn_strategies.compiling.sizes import LinearSize
 from djinn_strategies.compiling.written_views import address_of
 
 aten: Final = torch.ops.aten
-_TO_THE_END: Final = 1 << 62  # ends of slices above it are the size
+_TO_THE_END: Final = 1 << 62  # a larger end of a slice means the end of the dimension
 
 
 class UnpaddableError(DjinnError):
@@ -42,7 +42,7 @@ class Padded:
         finite: True if all padding is finite.
         zero: True if all padding is zero.
         buffer: index of the input whose buffer is `tensor`. If `tensor` has its own memory, it is None.
-        origin: index of the input whose buffer the entries come from, if they may be copied back into it.
+        origin: index of the input from whose buffer the entries come, if they may be copied back; otherwise None.
     """
 
     tensor: torch.Tensor
@@ -59,7 +59,7 @@ class Padded:
         return self.tensor.dim() - self.dim
 
     def like(self, tensor: torch.Tensor, dim: int | None = None) -> Padded:
-        """Return `tensor` as a padded tensor that holds the same entries, perhaps in another dimension."""
+        """Return `tensor`, which has the same entries, as padded in `dim` (default: the same dimension)."""
         return Padded(tensor, self.dim if dim is None else dim, self.plus, self.finite, self.zero)
 
 
@@ -76,9 +76,9 @@ class PaddedRun:
     Attributes:
         env: environment that may contain `Padded` and `SymbolicNumber` values.
         n: 0-dim int64 tensor with the varying size.
-        least: the smallest `n` for which the recorded kernels are valid, as far as the steps have shown.
-        most: the largest such `n`.
-        appended: inputs whose buffer got new entries.
+        min_n: the smallest `n` for which the steps run so far are valid.
+        max_n: the largest `n` for which they are valid.
+        appended: indices of inputs to whose buffers entries were appended.
     """
 
     def __init__(self, env: Environment, capacity: int, n: torch.Tensor, example: int, *, writes: bool = False) -> None:
@@ -86,12 +86,12 @@ class PaddedRun:
         self.env, self.capacity, self.n = env, capacity, n
         self._views = CopiedViews() if writes else None
         self._example = example
-        self.least, self.most = 0, capacity
+        self.min_n, self.max_n = 0, capacity
         self.appended: set[int] = set()
-        self._made: dict[Any, torch.Tensor] = {}  # masks and positions that several ops need
+        self._cached_tensors: dict[Any, torch.Tensor] = {}  # masks and positions that several ops need
 
     def step(self, step: CompiledStep) -> bool:
-        """Run a step by its rule. If no argument is padded or varies, do nothing and return False.
+        """Run a step by its rule, and return True. If no argument is padded or varies, do nothing and return False.
 
         Raises:
             UnpaddableError: no rule covers the step.
@@ -99,7 +99,7 @@ class PaddedRun:
         args, kwargs = step.arguments_from(self.env)
         if step.op == "aten::_reshape_alias" and isinstance(args[0], torch.Tensor):
             self.env[step.makes[0][1]] = args[0].reshape(args[1])  # a copied slice has other strides than the view
-            self._note_copies(step, args[0])
+            self._record_copies(step, args[0])
             return True
         if not any(isinstance(value, Padded | SymbolicNumber) for value in _flat((*args, *kwargs.values()))):
             return False
@@ -112,21 +112,21 @@ class PaddedRun:
         if rule is None or not step.op.startswith("aten::"):
             raise UnpaddableError(f"{step.op} has no rule for a size that grows")
         try:
-            made = rule(self, getattr(aten, name), *args, **kwargs)
+            result_values = rule(self, getattr(aten, name), *args, **kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UnpaddableError(f"{step.op} does not fit its rule for a size that grows: {error}") from error
         for result, place in step.makes:
-            self.env[place] = made[result] if step.returns_list else made
-        self._note_copies(step, _unpadded(args[0]))
+            self.env[place] = result_values[result] if step.returns_list else result_values
+        self._record_copies(step, _unpadded(args[0]))
         return True
 
-    def _note_copies(self, step: CompiledStep, viewed: object) -> None:
-        """Record results of a view op that are copies."""
+    def _record_copies(self, step: CompiledStep, viewed: object) -> None:
+        """Record the results of a view op that were copied."""
         if self._views is not None and isinstance(viewed, torch.Tensor) and is_view(step.op):
             for _, place in step.makes:
-                self._views.note(viewed, _unpadded(self.env[place]))
+                self._views.record_view(viewed, _unpadded(self.env[place]))
 
-    def wrote(self, step: CompiledStep) -> None:
+    def store_written_copies(self, step: CompiledStep) -> None:
         """After a step has written into a copy that replaces a view, store the contents in the viewed tensor.
 
         Raises:
@@ -135,85 +135,83 @@ class PaddedRun:
         for place in step.writes:
             assert self._views is not None
             try:
-                self._views.wrote(self.env[place])
+                self._views.store_copy(self.env[place])
             except StaleViewError as error:
                 raise UnpaddableError(f"{step.op} cannot be recorded: {error}") from error
 
-    def entries(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
-        """Return the entries of a dimension at varying positions."""
+    def select_entries(self, tensor: torch.Tensor, dim: int, positions: torch.Tensor) -> torch.Tensor:
+        """Return a copy of the entries of dimension `dim` at varying positions."""
         if self._views is None:
             return tensor.index_select(dim, positions)
         return self._views.select(tensor, dim, positions)
 
-    def limit_n(self, *, least: int = 0, most: int | None = None) -> None:
-        """Restrict the `n` for which the recorded kernels are valid."""
-        self.least = max(self.least, least)
-        self.most = self.most if most is None else min(self.most, most)
+    def restrict_n(self, *, min_n: int = 0, max_n: int | None = None) -> None:
+        """Restrict the valid `n` to the range from `min_n` to `max_n`, both included."""
+        self.min_n = max(self.min_n, min_n)
+        self.max_n = self.max_n if max_n is None else min(self.max_n, max_n)
 
-    def size(self, number: Any) -> int:
-        """Return a size of a result. If the size grows, it is the capacity."""
+    def result_size(self, number: Any) -> int:
+        """Return a size of a result: the capacity if the size grows, otherwise `number`."""
         if not isinstance(number, SymbolicNumber):
             return int(number)
         if number.expression.times != 1:
             raise UnpaddableError(f"a size is a multiple of the growing length: {number.expression.times} n")
-        self.limit_n(most=self.capacity - number.expression.plus)
+        self.restrict_n(max_n=self.capacity - number.expression.plus)
         return self.capacity
 
-    def number(self, number: Any) -> Any:
-        """Return a numeric argument. If it varies, return it as a 0-dim tensor."""
+    def as_number(self, number: Any) -> Any:
+        """Return a numeric argument: as a 0-dim tensor if it varies, otherwise unchanged."""
         if not isinstance(number, SymbolicNumber):
             return number
         times, plus = number.expression.times, number.expression.plus
-        scaled = self.n if times == 1 else self._once(("times", times), lambda: self.n * times)
-        return scaled if not plus else self._once(number.expression, lambda: scaled + plus)
+        scaled = self.n if times == 1 else self._cached(("times", times), lambda: self.n * times)
+        return scaled if not plus else self._cached(number.expression, lambda: scaled + plus)
 
     def positions(self, first: LinearSize, count: int) -> torch.Tensor:
         """Return a tensor of `count` consecutive positions, of which the first is `first`."""
-        number = self.number(SymbolicNumber(first))
-        return self._once(
+        number = self.as_number(SymbolicNumber(first))
+        return self._cached(
             (first, count), lambda: number if count == 1 else torch.arange(count, device=self.n.device) + number
         ).view(count)
 
-    def _once(self, key: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+    def _cached(self, key: Any, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if key not in self._cached_tensors:
+            self._cached_tensors[key] = make()
+        return self._cached_tensors[key]
 
     def append(self, first: Padded) -> None:
-        """Record that a step appends entries to a buffer.
+        """Record that a step appends entries to the buffer of `first`.
 
-        The new entries may be infinite. They are padding of tensors that were read from the buffer before.
+        The new entries may be infinite, and they are padding of the other tensors that share the buffer.
         """
         assert first.buffer is not None
         self.appended.add(first.buffer)
-        for place, one in enumerate(self.env):
-            if isinstance(one, Padded) and address_of(one.tensor) == address_of(first.tensor):
-                self.env[place] = attrs.evolve(one, finite=False)
+        for place, value in enumerate(self.env):
+            if isinstance(value, Padded) and address_of(value.tensor) == address_of(first.tensor):
+                self.env[place] = attrs.evolve(value, finite=False)
 
-    def filled(self, padded: Padded, value: float) -> torch.Tensor:
+    def fill_padding(self, padded: Padded, value: float) -> torch.Tensor:
         """Return the tensor with `value` in all padding."""
         if value == 0 and padded.zero:
             return padded.tensor
         shape = [1] * padded.tensor.dim()
         shape[padded.dim] = self.capacity
-        return padded.tensor.masked_fill(self.invalid(padded.plus).view(shape), value)
+        return padded.tensor.masked_fill(self.padding(padded.plus).view(shape), value)
 
-    def invalid(self, plus: int) -> torch.Tensor:
+    def padding(self, plus: int) -> torch.Tensor:
         """Return a mask of `capacity` entries that is True for padding, which starts at entry `n + plus`."""
-        end = self.number(SymbolicNumber(LinearSize(1, plus)))
-        return self._once(plus, lambda: torch.arange(self.capacity, device=self.n.device) >= end)
+        end = self.as_number(SymbolicNumber(LinearSize(1, plus)))
+        return self._cached(plus, lambda: torch.arange(self.capacity, device=self.n.device) >= end)
 
     def attention_mask(self, plus: int, dtype: torch.dtype) -> torch.Tensor:
         """Return an additive attention mask of `capacity` keys: 0 for the first `n + plus` keys, else minus infinity."""
-        invalid = self.invalid(plus)
-        return self._once(
-            (plus, dtype), lambda: torch.zeros_like(invalid, dtype=dtype).masked_fill_(invalid, -math.inf)
-        )
+        mask = self.padding(plus)
+        return self._cached((plus, dtype), lambda: torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -math.inf))
 
     def slice_bounds(self, size: LinearSize | int, start: Any, end: Any) -> tuple[LinearSize, LinearSize]:
         """Return start and end of a slice of a dimension with `size` entries, as linear functions of `n`."""
-        whole = size if isinstance(size, LinearSize) else LinearSize(0, size)
-        return self._slice_bound(whole, start, LinearSize(0, 0)), self._slice_bound(whole, end, whole)
+        size_line = size if isinstance(size, LinearSize) else LinearSize(0, size)
+        return self._slice_bound(size_line, start, LinearSize(0, 0)), self._slice_bound(size_line, end, size_line)
 
     def _slice_bound(self, size: LinearSize, bound: Any, default: LinearSize) -> LinearSize:
         if bound is None or (isinstance(bound, int) and bound > _TO_THE_END):
@@ -239,13 +237,13 @@ class PaddedRun:
             raise UnpaddableError("a bound of a slice is a multiple of the growing length")
         if below is None:
             if line.times == 1:
-                self.limit_n(least=-line.plus)
+                self.restrict_n(min_n=-line.plus)
             elif line.times == -1:
-                self.limit_n(most=line.plus)
+                self.restrict_n(max_n=line.plus)
         elif line.times == 1:
-            self.limit_n(most=-line.plus - 1)
+            self.restrict_n(max_n=-line.plus - 1)
         elif line.times == -1:
-            self.limit_n(least=line.plus + 1)
+            self.restrict_n(min_n=line.plus + 1)
 
 
 def _flat(values: Sequence[Any]) -> list[Any]:
@@ -270,73 +268,75 @@ def _pointwise(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     pads = [value for value in _flat((*args, *kwargs.values())) if isinstance(value, Padded)]
     if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
         raise UnpaddableError(f"{op} combines tensors that grow in other dimensions")
-    others = [value for value in args if isinstance(value, torch.Tensor)] if pads else []
-    if any(one.dim() >= pads[0].from_right and one.size(-pads[0].from_right) != 1 for one in others):
+    fixed_tensors = [value for value in args if isinstance(value, torch.Tensor)] if pads else []
+    if any(tensor.dim() >= pads[0].from_right and tensor.size(-pads[0].from_right) != 1 for tensor in fixed_tensors):
         raise UnpaddableError(f"{op} combines a tensor that grows with one that does not")
-    given = [run.number(_unpadded(value)) for value in args]
-    made = op(*given, **{name: run.number(_unpadded(value)) for name, value in kwargs.items()})
-    return Padded(made, made.dim() - pads[0].from_right, pads[0].plus) if pads else made
+    plain_args = [run.as_number(_unpadded(value)) for value in args]
+    result = op(*plain_args, **{name: run.as_number(_unpadded(value)) for name, value in kwargs.items()})
+    return Padded(result, result.dim() - pads[0].from_right, pads[0].plus) if pads else result
 
 
 def _copy(run: PaddedRun, op: Any, source: Any, **kwargs: Any) -> Any:
-    one = _padded(source)
-    return one.like(op(one.tensor, **kwargs))
+    padded = _padded(source)
+    return padded.like(op(padded.tensor, **kwargs))
 
 
 def _fill(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Rule of ops whose result has one value in all entries, such as `ones([n, 3])` and `x.new_ones([n, 3])`."""
-    at = next(index for index, value in enumerate(args) if isinstance(value, list | tuple))
-    sizes = args[at]
+    position = next(index for index, value in enumerate(args) if isinstance(value, list | tuple))
+    sizes = args[position]
     grows = [dim for dim, size in enumerate(sizes) if isinstance(size, SymbolicNumber)]
-    given = [run.number(_unpadded(value)) for value in args]
-    given[at] = [run.size(size) for size in sizes]
-    if not grows and not isinstance(given[-1], torch.Tensor):
-        return op(*given, **kwargs)
+    plain_args = [run.as_number(_unpadded(value)) for value in args]
+    plain_args[position] = [run.result_size(size) for size in sizes]
+    if not grows and not isinstance(plain_args[-1], torch.Tensor):
+        return op(*plain_args, **kwargs)
     if not grows and op in {aten.full, aten.new_full}:
-        return torch.ops.aten.zeros(given[at], **{"dtype": torch.int64, **kwargs}) + given[at + 1]
+        return torch.ops.aten.zeros(plain_args[position], **{"dtype": torch.int64, **kwargs}) + plain_args[position + 1]
     if len(grows) != 1:
         raise UnpaddableError("a new tensor grows in more than one dimension")
-    return Padded(op(*given, **kwargs), grows[0], sizes[grows[0]].expression.plus)
+    return Padded(op(*plain_args, **kwargs), grows[0], sizes[grows[0]].expression.plus)
 
 
 def _fill_like(run: PaddedRun, op: Any, like: Any, *args: Any, **kwargs: Any) -> Any:
-    one = _padded(like)
-    return Padded(op(one.tensor, *args, **kwargs), one.dim, one.plus)
+    padded = _padded(like)
+    return Padded(op(padded.tensor, *args, **kwargs), padded.dim, padded.plus)
 
 
 def _arange(run: PaddedRun, op: Any, *args: Any, **kwargs: Any) -> Any:
     start, end, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
-    first, last = (one.expression if isinstance(one, SymbolicNumber) else LinearSize(0, one) for one in (start, end))
+    first, last = (
+        bound.expression if isinstance(bound, SymbolicNumber) else LinearSize(0, bound) for bound in (start, end)
+    )
     if step != 1 or not isinstance(first.plus, int):
         raise UnpaddableError("a growing range has a step other than 1")
     if first.times == last.times:
         return run.positions(first, last.plus - first.plus).to(kwargs.get("dtype") or torch.int64, copy=True)
     if (first.times, last.times) != (0, 1):
         raise UnpaddableError("the start of a range grows")
-    run.limit_n(most=run.capacity - (last.plus - first.plus))
-    made = op(first.plus, first.plus + run.capacity, **kwargs)
-    return Padded(made, 0, last.plus - first.plus)
+    run.restrict_n(max_n=run.capacity - (last.plus - first.plus))
+    result = op(first.plus, first.plus + run.capacity, **kwargs)
+    return Padded(result, 0, last.plus - first.plus)
 
 
 def _unsqueeze(run: PaddedRun, op: Any, source: Any, dim: int) -> Any:
-    one = _padded(source)
-    at = _axis(one, dim, 1)
-    return one.like(op(one.tensor, at), one.dim + (at <= one.dim))
+    padded = _padded(source)
+    axis = _axis(padded, dim, 1)
+    return padded.like(op(padded.tensor, axis), padded.dim + (axis <= padded.dim))
 
 
 def _squeeze(run: PaddedRun, op: Any, source: Any, dim: Any) -> Any:
-    one = _padded(source)
-    if not isinstance(dim, int) or _axis(one, dim) == one.dim:
+    padded = _padded(source)
+    if not isinstance(dim, int) or _axis(padded, dim) == padded.dim:
         raise UnpaddableError("the growing dimension is squeezed")
-    at = _axis(one, dim)
-    made = op(one.tensor, at)
-    return one.like(made, one.dim - (at < one.dim and made.dim() < one.tensor.dim()))
+    axis = _axis(padded, dim)
+    result = op(padded.tensor, axis)
+    return padded.like(result, padded.dim - (axis < padded.dim and result.dim() < padded.tensor.dim()))
 
 
 def _transpose(run: PaddedRun, op: Any, source: Any, first: int, second: int) -> Any:
-    one = _padded(source)
-    first, second = _axis(one, first), _axis(one, second)
-    return one.like(op(one.tensor, first, second), {first: second, second: first}.get(one.dim, one.dim))
+    padded = _padded(source)
+    first, second = _axis(padded, first), _axis(padded, second)
+    return padded.like(op(padded.tensor, first, second), {first: second, second: first}.get(padded.dim, padded.dim))
 
 
 def _matrix_transpose(run: PaddedRun, op: Any, source: Any) -> Any:
@@ -344,67 +344,67 @@ def _matrix_transpose(run: PaddedRun, op: Any, source: Any) -> Any:
 
 
 def _permute(run: PaddedRun, op: Any, source: Any, dims: Sequence[int]) -> Any:
-    one = _padded(source)
-    order = [_axis(one, dim) for dim in dims]
-    return one.like(op(one.tensor, order), order.index(one.dim))
+    padded = _padded(source)
+    order = [_axis(padded, dim) for dim in dims]
+    return padded.like(op(padded.tensor, order), order.index(padded.dim))
 
 
 def _expand(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], **kwargs: Any) -> Any:
     grows = [dim for dim, size in enumerate(sizes) if isinstance(size, SymbolicNumber)]
     tensor = _unpadded(source)
     if isinstance(source, Padded):
-        at = len(sizes) - source.from_right
-        wanted = sizes[at]
-        if grows not in ([], [at]) or (
-            isinstance(wanted, SymbolicNumber) and wanted.expression != LinearSize(1, source.plus)
+        axis = len(sizes) - source.from_right
+        target_size = sizes[axis]
+        if grows not in ([], [axis]) or (
+            isinstance(target_size, SymbolicNumber) and target_size.expression != LinearSize(1, source.plus)
         ):
             raise UnpaddableError("a growing tensor is expanded to another length")
-        if not isinstance(wanted, SymbolicNumber) and wanted != -1:
+        if not isinstance(target_size, SymbolicNumber) and target_size != -1:
             raise UnpaddableError("a growing tensor is expanded to a fixed length")
-        return source.like(op(tensor, [run.capacity if dim == at else size for dim, size in enumerate(sizes)]), at)
+        return source.like(op(tensor, [run.capacity if dim == axis else size for dim, size in enumerate(sizes)]), axis)
     if len(grows) != 1 or (tensor.dim() > (right := len(sizes) - grows[0] - 1) and tensor.size(-right - 1) != 1):
         raise UnpaddableError("a tensor is expanded in several growing dimensions")
-    made = op(tensor, [run.size(size) for size in sizes])
-    return Padded(made, grows[0], sizes[grows[0]].expression.plus)
+    result = op(tensor, [run.result_size(size) for size in sizes])
+    return Padded(result, grows[0], sizes[grows[0]].expression.plus)
 
 
 def _view(run: PaddedRun, op: Any, source: Any, sizes: Sequence[Any], *_: Any) -> Any:
-    one = _padded(source)
+    padded = _padded(source)
     target = [run.capacity if isinstance(size, SymbolicNumber) else size for size in sizes]
-    made = one.tensor.view(target) if op is aten.view else one.tensor.reshape(target)
-    before = math.prod(one.tensor.shape[: one.dim])
+    result = padded.tensor.view(target) if op is aten.view else padded.tensor.reshape(target)
+    before = math.prod(padded.tensor.shape[: padded.dim])
     for dim, size in enumerate(sizes):
-        fits = made.size(dim) == run.capacity and math.prod(made.shape[:dim]) == before
+        fits = result.size(dim) == run.capacity and math.prod(result.shape[:dim]) == before
         if fits and (
-            size == -1 if not isinstance(size, SymbolicNumber) else size.expression == LinearSize(1, one.plus)
+            size == -1 if not isinstance(size, SymbolicNumber) else size.expression == LinearSize(1, padded.plus)
         ):
-            return one.like(made, dim)
+            return padded.like(result, dim)
     raise UnpaddableError("a view merges or splits the growing dimension")
 
 
 def _select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
-    at = _axis(source, dim)
-    if isinstance(source, Padded) and at != source.dim and isinstance(index, int):
-        return source.like(op(source.tensor, at, index), source.dim - (at < source.dim))
+    axis = _axis(source, dim)
+    if isinstance(source, Padded) and axis != source.dim and isinstance(index, int):
+        return source.like(op(source.tensor, axis, index), source.dim - (axis < source.dim))
     follows = (
         SymbolicNumber(attrs.evolve(index.expression, plus=index.expression.plus + 1))
         if not isinstance(index, int)
         else index + 1
     )
     end = None if follows == 0 else follows
-    return _slice(run, aten.slice, source, at, index, end).squeeze(at)
+    return _slice(run, aten.slice, source, axis, index, end).squeeze(axis)
 
 
 def _slice(
     run: PaddedRun, op: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    tensor, at = _unpadded(source), _axis(source, dim)
-    grows = isinstance(source, Padded) and at == source.dim
+    tensor, axis = _unpadded(source), _axis(source, dim)
+    grows = isinstance(source, Padded) and axis == source.dim
     if isinstance(source, Padded) and not grows:
-        if any(isinstance(one, SymbolicNumber) for one in (start, end)):
+        if any(isinstance(padded, SymbolicNumber) for padded in (start, end)):
             raise UnpaddableError("a tensor grows in two dimensions")
-        return source.like(op(tensor, at, start, end, step))
-    first, last = run.slice_bounds(LinearSize(1, source.plus) if grows else tensor.size(at), start, end)
+        return source.like(op(tensor, axis, start, end, step))
+    first, last = run.slice_bounds(LinearSize(1, source.plus) if grows else tensor.size(axis), start, end)
     if step != 1:
         raise UnpaddableError("a growing slice has a step other than 1")
     if first.times == last.times:
@@ -412,124 +412,136 @@ def _slice(
         if count < 0:
             raise UnpaddableError("a slice is empty")
         if not first.times:
-            return tensor.narrow(at, first.plus, count)
-        return run.entries(tensor, at, run.positions(first, count))
+            return tensor.narrow(axis, first.plus, count)
+        return run.select_entries(tensor, axis, run.positions(first, count))
     if first != LinearSize(0, 0) or last.times != 1:
         raise UnpaddableError("a growing slice starts after the first entry")
     if grows:
         whole = last.plus == source.plus  # else valid entries, which may be infinite, are padding now
-        return Padded(tensor, at, last.plus, source.finite and whole, source.zero and whole, origin=source.origin)
-    run.limit_n(most=run.capacity - last.plus)
-    missing = run.capacity - tensor.size(at)
+        return Padded(tensor, axis, last.plus, source.finite and whole, source.zero and whole, origin=source.origin)
+    run.restrict_n(max_n=run.capacity - last.plus)
+    missing = run.capacity - tensor.size(axis)
     if missing > 0:
-        tensor = torch.nn.functional.pad(tensor, [0] * (2 * (tensor.dim() - at) - 1) + [missing])
-    return Padded(tensor.narrow(at, 0, run.capacity), at, last.plus)
+        tensor = torch.nn.functional.pad(tensor, [0] * (2 * (tensor.dim() - axis) - 1) + [missing])
+    return Padded(tensor.narrow(axis, 0, run.capacity), axis, last.plus)
 
 
 def _repeat(run: PaddedRun, op: Any, source: Any, times: Sequence[Any]) -> Any:
-    one = _padded(source)
-    at = len(times) - one.from_right
-    if times[at] != 1:
+    padded = _padded(source)
+    axis = len(times) - padded.from_right
+    if times[axis] != 1:
         raise UnpaddableError("the growing dimension is repeated")
-    return one.like(op(one.tensor, times), at)
+    return padded.like(op(padded.tensor, times), axis)
 
 
 def _index(run: PaddedRun, op: Any, source: Any, indices: Sequence[Any]) -> Any:
     if any(index is None for index in indices):
         raise UnpaddableError("a growing tensor is indexed in only some dimensions")
-    given = [run.filled(index, 0) if isinstance(index, Padded) else index for index in indices]
-    rest = _unpadded(source).dim() - len(indices)
+    plain_indices = [run.fill_padding(index, 0) if isinstance(index, Padded) else index for index in indices]
+    inner_dims = _unpadded(source).dim() - len(indices)
     if isinstance(source, Padded):
         if source.dim >= len(indices):
             raise UnpaddableError("a growing tensor is indexed in only some dimensions")
-        index, end = given[source.dim], run.number(SymbolicNumber(LinearSize(1, source.plus)))
-        given[source.dim] = torch.where(index < 0, index + end, index)
-    made = op(_unpadded(source), given)
+        index, end = plain_indices[source.dim], run.as_number(SymbolicNumber(LinearSize(1, source.plus)))
+        plain_indices[source.dim] = torch.where(index < 0, index + end, index)
+    result = op(_unpadded(source), plain_indices)
     pads = [index for index in indices if isinstance(index, Padded)]
     if len({(pad.from_right, pad.plus) for pad in pads}) > 1:
         raise UnpaddableError("indices grow in different dimensions")
     if any(
-        i.dim() >= pads[0].from_right and i.size(-pads[0].from_right) not in {1, run.capacity} for i in given if pads
+        i.dim() >= pads[0].from_right and i.size(-pads[0].from_right) not in {1, run.capacity}
+        for i in plain_indices
+        if pads
     ):
         raise UnpaddableError("the indices have different lengths")
-    return Padded(made, made.dim() - rest - pads[0].from_right, pads[0].plus) if pads else made
+    return Padded(result, result.dim() - inner_dims - pads[0].from_right, pads[0].plus) if pads else result
 
 
 def _index_select(run: PaddedRun, op: Any, source: Any, dim: int, index: Any) -> Any:
-    at = _axis(source, dim)
+    axis = _axis(source, dim)
     if isinstance(index, Padded):
         if isinstance(source, Padded):
             raise UnpaddableError("a growing tensor is indexed by a growing tensor")
-        return Padded(op(source, at, run.filled(index, 0)), at, index.plus)
-    one = _padded(source)
-    made = op(one.tensor, at, index)
-    same = made.shape == one.tensor.shape  # a permutation of a batch may be copied back
-    return made if at == one.dim else attrs.evolve(one.like(made), origin=one.origin if same else None)
+        return Padded(op(source, axis, run.fill_padding(index, 0)), axis, index.plus)
+    padded = _padded(source)
+    result = op(padded.tensor, axis, index)
+    is_permutation = result.shape == padded.tensor.shape  # a permutation of a batch may be copied back
+    return (
+        result
+        if axis == padded.dim
+        else attrs.evolve(padded.like(result), origin=padded.origin if is_permutation else None)
+    )
 
 
 def _split(run: PaddedRun, op: Any, source: Any, sizes: Any, dim: int = 0) -> Any:
-    one = _padded(source)
-    if _axis(one, dim) == one.dim:
+    padded = _padded(source)
+    if _axis(padded, dim) == padded.dim:
         raise UnpaddableError("the growing dimension is split")
-    return [one.like(part) for part in op(one.tensor, sizes, dim)]
+    return [padded.like(part) for part in op(padded.tensor, sizes, dim)]
 
 
 def _cat(run: PaddedRun, op: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    first, at = tensors[0], _axis(tensors[0], dim)
-    pads = [one for one in tensors if isinstance(one, Padded)]
-    if all(one.dim != at for one in pads):
-        if len(pads) < len(tensors) or len({(one.dim, one.plus) for one in pads}) > 1:
+    first, axis = tensors[0], _axis(tensors[0], dim)
+    pads = [padded for padded in tensors if isinstance(padded, Padded)]
+    if all(padded.dim != axis for padded in pads):
+        if len(pads) < len(tensors) or len({(padded.dim, padded.plus) for padded in pads}) > 1:
             raise UnpaddableError("growing tensors are concatenated with tensors of fixed size")
-        made = op([one.tensor for one in pads], at)
-        return Padded(made, pads[0].dim, pads[0].plus, all(one.finite for one in pads), all(one.zero for one in pads))
+        result = op([padded.tensor for padded in pads], axis)
+        return Padded(
+            result,
+            pads[0].dim,
+            pads[0].plus,
+            all(padded.finite for padded in pads),
+            all(padded.zero for padded in pads),
+        )
     if len(tensors) != 2 or len(pads) != 1 or not isinstance(first, Padded):
         raise UnpaddableError("a growing tensor is concatenated with several tensors")
     second = tensors[1]
     if first.tensor.dtype != second.dtype:
         raise UnpaddableError("appended entries have another dtype than the growing tensor")
-    count = second.size(at)
-    run.limit_n(most=run.capacity - first.plus - count)
+    count = second.size(axis)
+    run.restrict_n(max_n=run.capacity - first.plus - count)
     in_place = first.buffer is not None and first.buffer not in run.appended
     target = first.tensor if in_place else first.tensor.clone()
-    target.index_copy_(at, run.positions(LinearSize(1, first.plus), count), second)
+    target.index_copy_(axis, run.positions(LinearSize(1, first.plus), count), second)
     if in_place and first.buffer is not None:
         run.append(first)
     buffer = first.buffer if in_place else None
-    return Padded(target, at, first.plus + count, first.finite, buffer=buffer, origin=first.origin)
+    return Padded(target, axis, first.plus + count, first.finite, buffer=buffer, origin=first.origin)
 
 
 def _softmax(run: PaddedRun, op: Any, source: Any, dim: int, *more: Any, **kwargs: Any) -> Any:
-    one = _padded(source)
-    if _axis(one, dim) != one.dim:
-        return one.like(op(one.tensor, dim, *more, **kwargs))
-    made = op(run.filled(one, -math.inf), dim, *more, **kwargs)
-    return Padded(made, one.dim, one.plus, finite=True, zero=True)
+    padded = _padded(source)
+    if _axis(padded, dim) != padded.dim:
+        return padded.like(op(padded.tensor, dim, *more, **kwargs))
+    result = op(run.fill_padding(padded, -math.inf), dim, *more, **kwargs)
+    return Padded(result, padded.dim, padded.plus, finite=True, zero=True)
 
 
-def _sum(run: PaddedRun, op: Any, source: Any, dims: Any = None, keep: bool = False, **kwargs: Any) -> Any:
-    one = _padded(source)
-    axes = [*range(one.tensor.dim())] if not dims else [_axis(one, dim) for dim in dims]
-    if one.dim not in axes:
-        made = aten.sum(one.tensor, axes, keep, **kwargs)
-        return Padded(made, one.dim - (0 if keep else sum(axis < one.dim for axis in axes)), one.plus)
-    return aten.sum(run.filled(one, 0), axes, keep, **kwargs)
+def _sum(run: PaddedRun, op: Any, source: Any, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+    padded = _padded(source)
+    axes = [*range(padded.tensor.dim())] if not dims else [_axis(padded, dim) for dim in dims]
+    if padded.dim not in axes:
+        result = aten.sum(padded.tensor, axes, keepdim, **kwargs)
+        return Padded(result, padded.dim - (0 if keepdim else sum(axis < padded.dim for axis in axes)), padded.plus)
+    return aten.sum(run.fill_padding(padded, 0), axes, keepdim, **kwargs)
 
 
 def _cumsum(run: PaddedRun, op: Any, source: Any, dim: int, **kwargs: Any) -> Any:
-    one = _padded(source)
-    return Padded(op(one.tensor, dim, **kwargs), one.dim, one.plus)
+    padded = _padded(source)
+    return Padded(op(padded.tensor, dim, **kwargs), padded.dim, padded.plus)
 
 
 def _of_bools(run: PaddedRun, op: Any, source: Any, *dims: Any) -> Any:
-    one = _padded(source)
-    if dims and (not isinstance(dims[0], int) or _axis(one, dims[0]) != one.dim):
+    padded = _padded(source)
+    if dims and (not isinstance(dims[0], int) or _axis(padded, dims[0]) != padded.dim):
         raise UnpaddableError("a growing tensor is reduced over other dimensions than the growing one")
-    return op(run.filled(one, op is aten.all), *dims)
+    return op(run.fill_padding(padded, op is aten.all), *dims)
 
 
 def _embedding(run: PaddedRun, op: Any, weight: Any, indices: Any, *more: Any, **kwargs: Any) -> Any:
-    one = _padded(indices)
-    return Padded(op(weight, run.filled(one, 0), *more, **kwargs), one.dim, one.plus, finite=False)
+    padded = _padded(indices)
+    return Padded(op(weight, run.fill_padding(padded, 0), *more, **kwargs), padded.dim, padded.plus, finite=False)
 
 
 def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int] | None]:
@@ -537,7 +549,7 @@ def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, tor
 
     The dimension is counted from the right.
     """
-    left, right = (one.from_right if isinstance(one, Padded) else 0 for one in (first, second))
+    left, right = (padded.from_right if isinstance(padded, Padded) else 0 for padded in (first, second))
     if min(_unpadded(first).dim(), _unpadded(second).dim()) < 2:
         raise UnpaddableError("a matrix is multiplied by a vector")
     if (left == 1) != (right == 2):
@@ -545,24 +557,24 @@ def _product(run: PaddedRun, first: Any, second: Any) -> tuple[torch.Tensor, tor
     if left == 1:
         if first.plus != second.plus:
             raise UnpaddableError("a matrix product sums over dimensions of different lengths")
-        return run.filled(first, 0), second.tensor if second.finite else run.filled(second, 0), None
+        return run.fill_padding(first, 0), second.tensor if second.finite else run.fill_padding(second, 0), None
     if left and right:
         raise UnpaddableError("a matrix product grows in two dimensions")
     if max(left, right) > 2:
         raise UnpaddableError("the batch dimension of a matrix product grows")
-    one = first if left else second
-    return _unpadded(first), _unpadded(second), (one.from_right, one.plus)
+    padded = first if left else second
+    return _unpadded(first), _unpadded(second), (padded.from_right, padded.plus)
 
 
 def _matmul(run: PaddedRun, op: Any, first: Any, second: Any, **kwargs: Any) -> Any:
     a, b, grows = _product(run, first, second)
-    made = op(a, b, **kwargs)
-    return made if grows is None else Padded(made, made.dim() - grows[0], grows[1])
+    result = op(a, b, **kwargs)
+    return result if grows is None else Padded(result, result.dim() - grows[0], grows[1])
 
 
 def _baddbmm(run: PaddedRun, op: Any, source: Any, first: Any, second: Any, **kwargs: Any) -> Any:
     a, b, grows = _product(run, first, second)
-    made = op(_unpadded(source), a, b, **kwargs)
+    result = op(_unpadded(source), a, b, **kwargs)
     if isinstance(source, Padded) and grows != (source.from_right, source.plus):
         raise UnpaddableError("a matrix product is added to a tensor of another length")
     if (
@@ -572,14 +584,14 @@ def _baddbmm(run: PaddedRun, op: Any, source: Any, first: Any, second: Any, **kw
         and source.size(-grows[0]) != 1
     ):
         raise UnpaddableError("a growing matrix product is added to a tensor of fixed size")
-    return made if grows is None else Padded(made, made.dim() - grows[0], grows[1])
+    return result if grows is None else Padded(result, result.dim() - grows[0], grows[1])
 
 
 def _linear(run: PaddedRun, op: Any, source: Any, weight: Any, bias: Any = None) -> Any:
-    one = _padded(source)
-    if one.from_right == 1:
+    padded = _padded(source)
+    if padded.from_right == 1:
         raise UnpaddableError("a linear layer sums over the growing dimension")
-    return Padded(op(one.tensor, weight, bias), one.dim, one.plus)
+    return Padded(op(padded.tensor, weight, bias), padded.dim, padded.plus)
 
 
 def _attention(run: PaddedRun, op: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
@@ -591,15 +603,15 @@ def _attention(run: PaddedRun, op: Any, query: Any, key: Any, value: Any, attn_m
     if isinstance(mask, Padded):
         if (mask.from_right, mask.plus) != (1, key.plus):
             raise UnpaddableError("the attention mask is longer or shorter than the keys")
-        mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
+        mask = run.fill_padding(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
     elif mask is not None:
         if mask.size(-1) != 1:
             raise UnpaddableError("the attention mask does not grow with the keys")
         mask = Padded(mask.expand(*mask.shape[:-1], run.capacity), mask.dim() - 1, key.plus)
-        mask = run.filled(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
+        mask = run.fill_padding(mask, False if mask.tensor.dtype is torch.bool else -math.inf)
     else:
         mask = run.attention_mask(key.plus, query.dtype).view(1, 1, 1, -1).expand(1, 1, query.size(-2), -1)
-    keys, values = (one.tensor if one.finite else run.filled(one, 0) for one in (key, value))
+    keys, values = (padded.tensor if padded.finite else run.fill_padding(padded, 0) for padded in (key, value))
     return op(query, keys, values, mask, **kwargs)
 
 

@@ -1,8 +1,8 @@
 """Record the kernel launches of a region once as a device graph, such as a CUDA graph, and replay them with one launch.
 
-A graph has fixed addresses. It reads weights in place. Their addresses are checked before each replay. Other inputs
-are copied into buffers. Varying floats lie in one device tensor. A session gets each result in the graph's own memory.
-If a session still holds a result at the next replay, later replays return copies of this result.
+A graph has fixed addresses. It reads weights in place, and their addresses are checked before each replay. Other inputs
+are copied into buffers. Varying floats are elements of one device tensor. A session gets each result in the graph's own
+memory. If a session still holds a result at the next replay, later replays return copies of this result.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from djinn_strategies.compiling.compiled_region import CompiledRegion
 from djinn_strategies.compiling.scalars import call_with_tensors
 from djinn_strategies.compiling.written_views import address_of
 
-RECORDINGS: Final = 8  # maximum number of recordings of one region: each has other weights
-SKIPPED_OPS: Final = frozenset({GET_RANDOM_STATE})  # a graph launches no such op, and draws nothing itself
-_RUNS_PER_RECORDING: Final = 16  # after the first recordings: recording takes longer than running the ops
+RECORDINGS: Final = 8  # maximum number of recordings of one region, each for different weights
+SKIPPED_OPS: Final = frozenset({GET_RANDOM_STATE})  # has no kernel, and recorded regions draw no random numbers
+_RUNS_PER_RECORDING: Final = 16  # limits later recordings, because recording takes longer than running the ops
 _RECENT_RUNS: Final = (
     8  # runs by whose inputs weights are recognised, and without weights after which these are ordinary inputs
 )
 
 
 class Recorder(Protocol):
-    """Record kernel launches on a device.
+    """Records kernel launches on a device.
 
     Attributes:
         runtime: the device.
         settings: numeric settings of the process.
-        names: names of the device's storages.
+        names: content names of the device's storages.
     """
 
     runtime: DeviceRuntime
@@ -65,11 +65,11 @@ class Recording:
     Attributes:
         launch: launches the graph.
         results: storage and layout of each result.
-        in_place: inputs that the graph reads at a fixed address: index, address and storage.
-        buffers: memory for each other input, by index.
+        in_place: index, address and storage of each input that the graph reads in place.
+        buffers: memory for each input that is copied before a replay, by index.
         settings: numeric settings under which the kernels were chosen.
         nbytes: device memory of the graph and its buffers.
-        launched: True if the present replay has overwritten the results of the previous replay.
+        has_launched: True if the present replay has overwritten the results of the previous replay.
     """
 
     launch: Callable[[], None]
@@ -78,17 +78,17 @@ class Recording:
     buffers: Mapping[int, torch.Tensor]
     settings: NumericSettings | None
     nbytes: int
-    launched: bool = attrs.field(init=False, default=False)
+    has_launched: bool = attrs.field(init=False, default=False)
     _baseline: Sequence[tuple[int, int]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._baseline = self._uses()
+        self._baseline = self._use_counts()
 
-    def _uses(self) -> list[tuple[int, int]]:
+    def _use_counts(self) -> list[tuple[int, int]]:
         return [(torch_private.storage_use_count(storage), storage.data_ptr()) for storage, _ in self.results]
 
     def fits(self, addresses: Sequence[int]) -> bool:
-        """Return True if each input that the graph reads in place has its recorded storage and address."""
+        """Return True if each input that is read in place has its recorded address. `addresses`: of all inputs."""
         return all(addresses[index] == address and not ref.expired() for index, address, ref in self.in_place)
 
     def is_dead(self) -> bool:
@@ -96,36 +96,47 @@ class Recording:
 
         Either a storage that it reads in place was freed, or a result got another address.
         """
-        moved = any(address != before for (_, address), (_, before) in zip(self._uses(), self._baseline, strict=True))
-        return moved or any(ref.expired() for _, _, ref in self.in_place)
+        has_moved = any(
+            address != before for (_, address), (_, before) in zip(self._use_counts(), self._baseline, strict=True)
+        )
+        return has_moved or any(ref.expired() for _, _, ref in self.in_place)
 
-    def overwritten(self) -> set[int]:
-        """Return the addresses of storages that a replay overwrites and that sessions may hold."""
+    def overwritten_addresses(self) -> set[int]:
+        """Return the addresses of the graph's results, which a replay overwrites and sessions may hold."""
         return {storage.data_ptr() for storage, _ in self.results}
 
-    def held(self, used_up: Iterable[torch.Tensor] = ()) -> set[int]:
+    def held_results(self, released_inputs: Iterable[torch.Tensor] = ()) -> set[int]:
         """Return the indices of results that sessions still hold.
 
-        `used_up`: inputs that nothing reads after this run.
+        `released_inputs`: inputs that nothing reads after this run. They do not count as held.
         """
-        uses, given = zip(self._uses(), self._baseline, strict=True), Counter(map(address_of, used_up))
-        return {i for i, ((count, address), (before, _)) in enumerate(uses) if count - given[address] > before}
+        uses, released_counts = (
+            zip(self._use_counts(), self._baseline, strict=True),
+            Counter(map(address_of, released_inputs)),
+        )
+        return {
+            i for i, ((count, address), (before, _)) in enumerate(uses) if count - released_counts[address] > before
+        }
 
-    def replay(self, inputs: Sequence[torch.Tensor], written: Sequence[int], copied: set[int]) -> list[torch.Tensor]:
+    def replay(
+        self, inputs: Sequence[torch.Tensor], written_inputs: Sequence[int], copied_results: set[int]
+    ) -> list[torch.Tensor]:
         """Launch the graph, and return its results.
 
         Args:
             inputs: the inputs of the region.
-            written: indices of inputs that the graph writes.
-            copied: indices of results to return as copies.
+            written_inputs: indices of inputs that the graph writes.
+            copied_results: indices of results to return as copies.
         """
         _copy_all([(buffer, memory_span(inputs[index])) for index, buffer in self.buffers.items()])
         self.launch()
-        self.launched = True
-        _copy_all([(memory_span(inputs[index]), self.buffers[index]) for index in written if index in self.buffers])
-        new = {i: _new_memory(self.results[i][0]) for i in copied}
+        self.has_launched = True
+        _copy_all(
+            [(memory_span(inputs[index]), self.buffers[index]) for index in written_inputs if index in self.buffers]
+        )
+        new = {i: _new_memory(self.results[i][0]) for i in copied_results}
         _copy_all([(_bytes_of(storage), _bytes_of(self.results[i][0])) for i, storage in new.items()])
-        return [_over(new.get(i, storage), meta) for i, (storage, meta) in enumerate(self.results)]
+        return [_tensor_over(new.get(i, storage), meta) for i, (storage, meta) in enumerate(self.results)]
 
 
 class RecordedRegion(CompiledRegion):
@@ -145,123 +156,128 @@ class RecordedRegion(CompiledRegion):
         self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
         self._steps = [(step, self._takes_float(step)) for step in self.steps if step.op not in SKIPPED_OPS]
         consumed = {*job.template.consumed} - {*self.region.written}
-        self._consumed = [i for i, place in enumerate(self.region.inputs) if place in consumed]
-        self._written = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
+        self._consumed_inputs = [i for i, place in enumerate(self.region.inputs) if place in consumed]
+        self._written_inputs = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
         self._numbers: torch.Tensor | None = None  # the varying floats
         self.recordings: list[Recording] = []
-        self._next: Recording | None = None  # for the present run
-        self._overwrote = False  # the last run has launched its graph
-        self._copied: set[int] = set()
+        self._next_recording: Recording | None = None  # for the present run
+        self._has_overwritten = False  # the last run has launched its graph
+        self._copied_results: set[int] = set()
         self._recent_storages: deque[list[StorageWeakRef]] = deque(maxlen=_RECENT_RUNS)
         self._weights: frozenset[int] = frozenset()
         self._without_weights = 0
-        self._runs = self._made = 0
+        self._runs = self._record_attempts = 0
 
-    def forget(self, *, dead: bool = False) -> None:
-        """Drop all recordings. If `dead`, drop only recordings that can never be replayed again."""
-        self.recordings = [one for one in self.recordings if dead and not one.is_dead()]
+    def drop_recordings(self, *, only_dead: bool = False) -> None:
+        """Drop all recordings. If `only_dead`, drop only recordings that can never be replayed again."""
+        self.recordings = [recording for recording in self.recordings if only_dead and not recording.is_dead()]
 
     @property
-    def overwrites(self) -> bool:
+    def may_have_overwritten(self) -> bool:
         """True if the latest replay may have overwritten an input that the region consumes.
 
-        Results of the latest replay have the memory of earlier results, which may be inputs of this run.
+        A replay writes its results into the memory of earlier results, which may be inputs of this run.
         """
-        return bool(self._consumed) and self._overwrote
+        return bool(self._consumed_inputs) and self._has_overwritten
 
     def copy_overwritten_inputs(self, env: Environment) -> None:
         """Copy the inputs that a replay would overwrite, as `CompiledRegion.copy_overwritten_inputs` does."""
-        addresses = {address for recording in self.recordings for address in recording.overwritten()}
-        for index, tensor in self._used_up(self._inputs(env)).items():
+        addresses = {address for recording in self.recordings for address in recording.overwritten_addresses()}
+        for index, tensor in self._released_inputs(self._inputs(env)).items():
             if address_of(tensor) in addresses:
-                copied = memory_span(tensor).clone()
-                env[self.region.inputs[index]] = copied.as_strided(tensor.shape, tensor.stride(), 0)
+                copy = memory_span(tensor).clone()
+                env[self.region.inputs[index]] = copy.as_strided(tensor.shape, tensor.stride(), 0)
 
-    def _used_up(self, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+    def _released_inputs(self, tensors: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Return inputs that nothing reads after this run: consumed inputs that share memory with no other input."""
         addresses = Counter(map(address_of, tensors))
-        found = {index: tensors[index] for index in self._consumed}
-        return {index: tensor for index, tensor in found.items() if addresses[address_of(tensor)] == 1}
+        consumed = {index: tensors[index] for index in self._consumed_inputs}
+        return {index: tensor for index, tensor in consumed.items() if addresses[address_of(tensor)] == 1}
 
     def check_guard(self, env: Environment) -> int | None:
-        """Check a run as `CompiledRegion.check_guard` does.
+        """Check a run as in `CompiledRegion.check_guard`, and choose or record a graph for `run`.
 
-        If it fits no recording and none can be made now, return None.
+        Return None also if no recording fits and the region is not recorded now.
 
         Raises:
             RuntimeError: the region cannot be recorded.
         """
         n = super().check_guard(env)
-        self._next = None if n is None else self._recording(self._inputs(env))
-        return None if self._next is None else n
+        self._next_recording = None if n is None else self._find_recording(self._inputs(env))
+        return None if self._next_recording is None else n
 
     def _overwrite_numbers(self, data: torch.Tensor) -> torch.Tensor:
-        """Upload the varying floats of a run to the tensor that recordings read."""
+        """Upload the varying floats of a run into the tensor that the graphs read, and return this tensor."""
         assert self._numbers is not None
         self._runtime.overwrite(self._numbers, data)
         return self._numbers
 
     def _replay_next(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Replay the recording that `check_guard` chose. Another thread may have dropped it from `recordings` since."""
-        recording, self._next = self._next, None
+        recording, self._next_recording = self._next_recording, None
         assert recording is not None
-        recording.launched = False
+        recording.has_launched = False
         try:
             results = self._launch(recording, inputs)
         finally:
-            self._overwrote = recording.launched
+            self._has_overwritten = recording.has_launched
         self._recorder.names.forget(results)  # each replay changes the contents of their memory
         return results
 
     def _launch(self, recording: Recording, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return recording.replay(inputs, self._written, self._copied)
+        return recording.replay(inputs, self._written_inputs, self._copied_results)
 
     def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """Return True if a recording can be replayed with these inputs under the present numeric settings."""
         del tensors
         return recording.settings == self._recorder.settings.now and recording.fits(addresses)
 
-    def _recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
+    def _find_recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1
         addresses = [tensor.data_ptr() for tensor in tensors]
-        for found in self.recordings:
-            if not self._fits(found, tensors, addresses):
+        for recording in self.recordings:
+            if not self._fits(recording, tensors, addresses):
                 continue
-            held = found.held(self._used_up(tensors).values()) - self._copied
-            if held or found.is_dead():
-                self._copied |= held
-                self.recordings = [one for one in self.recordings if one is not found]
+            held_results = recording.held_results(self._released_inputs(tensors).values()) - self._copied_results
+            if held_results or recording.is_dead():
+                self._copied_results |= held_results
+                self.recordings = [other for other in self.recordings if other is not recording]
                 return None
             self._without_weights = 0
-            self.recordings = [*[one for one in self.recordings if one is not found], found]
-            return found
-        weights = self._weights_among(tensors)
-        if weights is None or self._made > RECORDINGS + self._runs // _RUNS_PER_RECORDING:
+            self.recordings = [*[other for other in self.recordings if other is not recording], recording]
+            return recording
+        weights = self._find_weights(tensors)
+        if weights is None or self._record_attempts > RECORDINGS + self._runs // _RUNS_PER_RECORDING:
             return None
-        self._made += 1
-        made = self._record(tensors, weights)
-        if made is not None:
-            self.recordings = [*[one for one in self.recordings if not one.is_dead()][1 - RECORDINGS :], made]
-        return made
+        self._record_attempts += 1
+        new_recording = self._record(tensors, weights)
+        if new_recording is not None:
+            self.recordings = [
+                *[other for other in self.recordings if not other.is_dead()][1 - RECORDINGS :],
+                new_recording,
+            ]
+        return new_recording
 
-    def _weights_among(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
-        """Return the inputs whose storages recent runs had as well: the weights.
+    def _find_weights(self, tensors: Sequence[torch.Tensor]) -> frozenset[int] | None:
+        """Return the weights: indices of inputs whose storages were inputs of recent runs, too.
 
-        If an input that was a weight has a new storage, return None until this has persisted for some runs.
+        Return None in the first run. If a former weight has a new storage, return None for `_RECENT_RUNS` runs.
         """
-        ignored = self.growing.union(self._consumed)
+        ignored = self.growing_inputs.union(self._consumed_inputs)
         storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-        known = [{past[i].cdata for past in self._recent_storages} for i in range(len(storages))]
-        same = frozenset([i for i, ref in enumerate(storages) if ref.cdata in known[i] and i not in ignored])
+        recent_by_input = [{recent[i].cdata for recent in self._recent_storages} for i in range(len(storages))]
+        weights = frozenset(
+            [i for i, ref in enumerate(storages) if ref.cdata in recent_by_input[i] and i not in ignored]
+        )
         self._recent_storages.append(storages)
         if len(self._recent_storages) == 1:
             return None
-        if not same or not same >= self._weights:  # of another session, or of new weights
+        if not weights or not weights >= self._weights:  # of another session, or of new weights
             self._without_weights += 1
             if self._without_weights < _RECENT_RUNS:
                 return None
-        self._weights, self._without_weights = same, 0
-        return same
+        self._weights, self._without_weights = weights, 0
+        return weights
 
     def _record(self, tensors: Sequence[torch.Tensor], weights: frozenset[int]) -> Recording | None:
         in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
@@ -269,12 +285,12 @@ class RecordedRegion(CompiledRegion):
         if not weights.issuperset([i for alias in self._aliases for i in (alias.view, alias.base)]):
             return None
         buffers = {i: memory_span(tensors[i]).clone() for i in moving}
-        given = list(tensors)
+        example_inputs = list(tensors)
         for i, buffer in buffers.items():
-            given[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
+            example_inputs[i] = buffer.as_strided(tensors[i].shape, tensors[i].stride(), 0)
         if self._floats and self._numbers is None:
             self._numbers = self._runtime.receive(torch.zeros(8 * len(self._floats), dtype=torch.uint8))
-        launch, results, nbytes = self._recorder.record(lambda: self._run_steps(given))
+        launch, results, nbytes = self._recorder.record(lambda: self._run_steps(example_inputs))
         layouts = [(tensor.untyped_storage(), meta_of(tensor)) for tensor in results]
         memories = [address_of(tensor) for tensor in (*results, *tensors, *buffers.values()) if tensor.nbytes]
         if any(memories.count(storage.data_ptr()) > 1 for storage, _ in layouts):
@@ -307,9 +323,9 @@ class RecordedRegion(CompiledRegion):
             step.store(env)
             return
         args, kwargs = step.arguments_from(env)
-        made = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
+        results = call_with_tensors(step.op, args, kwargs, lambda op, given: op(*given))
         for result, place in step.makes:
-            env[place] = made[result] if step.returns_list else made
+            env[place] = results[result] if step.returns_list else results
 
     def _takes_float(self, step: CompiledStep) -> bool:
         """Return True if an argument of the step is a varying float."""
@@ -321,7 +337,9 @@ class RecordedRegion(CompiledRegion):
 def _copy_all(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy dense tensors to other dense tensors, all with one kernel launch."""
     if pairs:
-        targets, sources = zip(*[(one.view(torch.uint8), other.view(torch.uint8)) for one, other in pairs], strict=True)
+        targets, sources = zip(
+            *[(target.view(torch.uint8), source.view(torch.uint8)) for target, source in pairs], strict=True
+        )
         torch._foreach_copy_(list(targets), list(sources))
 
 
@@ -329,46 +347,43 @@ def _new_memory(like: torch.UntypedStorage) -> torch.UntypedStorage:
     return torch.empty(like.nbytes(), dtype=torch.uint8, device=like.device).untyped_storage()
 
 
-def _over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:
+def _tensor_over(storage: torch.UntypedStorage, meta: TensorMeta) -> torch.Tensor:
     return torch.empty(0, dtype=meta.dtype, device=storage.device).set_(storage, meta.offset, meta.shape, meta.stride)
 
 
 def memory_span(tensor: torch.Tensor) -> torch.Tensor:
-    """View a tensor's memory from its first to its last element as one dense tensor.
-
-    The view includes gaps between elements, because ops may depend on strides.
-    """
+    """Return a tensor's memory from its first to its last element as a dense 1-dim view, with gaps between elements."""
     return tensor.as_strided((max(meta_of(tensor).extent - int(tensor.storage_offset()), 0),), (1,))
 
 
 def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Callable[[int, Any, Any], str]) -> str:
-    """Describe how the results of a recording differ from the results of its instructions.
+    """Return how the results of a recording differ from the results of its instructions; empty if they agree.
 
-    Return an empty text if they agree.
-
-    The recording and the instructions run on the session's values, because the recording has their addresses.
-    Afterwards written inputs get their former contents back. `mismatch` describes how two results at a place differ.
+    Recording and instructions run on the session's own values, because the graph reads weights at their addresses.
+    Afterwards the written inputs are restored. `mismatch` returns how two results at a place differ; empty if equal.
     """
     region = compiled.region
-    written = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
-    before = {address: storage.clone() for address, storage in written.items()}
-    theirs, ours = list(env), list(env)
+    written_storages = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
+    before = {address: storage.clone() for address, storage in written_storages.items()}
+    expected, actual = list(env), list(env)
     try:
         for step in compiled.steps:
-            step.run(theirs)
-        after = {address: _bytes_of(storage).clone() for address, storage in written.items()}
-        for address, storage in written.items():
+            step.run(expected)
+        after = {address: _bytes_of(storage).clone() for address, storage in written_storages.items()}
+        for address, storage in written_storages.items():
             storage.copy_(before[address])
         try:
-            compiled.run(ours)
+            compiled.run(actual)
         except Exception as error:
             return f"it raised {type(error).__name__}: {error}"
-        for place in compiled.grown:
-            ours[place] = ours[place].clone(memory_format=torch.contiguous_format)
+        for place in compiled.growing_results:
+            actual[place] = actual[place].clone(memory_format=torch.contiguous_format)
         places = [place for step in compiled.steps for _, place in step.makes]
-        for place in [p for p in dict.fromkeys(places) if isinstance(ours[p], torch.Tensor) and theirs[p] is not None]:
-            if found := mismatch(place, theirs[place], ours[place]):
-                return found
+        for place in [
+            p for p in dict.fromkeys(places) if isinstance(actual[p], torch.Tensor) and expected[p] is not None
+        ]:
+            if difference := mismatch(place, expected[place], actual[place]):
+                return difference
         written_otherwise = [
             place
             for place in region.written
@@ -377,21 +392,21 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
         if written_otherwise:
             return "a written input has different contents"
     finally:
-        for address, storage in written.items():
+        for address, storage in written_storages.items():
             storage.copy_(before[address])
     return ""
 
 
 def _like(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-    return _over(memory.untyped_storage(), meta_of(tensor))
+    return _tensor_over(memory.untyped_storage(), meta_of(tensor))
 
 
-def bitwise_mismatch(_: int, expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how two results differ. Return an empty text if all bits are equal."""
-    if other := layout_difference(expected, found):
-        return other
-    same = torch.equal(_bits(expected), _bits(found))
-    return "" if same else f"a result of shape {tuple(found.shape)} differs in some bits"
+def bitwise_mismatch(_: int, expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """Return how two results differ, or an empty text if all bits are equal."""
+    if layout := layout_difference(expected, actual):
+        return layout
+    is_equal = torch.equal(_bits(expected), _bits(actual))
+    return "" if is_equal else f"a result of shape {tuple(actual.shape)} differs in some bits"
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
