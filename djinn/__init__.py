@@ -61,7 +61,7 @@ __all__ = [
     "verify",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn.profiler": "explain_waits profile verify",
     "djinn_profiler.captured": "capture explain get_graph plan",
     "djinn_client.runtime.client": "cancel configure init reset_stats shut_down stats synchronize",
@@ -74,6 +74,6 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from the imports above
-    __getattr__, __dir__ = _lazy_names.importing(__name__, _PLACES)
+    __getattr__, __dir__ = _lazy_names.lazy_names(__name__, _MODULES)
 
 _lazy_names.attach()

@@ -16,15 +16,15 @@ _CORE = ("djinn", "djinn_core", "djinn_client", "djinn_server")
 PUBLIC = ("errors", "hooks", "planning", "weights", "profiler", "compat", "testing")
 
 
-def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of the module `place`.
+def lazy_names(public_module: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of the module `public_module`.
 
     `__getattr__` imports a name on access, and `__dir__` lists all names. A name can be imported even if its plugin package
     is missing. Its use then raises an error that names the package.
 
     Args:
-        place: name of the module.
-        names: for each name that `place` offers, the module that defines it.
+        public_module: name of the module.
+        names: for each name that `public_module` offers, the module that defines it.
     """
     modules = {name: module for module, name_list in names.items() for name in name_list.split()}
 
@@ -32,14 +32,14 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
         module = modules.get(name)
         with collect_later:
             if module is not None:
-                value = getattr(_imported(module, f"{place}.{name}"), name)
-            elif place == "djinn" and name in PUBLIC:
+                value = getattr(_imported(module, f"{public_module}.{name}"), name)
+            elif public_module == "djinn" and name in PUBLIC:
                 value = importlib.import_module(f"djinn.{name}")
             else:
-                other_place = _elsewhere(name, place)
-                hint = f": it is `{other_place}.{name}`" if other_place else ""
-                raise AttributeError(f"module {place!r} has no attribute {name!r}{hint}", name=name)
-        setattr(sys.modules[place], name, value)
+                other_module = _other_module_with(name, public_module)
+                hint = f": it is `{other_module}.{name}`" if other_module else ""
+                raise AttributeError(f"module {public_module!r} has no attribute {name!r}{hint}", name=name)
+        setattr(sys.modules[public_module], name, value)
         return value
 
     def find(name: str) -> Any:
@@ -49,43 +49,43 @@ def importing(place: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any
             package = error.name or ""
             if not package.startswith("djinn_") or package in _CORE:
                 raise
-            return _stand_in(name, place, package, load)
+            return _stand_in(name, public_module, package, load)
 
-    def listing() -> list[str]:
-        return sorted({*vars(sys.modules[place]), *sys.modules[place].__all__})
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[public_module]), *sys.modules[public_module].__all__})
 
-    return find, listing
+    return find, list_names
 
 
-def _elsewhere(name: str, place: str) -> str:
+def _other_module_with(name: str, public_module: str) -> str:
     """Return another public module that has a name, or an empty string."""
     if name.startswith("_") or name in PUBLIC:
         return ""
     for module in PUBLIC:
-        other_place = f"djinn.{module}"
-        if other_place != place and name in getattr(importlib.import_module(other_place), "__all__", ()):
-            return other_place
+        other_module = f"djinn.{module}"
+        if other_module != public_module and name in getattr(importlib.import_module(other_module), "__all__", ()):
+            return other_module
     return ""
 
 
-def _imported(module: str, wanted: str) -> ModuleType:
+def _imported(module: str, full_name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name == "djinn_client":
             raise ModuleNotFoundError(
-                f"`{wanted}` needs the client, a part of djinn that is missing here", name=error.name
+                f"`{full_name}` needs the client, a part of djinn that is missing here", name=error.name
             ) from None
         if error.name != "djinn_server":
             raise
         from djinn_core.registry.embedded_executors import INSTALL_SERVER
 
         raise ModuleNotFoundError(
-            f"`{wanted}` needs the package djinn-server, which is not installed. {INSTALL_SERVER}", name=error.name
+            f"`{full_name}` needs the package djinn-server, which is not installed. {INSTALL_SERVER}", name=error.name
         ) from None
 
 
-def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -> Any:
+def _stand_in(name: str, public_module: str, package: str, load: Callable[[str], Any]) -> Any:
     """Return a stub for a function or class whose package is missing.
 
     If the package is still missing when the stub is used, it raises an error that names the package.
@@ -97,18 +97,18 @@ def _stand_in(name: str, place: str, package: str, load: Callable[[str], Any]) -
         except ModuleNotFoundError as error:
             if error.name != package:
                 raise
-            raise _missing(f"{place}.{name}", package) from None
+            raise _missing(f"{public_module}.{name}", package) from None
         return value(*args, **kwargs)
 
     return type(name, (), {"__new__": lambda _, *args, **kwargs: use(*args, **kwargs)}) if name[0].isupper() else use
 
 
-def _missing(wanted: str, package: str) -> Exception:
+def _missing(full_name: str, package: str) -> Exception:
     from djinn_core.errors import PluginError
 
     folder, distribution = f"plugins/{package.removeprefix('djinn_')}", package.replace("_", "-")
     return PluginError(
-        f"`{wanted}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
+        f"`{full_name}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
         "Djinn's repository"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 
 # Each name is imported on first access (`__getattr__`).
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ __all__ = [
     "set_debug_level",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn_client.interception.recording.recorder": "is_capturing",
     "djinn_client.interception.tensors.lazy_tensor": "LazyTensor",
     "djinn_client.runtime.client": "get_runtime_state init_async is_initialized register_init_hook",
@@ -50,4 +50,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 from djinn_core.errors import (
     AccessRefused,
     ConfigurationError,
@@ -70,9 +70,9 @@ __all__ = [
     "WeightsUnavailable",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn_client.runtime.receiving.failures": "RemoteAcceleratorError RemoteLinAlgError RemoteTorchOutOfMemory",
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 from djinn_core.hookspecs import API_VERSION, hookimpl
 
 # A plugin imports only the names that it uses (`__getattr__`).
@@ -214,7 +214,7 @@ __all__ = [
     "unpack",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn_client.interception.on_import": "rebind",
     "djinn_client.runtime.plugins": "is_disabled",
     "djinn_server.hookspecs.assignment_policies": "AssignmentPolicy AssignmentRefusal AssignmentRequest ExecutorLoad TenantLoad",
@@ -259,4 +259,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

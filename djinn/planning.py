@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 
 # Each name is imported on first access (`__getattr__`).
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ __all__ = [
     "work_of",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn_client.interception.recording.replay": "call_again",
     "djinn_client.interception.recording.substitute": "group",
     "djinn_profiler.captured": "execute",
@@ -212,4 +212,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 
 # Each name is imported on first access.
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Timeline", "TimelineEvent", "Verification", "WaitReport", "explain_waits", "profile", "verify"]
 
-_PLACES = {
+_MODULES = {
     "djinn_profiler.timeline.events": "TimelineEvent",
     "djinn_profiler.timeline.profiling": "Timeline profile",
     "djinn_profiler.timeline.waits": "WaitReport explain_waits",
@@ -26,4 +26,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

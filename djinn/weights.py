@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 
 # Parts of the client and of the server: not every machine has both.
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ __all__ = [
     "unpublish",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn_integrations.weights.open_weights": "RemoteWeights open_weights remove_weights save_weights",
     "djinn_integrations.weights.published": "Publication attach publish published unpublish",
     "djinn_server.weights.headers": "read_bytes",
@@ -35,4 +35,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:  # type checkers know the names from the imports above
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from djinn._lazy_names import importing
+from djinn._lazy_names import lazy_names
 
 # Some suites need the client and some the server, so each is imported on first access.
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ __all__ = [
     "wrong_credentials",
 ]
 
-_PLACES = {
+_MODULES = {
     "djinn.testing.assignment_policies": "AssignmentPolicyConformance sample_assignments",
     "djinn.testing.authenticators": "AuthenticatorConformance wrong_credentials",
     "djinn.testing.builders": "ProgramBuilder",
@@ -157,4 +157,4 @@ _PLACES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = importing(__name__, _PLACES)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

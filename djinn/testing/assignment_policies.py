@@ -83,10 +83,10 @@ class AssignmentPolicyConformance(Ending):
         for name, request in assignments.items():
             result = policy.assign(request)
             if isinstance(result, AssignmentRefusal):
-                assert result.reason, f"{name}: a refusal says why"
+                assert result.reason, f"{name}: the refusal has no reason"
                 continue
             numbers = [load.number for load in request.executors]
-            assert result in numbers, f"{name}: {result!r} is none of {numbers}"
+            assert result in numbers, f"{name}: {result!r} is not one of the executors {numbers}"
 
     def test_assign_is_deterministic(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]
@@ -94,7 +94,7 @@ class AssignmentPolicyConformance(Ending):
         """`assign` returns equal results for equal requests, even if other sessions were assigned in between."""
         first = {name: policy.assign(request) for name, request in assignments.items()}
         for name, request in reversed(list(assignments.items())):
-            assert policy.assign(deepcopy(request)) == first[name], f"{name}: two results"
+            assert policy.assign(deepcopy(request)) == first[name], f"{name}: two calls returned different results"
 
     def test_threads_may_call_it_concurrently(
         self, policy: AssignmentPolicy, assignments: Mapping[str, AssignmentRequest]

@@ -43,8 +43,10 @@ class AuthenticatorConformance(Ending):
     def test_authenticator_has_every_member(self, authenticator: Authenticator) -> None:
         """The authenticator has all attributes and methods of `Authenticator`, and a valid name."""
         require_protocol(authenticator, "authenticators")
-        assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), f"{authenticator.name!r}: letters, digits, - and _"
-        assert authenticator.name != "tokens", "the built-in authenticator has this name"
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", authenticator.name), (
+            f"name {authenticator.name!r}: use only letters, digits, - and _"
+        )
+        assert authenticator.name != "tokens", "the built-in authenticator has the name `tokens`"
 
     def test_invalid_credentials_are_refused(
         self, authenticator: Authenticator, wrong: Mapping[str, Credentials]
@@ -57,10 +59,10 @@ class AuthenticatorConformance(Ending):
             result = authenticator.authenticate(credentials)
             assert result is None or isinstance(result, Denial), f"{name}: {result!r}, but must be a Denial or None"
             if isinstance(result, Denial):
-                assert result.reason, f"{name}: a refusal says why"
-                assert re.fullmatch("[a-z][a-z_]{0,31}", result.kind), f"{name}: {result.kind!r}: letters, underscores"
+                assert result.reason, f"{name}: the denial has no reason"
+                assert re.fullmatch("[a-z][a-z_]{0,31}", result.kind), f"{name}: kind {result.kind!r}: use a-z and _"
                 for part in _parts(credentials):
-                    assert part not in result.reason, f"{name}: the refusal has a part of what was shown"
+                    assert part not in result.reason, f"{name}: the reason contains a part of the credentials"
 
     def test_valid_credentials_are_accepted(
         self, authenticator: Authenticator, accepted: Mapping[str, Credentials]
@@ -73,12 +75,14 @@ class AuthenticatorConformance(Ending):
             result = authenticator.authenticate(credentials)
             assert isinstance(result, Identity), f"{name}: {result!r}, but must be an Identity"
             assert check_tenant(result.tenant) == result.tenant
-            assert re.fullmatch(r"[\x21-\x7e]{0,64}", result.key), f"{name}: `key` is at most 64 printable characters"
-            assert not any(part in result.key for part in _parts(credentials)), (
-                f"{name}: `key` is logged, and has a secret"
+            assert re.fullmatch(r"[\x21-\x7e]{0,64}", result.key), (
+                f"{name}: `key` has over 64 or unprintable characters"
             )
-            assert not result.key or authenticator.is_valid(result.key) is True, f"{name}: sessions would be ended"
-            assert authenticator.authenticate(credentials) == result, f"{name}: two results"
+            assert not any(part in result.key for part in _parts(credentials)), (
+                f"{name}: `key` is logged, but contains a part of the credentials"
+            )
+            assert not result.key or authenticator.is_valid(result.key) is True, f"{name}: `is_valid` refuses `key`"
+            assert authenticator.authenticate(credentials) == result, f"{name}: two calls returned different results"
 
     def test_unknown_keys_are_invalid(self, authenticator: Authenticator) -> None:
         """`is_valid` returns False for a key that the authenticator never gave to a client."""

@@ -66,7 +66,7 @@ class ProgramBuilder:
     def inplace(self, name: str, target: int, *inputs: int, slots: Sequence[Slot] = (), random: bool = False) -> int:
         """Append an op that writes into `target` and returns it, such as `aten::add_.Tensor`. Return `target`."""
         meta = self.metas[target]
-        effect = _Effect(target, written=True, random=random)
+        effect = _Effect(target, writes=True, random=random)
         self._append(name, (target, *inputs), slots, effect, meta.shape, meta.dtype, "")
         return target
 
@@ -100,27 +100,27 @@ class ProgramBuilder:
         module: str,
     ) -> None:
         arguments_of_form: tuple[Argument, ...] = (*(Operand() for _ in inputs), *(SlotArg() for _ in slots))
-        form = Form(name, arguments_of_form, (), ("none" if effect.written else "new",), sequence=False)
+        form = Form(name, arguments_of_form, (), ("none" if effect.writes else "new",), sequence=False)
         metas = tuple(self.metas[value] for value in inputs)
-        if not effect.written:
+        if not effect.writes:
             self._value(effect.result, shape, dtype)
         call = Call(
             signature=Signature(form, tuple((len(meta.shape), meta.dtype) for meta in metas)),
             operands=metas,
             results=(self.metas[effect.result],),
-            aliases=(0 if effect.written else effect.alias,),
-            inplace=(0 if effect.written else -1,),
-            writes=(0,) if effect.written else (),
+            aliases=(0 if effect.writes else effect.alias,),
+            inplace=(0 if effect.writes else -1,),
+            writes=(0,) if effect.writes else (),
             random=effect.random,
             operand_count=len(inputs),
             slot_count=len(slots),
-            new_count=0 if effect.written else 1,
-            nbytes=(0 if effect.written or effect.alias >= 0 else self.metas[effect.result].nbytes,),
+            new_count=0 if effect.writes else 1,
+            nbytes=(0 if effect.writes or effect.alias >= 0 else self.metas[effect.result].nbytes,),
         )
         if module:
             self.modules[len(self.calls)] = module
         self.calls.append(call)
-        self.operands += inputs if effect.written else (*inputs, effect.result)
+        self.operands += inputs if effect.writes else (*inputs, effect.result)
         self.slots += slots
 
 
@@ -131,11 +131,11 @@ class _Effect:
     Attributes:
         result: handle of the value that the op returns.
         alias: position of the operand that the result is a view of. If the result is no view, it is -1.
-        written: True if the op writes into its first operand.
+        writes: True if the op writes into its first operand.
         random: True if the op draws random numbers.
     """
 
     result: int
     alias: int = -1
-    written: bool = False
+    writes: bool = False
     random: bool = False

@@ -93,7 +93,7 @@ class ChannelConformance(Ending):
         wrapped.expire()
         wrapped.close()
         assert inner.calls == ["copy_borrowed", "limit_reconnect_seconds 3", "expire", "close"], (
-            f"the channel inside was told {inner.calls}"
+            f"the wrapped channel got only the calls {inner.calls}"
         )
         assert wrapped.bytes_sent == inner.bytes_sent, "`bytes_sent` must be the figure of the wrapped channel"
         wrapped.limits = Limits(1, 2)

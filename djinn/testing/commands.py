@@ -40,7 +40,7 @@ class CommandConformance(Ending):
         """The name of the command can be typed, and the command has a summary for the list of commands."""
         require_protocol(command, "commands")
         name = command.name or ""
-        assert re.fullmatch(r"[a-z][a-z0-9_-]*", name), f"{name!r} is no name of a command: small letters, digits, `-`"
+        assert re.fullmatch(r"[a-z][a-z0-9_-]*", name), f"name {name!r}: use a-z, 0-9, - and _ after a letter"
         assert command.get_short_help_str(), f"`djinn {name}` has no summary: give its function a docstring"
 
     def test_hook_returns_the_command(self, command: Command, plugin: ModuleType) -> None:
@@ -68,4 +68,4 @@ class CommandConformance(Ending):
             [sys.executable, "-c", script], capture_output=True, text=True, timeout=4 * SECONDS, check=False
         )
         assert process.returncode == 0, process.stderr
-        assert not process.stdout.split(), f"listing its commands imports {process.stdout.strip()}"
+        assert not process.stdout.split(), f"importing the plugin also imports {process.stdout.strip()}"

@@ -66,8 +66,8 @@ def compare_results(
         return result
     values = inputs if inputs is not None else example_inputs(graph)
     expected = replay(graph, values)
-    for way, results in _rewritten(context, graph, result.rewrite, values):
-        _compare(graph, expected, results, f"{optimization.name}: after its {way}", rtol, atol)
+    for description, results in _rewritten(context, graph, result.rewrite, values):
+        _compare(graph, expected, results, f"{optimization.name}: after its {description}", rtol, atol)
     return result
 
 
@@ -78,11 +78,11 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
     variances. Inputs that share memory in the graph also share memory here.
     """
     generator = torch.Generator().manual_seed(seed)
-    sharing: dict[int, list[int]] = defaultdict(list)
+    values_of_storage: dict[int, list[int]] = defaultdict(list)
     for value in graph.inputs:
-        sharing[storage_of(value)].append(value)
+        values_of_storage[storage_of(value)].append(value)
     tensors: dict[int, torch.Tensor] = {}
-    for values in sharing.values():
+    for values in values_of_storage.values():
         metas = {value: graph.meta(value) for value in values}
         dtype = next(iter(metas.values())).dtype
         size = (max(meta.extent for meta in metas.values()),)
@@ -93,8 +93,8 @@ def example_inputs(graph: Graph, seed: int = 0) -> dict[int, torch.Tensor]:
         else:
             memory = torch.randint(0, 2, size, generator=generator).to(dtype)
         for value, meta in metas.items():
-            looked_at = memory if meta.dtype is dtype else memory.view(meta.dtype)
-            tensors[value] = looked_at.as_strided(meta.shape, meta.stride, meta.offset)
+            elements = memory if meta.dtype is dtype else memory.view(meta.dtype)
+            tensors[value] = elements.as_strided(meta.shape, meta.stride, meta.offset)
     return tensors
 
 
@@ -121,17 +121,19 @@ def _rewritten(
         yield f"substitution for {names}", replay(Graph(rewritten.program), values)
 
 
-def _compare(graph: Graph, expected: Tensors, found: Tensors, way: str, rtol: float | None, atol: float | None) -> None:
+def _compare(
+    graph: Graph, expected: Tensors, actual: Tensors, context: str, rtol: float | None, atol: float | None
+) -> None:
     for value in (*graph.outputs, *graph.inputs):
         maker = graph.producer(value)
-        made_by = f"what {maker.op} makes (node {maker.id})" if maker is not None else "an input"
-        assert value in found or maker is None, f"{way}, value {value} is not there: {made_by}"
-        if value in found:
+        origin = f"the result of {maker.op} (node {maker.id})" if maker is not None else "an input"
+        assert value in actual or maker is None, f"{context}, value {value} is missing: {origin}"
+        if value in actual:
             torch.testing.assert_close(
-                found[value],
+                actual[value],
                 expected[value],
                 rtol=rtol,
                 atol=atol,
                 equal_nan=True,
-                msg=lambda text, value=value, made_by=made_by: f"{way}, value {value} differs: {made_by}. {text}",  # type: ignore[misc]
+                msg=lambda text, value=value, origin=origin: f"{context}, value {value} differs: {origin}. {text}",  # type: ignore[misc]
             )

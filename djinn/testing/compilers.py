@@ -137,5 +137,5 @@ def _compiled(
     context = CompilerContext(fx.GraphModule({}, graph), metas, inputs[0].device, writes, sizes)
     replay = compiler.compile(context)
     if replay is None:
-        pytest.skip("it does not compile this template")
+        pytest.skip("the compiler does not compile this template")
     return replay

@@ -69,7 +69,7 @@ def scheduling_context(graph: Graph, devices: int = 1) -> SchedulingContext:
 
 
 def spread(graph: Graph, network: NetworkTopology) -> Placement:
-    """Assign storages to the devices in turn.
+    """Return a placement that assigns storages to the devices round-robin.
 
     Storages that one op writes share a device, and so does the state of all random generators.
     """
@@ -81,20 +81,20 @@ def spread(graph: Graph, network: NetworkTopology) -> Placement:
         return storage
 
     for node in graph.nodes:
-        for storage in _bound(node):
-            groups[leader(storage)] = leader(_bound(node)[0])
+        for storage in _storages_of(node):
+            groups[leader(storage)] = leader(_storages_of(node)[0])
     values = [*graph.inputs, *(value for node in graph.nodes for value in node.outputs)]
     leaders = list(dict.fromkeys(leader(storage_of(value)) for value in values))
-    homes = {one: network.devices[turn % len(network.devices)].id for turn, one in enumerate(leaders)}
+    homes = {storage: network.devices[i % len(network.devices)].id for i, storage in enumerate(leaders)}
     first = network.devices[0].id
 
     def home(node: Node) -> str:
-        return homes.get(leader(_bound(node)[0]), first) if _bound(node) else first
+        return homes.get(leader(_storages_of(node)[0]), first) if _storages_of(node) else first
 
-    decisions = tuple(PlacementDecision(node.id, home(node), "in turn") for node in graph.nodes)
+    decisions = tuple(PlacementDecision(node.id, home(node), "round-robin") for node in graph.nodes)
     return Placement(decisions, {value: homes[leader(storage_of(value))] for value in values}, "spread")
 
 
-def _bound(node: Node) -> list[int]:
-    """Return the storages that must be on the device of a node."""
+def _storages_of(node: Node) -> list[int]:
+    """Return the numbers of the storages that must be on the device of a node: those of its outputs and writes."""
     return [*([RANDOM_STATE] if node.random else []), *map(storage_of, (*node.outputs, *node.writes))]

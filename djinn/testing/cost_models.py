@@ -33,11 +33,11 @@ class CostModelConformance(OnGraphs):
         """An estimate is None, or finite and not negative. Repeated calls return equal estimates."""
         for device in (topology().devices[0], DeviceCapabilities("unknown/cpu:0", "cpu")):
             for graph in graphs.values():
-                for node in filter(lambda node: _is_asked(cost_model, node), graph.nodes):
+                for node in filter(lambda node: _estimates(cost_model, node), graph.nodes):
                     estimate = cost_model.estimate(graph, node, device)
-                    assert estimate == cost_model.estimate(graph, node, device), f"{node.op}: two results"
+                    assert estimate == cost_model.estimate(graph, node, device), f"{node.op}: two different estimates"
                     if estimate is not None:
-                        assert isinstance(estimate, CostEstimate), f"{node.op}: a {type(estimate).__name__}"
+                        assert isinstance(estimate, CostEstimate), f"{node.op}: {estimate} is no CostEstimate"
                         check_estimate(estimate, node)
 
     def test_more_work_costs_no_less(self, cost_model: CostModel) -> None:
@@ -45,13 +45,13 @@ class CostModelConformance(OnGraphs):
         small, large = perceptron(8, 32), perceptron(16, 64)
         device = topology().devices[0]
         for less, larger in zip(small.nodes, large.nodes, strict=True):
-            if not _is_asked(cost_model, less):
+            if not _estimates(cost_model, less):
                 continue
             first, second = cost_model.estimate(small, less, device), cost_model.estimate(large, larger, device)
             if first is not None and second is not None:
-                assert second.seconds >= first.seconds, f"{less.op}: less time for more work"
-                assert second.flops >= first.flops, f"{less.op}: fewer flops for more work"
+                assert second.seconds >= first.seconds, f"{less.op}: larger tensors have a shorter time"
+                assert second.flops >= first.flops, f"{less.op}: larger tensors have fewer flops"
 
 
-def _is_asked(cost_model: CostModel, node: Node) -> bool:
+def _estimates(cost_model: CostModel, node: Node) -> bool:
     return not cost_model.operations or node.operation in cost_model.operations

@@ -55,7 +55,7 @@ class DeviceConformance(Ending):
             assert on_device.device.type == runtime.device.type
             delivered = runtime.deliver(on_device)
             assert delivered.device.type == "cpu"
-            assert torch.equal(delivered, sent), f"{size} bytes came back as others"
+            assert torch.equal(delivered, sent), f"{size} bytes changed on their way to the device and back"
 
     def test_ops_see_received_data(self, runtime: DeviceRuntime) -> None:
         """An op that is issued right after an upload sees the uploaded bytes. Views and strides survive a download."""

@@ -92,7 +92,9 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         """Wait until the executor is ready. A second call must return an equal report."""
         ready = self._executor.wait_ready(SECONDS)
         assert ready.urls, "an executor that is ready must have an address"
-        assert self._executor.wait_ready(0.0) == self._executor.ready == ready, "the report must stay the same"
+        assert self._executor.wait_ready(0.0) == self._executor.ready == ready, (
+            "`ready` and a second `wait_ready` must return the same report"
+        )
         self._state = State.READY
 
     @precondition(lambda self: self._state is State.READY)
@@ -122,7 +124,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
             opened.connection.send(Frame(encode(Goodbye())))
         expect_end(opened.connection, f"a session must end: {way}")
         if self._draining and not self._sessions:
-            self._note_end("an executor that drains must end after its last session")
+            self._expect_end("an executor that drains must end after its last session")
         else:
             self._expect_sessions()
 
@@ -132,12 +134,12 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         """Kill the executor, or drain it, so that it ends after its last session."""
         if kills:
             self._kill(self._executor)
-            self._note_end("an executor that was killed must be noticed by `wait`")
+            self._expect_end("an executor that was killed must be noticed by `wait`")
             return
         self._executor.send(Drain(SECONDS))
         self._draining = True
         if not self._sessions:
-            self._note_end("an executor that drains must end if it has no session")
+            self._expect_end("an executor that drains must end if it has no session")
 
     @precondition(lambda self: self._state is State.ENDED)
     @rule()
@@ -158,7 +160,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     def alive_as_in_the_model(self) -> None:
         """Check that the executor is alive exactly if it is in the model."""
         alive = self._state is not State.ENDED
-        assert self._executor.alive == alive, f"in the state {self._state.name} `ended` must be {not alive}"
+        assert self._executor.alive == alive, f"in the state {self._state.name} `alive` must be {alive}"
 
     def teardown(self) -> None:
         """Close the executor after a sequence of operations."""
@@ -167,7 +169,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
     def _close(self) -> None:
         self._executor.close(0.0)
         self._executor.close(0.0)
-        self._note_end("`close` must end the executor")
+        self._expect_end("`close` must end the executor")
 
     def _expect_sessions(self) -> None:
         deadline = time.monotonic() + SECONDS
@@ -190,15 +192,15 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         else:
             raise AssertionError(mend)
 
-    def _note_end(self, mend: str) -> None:
+    def _expect_end(self, mend: str) -> None:
         outcome(start(self._executor.wait), mend)
-        assert self._executor.ending(), "`wait` must say how the executor ended"
+        assert self._executor.ending(), "after `wait`, `ending` must say how the executor ended"
         try:
             self._executor.status(1.0)
         except StartupError:
             pass
         else:
-            raise AssertionError("`call` to an executor that has ended must raise StartupError")
+            raise AssertionError("`status` of an ended executor must raise StartupError")
         self._executor.send(Drain(0.0))  # `send` raises nothing
         for opened in self._sessions.values():
             opened.connection.close()

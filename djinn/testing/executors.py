@@ -77,7 +77,7 @@ class ExecutorConformance(Ending):
     def test_engine_has_every_member(self, engine: ExecutorEngine) -> None:
         """The engine has all attributes and methods of `ExecutorEngine`, and a valid name."""
         require_protocol(engine, "executors")
-        assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"{engine.name!r}: letters, digits, - and _"
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", engine.name), f"name {engine.name!r}: use only letters, digits, - and _"
 
     def test_ticket_admits_one_client(self, launch: Callable[..., StartedExecutor]) -> None:
         """A ticket admits one connection. The executor reports its sessions, and ends a session on request."""
@@ -93,7 +93,7 @@ class ExecutorConformance(Ending):
             "`process_id` must be the process id that the executor reports in `ready`"
         )
         assert not executor.place or all(not url.startswith("unix:") for url in ready.urls), (
-            "an address of a socket leads nowhere on another machine"
+            "an executor on another machine must not report the address of a Unix socket"
         )
         assert executor.full() == "", "`full` must return an empty text if no client was refused"
         ticket = executor.issue_ticket("the suite", badge=Badge("alice", "key-of-alice"))
@@ -103,9 +103,9 @@ class ExecutorConformance(Ending):
         ask(connection, StatsRequest(), StatsReply, SECONDS, "the executor")
         report = executor.status(SECONDS)
         assert [session_status.session for session_status in report.sessions] == [session], (
-            "`status` must tell the session that runs"
+            "`status` must report the open session"
         )
-        assert report.tokens == ("key-of-alice",), "`status` must tell the token that `badge` named"
+        assert report.tokens == ("key-of-alice",), "`status` must report the token of the ticket's badge"
         with pytest.raises(AccessRefused):
             attach(dial_executor(executor), ticket, SECONDS)
         with pytest.raises(AccessRefused):
@@ -135,7 +135,7 @@ class ExecutorConformance(Ending):
         executor = executor.restart()
         try:
             assert executor.wait_ready(SECONDS).process == executor.process_id, (
-                "`process_id` is that of the new executor"
+                "`process_id` must be the id of the new executor"
             )
             connection = dial_executor(executor)
             instance = attach(connection, executor.issue_ticket(), SECONDS).instance
@@ -158,7 +158,7 @@ class ExecutorConformance(Ending):
         executor.send(Drain(SECONDS))
         second.close(0.0)
         outcome(start(second.wait), "`close` must end the executor")
-        assert executor.alive, "`drain` lets a session go on"
+        assert executor.alive, "`drain` must not end an open session"
         connection.send(Frame(encode(Goodbye())))
         connection.close()
         outcome(start(executor.wait), "the executor must end after its last session")

@@ -34,7 +34,7 @@ class IntegrationConformance(Ending):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
         has_module = integration.module in sys.modules or importlib.util.find_spec(integration.module)
-        assert has_module, f"{library} has no module {integration.module}: the integration would wait for ever"
+        assert has_module, f"{library} has no module {integration.module}, so `adapt` would never be called"
 
     def test_unknown_library_versions_are_tolerated(self, integration: Integration) -> None:
         """If the module lacks the expected names, `adapt` leaves it unchanged or raises an `Exception`."""
@@ -44,4 +44,4 @@ class IntegrationConformance(Ending):
         except Exception as error:
             # Changes before the exception stay, so look up all names before you change anything.
             changed_names = {name for name in vars(module) if not name.startswith("__")}
-            assert not changed_names, f"it raised {error!r} after it had set {sorted(changed_names)}"
+            assert not changed_names, f"`adapt` raised {error!r} after it had changed {sorted(changed_names)}"

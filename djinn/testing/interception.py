@@ -28,11 +28,11 @@ class InterceptionConformance:
         """Before `begin`, `take` returns submissions without ops."""
         for submission in interception.take():
             assert isinstance(submission, Submission), f"`take` returned {submission!r}, which is no Submission"
-            assert not len(submission.program), "`take` returned ops, and nothing was recorded"
+            assert not len(submission.program), "`take` returned ops, but none was recorded"
 
     def test_session_without_ops_may_end(self, interception: Interception) -> None:
         """Before any op is recorded, `forget` and `reconsider` can be called, and `ops` and `live` return zeros."""
         interception.forget()
         interception.reconsider()
-        assert interception.ops() == (0, 0), "`ops` counts ops, and nothing was recorded"
-        assert interception.live(0) == 0, "`live` counts values, and there are none"
+        assert interception.ops() == (0, 0), "`ops` must return zeros before an op is recorded"
+        assert interception.live(0) == 0, "`live` must return 0 before a value exists"

@@ -61,7 +61,7 @@ class ObserverConformance(Ending):
         require_protocol(observer, "observers")
         assert observer.processes, "`processes` is empty: no process would send it events"
         unknown = observer.processes - PROCESSES
-        assert not unknown, f"there are no processes {sorted(unknown)}, but {', '.join(sorted(PROCESSES))}"
+        assert not unknown, f"`processes` has {sorted(unknown)}, but may have only {', '.join(sorted(PROCESSES))}"
 
     @pytest.mark.parametrize("process", EVENTS)
     def test_observer_accepts_every_event(self, observer: Observer, process: str) -> None:

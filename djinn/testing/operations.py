@@ -45,7 +45,7 @@ class OperationsServerConformance(Ending):
         """The server has all attributes and methods of `OperationsServer`, and its routes are URL paths."""
         require_protocol(operations, "operations")
         assert operations.routes, "`routes` is empty"
-        assert all(route.startswith("/") for route in operations.routes), f"{operations.routes} are no paths"
+        assert all(route.startswith("/") for route in operations.routes), f"{operations.routes}: start with /"
 
     def test_routes_need_a_valid_token(self, operations: OperationsServer) -> None:
         """Each route answers a request with a valid token.
@@ -56,9 +56,9 @@ class OperationsServerConformance(Ending):
         url = operations.start(server, OperationsAddress("127.0.0.1"))
         try:
             for route in operations.routes:
-                assert _get(url + route, TOKEN) == HTTPStatus.OK, f"{route} is in `routes` and not there"
+                assert _get(url + route, TOKEN) == HTTPStatus.OK, f"the server does not answer {route}"
                 is_refused = _get(url + route, "another") == HTTPStatus.UNAUTHORIZED
-                assert is_refused or _is_page(url + route), f"{route} is answered for a wrong token"
+                assert is_refused or _is_page(url + route), f"{route} is answered for an invalid token"
         finally:
             operations.close()
 

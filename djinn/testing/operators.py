@@ -48,8 +48,8 @@ class OperatorLibraryConformance(Ending):
     def test_operator_library_has_every_member(self, library: OperatorLibrary) -> None:
         """The library has all attributes and methods of `OperatorLibrary`, and names only ops that it offers."""
         require_protocol(library, "operators")
-        assert library.operators or library.implementation(LAYOUT_CALL), "it offers no op"
-        assert library.data_dependent <= library.operators, "`data_dependent` names ops that it does not offer"
+        assert library.operators or library.implementation(LAYOUT_CALL), "the library offers no op"
+        assert library.data_dependent <= library.operators, "`data_dependent` names ops that the library does not offer"
         for op in library.operators:
             assert isinstance(library.cast_policy(op), CastPolicy | None)
 
@@ -63,7 +63,7 @@ class OperatorLibraryConformance(Ending):
                 if op in library.data_dependent:
                     continue
                 assert _described(infer(*_copied(argument_list, "meta"))) == _described(results), (
-                    f"{op}: metadata and results differ"
+                    f"{op}: the predicted metadata differ from the results"
                 )
 
     def test_check_accepts_valid_arguments(self, library: OperatorLibrary, calls: Calls) -> None:
@@ -80,10 +80,10 @@ class OperatorLibraryConformance(Ending):
                         torch.testing.assert_close(value, value_before, rtol=0, atol=0, equal_nan=True)
 
 
-def _copied(given: Any, device: str) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda one: one.detach().to(device, copy=True), given)
+def _copied(arguments: Any, device: str) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda leaf: leaf.detach().to(device, copy=True), arguments)
 
 
-def _described(made: Any) -> list[Any]:
-    leaves = pytree.tree_leaves(made)
+def _described(results: Any) -> list[Any]:
+    leaves = pytree.tree_leaves(results)
     return [(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

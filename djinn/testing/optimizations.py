@@ -52,7 +52,7 @@ class OptimizationConformance(OnGraphs):
     def test_wants_returns_a_bool(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """`wants` returns True or False for programs of any ops."""
         for ops in (frozenset[str](), *(frozenset(node.op for node in graph.nodes) for graph in graphs.values())):
-            assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: wants() returned no bool"
+            assert isinstance(optimization.wants(ops), bool), f"{optimization.name}: `wants` must return a bool"
 
     def test_rewrites_are_legal(self, optimization: Optimization, graphs: Mapping[str, Graph]) -> None:
         """Rewrites have no observable effect on the results of a program."""
@@ -69,7 +69,7 @@ class OptimizationConformance(OnGraphs):
         """`optimize` returns equal results for equal contexts."""
         for name, graph in graphs.items():
             context = optimization_context(graph)
-            assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two results"
+            assert optimization.optimize(context) == optimization.optimize(context), f"{name}: two different results"
 
     def test_rewritten_program_computes_equal_results(
         self, optimization: Optimization, graphs: Mapping[str, Graph], programs: Mapping[str, Captured]
@@ -99,10 +99,10 @@ class OptimizationConformance(OnGraphs):
 
 def _judge(optimization: Optimization, context: OptimizationContext, graph: str) -> None:
     result = optimization.optimize(context)
-    assert isinstance(result, OptimizationResult), f"{graph}: it returned a {type(result).__name__}"
-    assert result.optimization == optimization.name, f"{graph}: the result is of {result.optimization!r}"
-    assert result.reason, f"{graph}: a result without a reason"
-    assert result.applied or not result.rewrite, f"{graph}: a rewrite that is not applied"
+    assert isinstance(result, OptimizationResult), f"{graph}: {result} is no OptimizationResult"
+    assert result.optimization == optimization.name, f"{graph}: `optimization` is {result.optimization!r}"
+    assert result.reason, f"{graph}: the result has no reason"
+    assert result.applied or not result.rewrite, f"{graph}: the result has a rewrite, but `applied` is False"
     author = f"{optimization.name} on {graph}"
     check_rewrite(context.graph, context.plan, result.rewrite, context.kept, author)
     check_substitutions(context.graph, context.plan, result.rewrite.substitutions, context.kept, author)

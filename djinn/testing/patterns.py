@@ -34,7 +34,7 @@ class PatternConformance(OnGraphs):
     def test_pattern_has_every_member(self, pattern: Pattern) -> None:
         """The pattern has all attributes and methods of `Pattern`, and names ops as the index of a graph does."""
         require_protocol(pattern, "patterns")
-        assert pattern.operations, "a pattern without `operations` is never asked"
+        assert pattern.operations, "`operations` is empty, so the pattern is never matched"
         odd = [operation for operation in pattern.operations if "::" in operation or "." in operation]
         assert not odd, f"`operations` are names without namespace and overload, such as mm: {odd}"
 
@@ -43,28 +43,28 @@ class PatternConformance(OnGraphs):
         for name, graph in graphs.items():
             for match in _matches(pattern, graph):
                 check_match(graph, match)
-                assert match.pattern == pattern.name, f"{name}: a match says that it is of {match.pattern!r}"
-                assert list(match.nodes) == sorted(set(match.nodes)), f"{name}: its nodes are not in order"
-                assert match.reason, f"{name}: a match without a reason"
+                assert match.pattern == pattern.name, f"{name}: the field `pattern` of a match is {match.pattern!r}"
+                assert list(match.nodes) == sorted(set(match.nodes)), f"{name}: nodes repeat or are not in order"
+                assert match.reason, f"{name}: a match has no reason"
                 operations = {graph.nodes[node].operation for node in match.nodes}
-                assert operations & pattern.operations, f"{name}: a match without any of {sorted(pattern.operations)}"
+                assert operations & pattern.operations, f"{name}: a match has none of {sorted(pattern.operations)}"
 
     def test_match_is_deterministic(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
         """Two calls of `match` return equal matches, and do not change the graph."""
         for name, graph in graphs.items():
             before = (graph.topology_hash, graph.shape_hash)
-            assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two results"
-            assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: it changed the graph"
+            assert _matches(pattern, graph) == _matches(pattern, graph), f"{name}: two calls returned different matches"
+            assert (graph.topology_hash, graph.shape_hash) == before, f"{name}: `match` changed the graph"
 
     def test_no_candidates_give_no_matches(self, pattern: Pattern, graphs: Mapping[str, Graph]) -> None:
         """`match` returns nothing if there are no candidates."""
         for name, graph in graphs.items():
-            assert not list(pattern.match(graph, ())), f"{name}: a match without a candidate"
+            assert not list(pattern.match(graph, ())), f"{name}: `match` returned a match, but got no candidates"
 
     def test_expected_graphs_are_matched(self, pattern: Pattern, recognised: Mapping[str, Graph]) -> None:
         """The pattern returns a match for each graph in `recognised`."""
         for name, graph in recognised.items():
-            assert _matches(pattern, graph), f"it does not recognise {name!r}"
+            assert _matches(pattern, graph), f"the pattern does not match the graph {name!r}"
 
 
 def _matches(pattern: Pattern, graph: Graph) -> list[PatternMatch]:

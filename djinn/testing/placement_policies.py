@@ -42,7 +42,7 @@ class PlacementPolicyConformance(OnGraphs):
             context = placement_context(graph, devices)
             placement = policy.place(context)
             check_placement(context, placement, f"{policy.name} on {name}")
-            assert policy.place(context) == placement, f"{name}: two results"
+            assert policy.place(context) == placement, f"{name}: two calls returned different placements"
 
     @pytest.mark.parametrize("situation", ["last", "mixed", "unequal", "unknown", "nothing free", "limits"])
     def test_unusual_devices_are_handled(
@@ -76,7 +76,7 @@ class PlacementPolicyConformance(OnGraphs):
         if not policy.tolerates_growth:
             return
         short, long = (_devices(policy, placement_context(make(size), devices=2)) for size in (8, 512))
-        assert short == long, "it sets `tolerates_growth`, but places larger sizes differently"
+        assert short == long, "the policy sets `tolerates_growth`, but places larger sizes differently"
 
 
 def list_write() -> Graph:

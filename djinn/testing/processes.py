@@ -18,11 +18,11 @@ def executor_process(number: int) -> psutil.Process:
     """
     executors = [child for child in psutil.Process().children(recursive=True) if innermost_number(child.pid) == number]
     if not executors and psutil.pid_exists(number) and _is_djinn(psutil.Process(number)):
-        executors = [psutil.Process(number)]  # that of an engine, which is no child of this process
+        executors = [psutil.Process(number)]  # started by an engine, so no child of this process
     if len(executors) != 1:
         raise DjinnError(
-            f"{len(executors) or 'no'} processes on this machine are an executor with the number {number}: where executors run elsewhere, give a "
-            "function of your own that kills one (the fixture `kill`)"
+            f"{len(executors) or 'no'} processes on this machine match the executor with the process id {number}. If your "
+            "executors run on other machines, define the fixture `kill`"
         )
     return executors[0]
 

@@ -33,7 +33,7 @@ class PluginConformance(Ending):
         """The plugin loads, declares the present plugin API version, and its hooks return the documented types."""
         active = [row for row in registry.rows if row.status == "active" and row.distribution != "djinn"]
         assert len(active) == 1, f"expected one active plugin, got {active}"
-        assert active[0].kind, "it implements no hook"
+        assert active[0].kind, "the plugin implements no hook"
 
     def test_every_hook_has_an_entry_point(self, registry: Registry) -> None:
         """An installed plugin module has an entry point for each kind of object that it registers."""
@@ -52,4 +52,4 @@ class PluginConformance(Ending):
         """Each call of a hook returns the same number of objects, because a process may load plugins several times."""
         first, second = (load_registry(Selection(plugins=(plugin,)), builtins={}).owners.keys() for _ in range(2))
         assert set(first) == set(second)
-        assert first, f"it registers nothing; written for plugin API version {API_VERSION}?"
+        assert first, f"the plugin registers nothing: check that it is written for plugin API version {API_VERSION}"

@@ -28,11 +28,11 @@ class RendererConformance(OnGraphs):
         No other renderer has its name, endings or media type.
         """
         require_protocol(renderer, "renderers")
-        assert renderer.name not in {"text", "json"}, f"the format {renderer.name!r} is Djinn's own"
+        assert renderer.name not in {"text", "json"}, f"the name {renderer.name!r} belongs to a built-in format"
         assert re.fullmatch(r"[\w.+-]+/[\w.+-]+", renderer.media_type), f"{renderer.media_type!r} is no media type"
         for suffix in renderer.suffixes:
             assert re.fullmatch(r"\.[a-z0-9_]+", suffix), (
-                f"{suffix!r} is no ending of a file: a dot, small letters, digits, underscores"
+                f"the suffix {suffix!r} must be a dot, then small letters, digits or underscores"
             )
 
     def test_graph_alone_is_rendered(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
@@ -40,7 +40,7 @@ class RendererConformance(OnGraphs):
         for graph in graphs.values():
             rendered = renderer.render(PipelineResult(graph, topology()))
             assert isinstance(rendered, (str, bytes)), f"`render` returned {rendered!r}, but must return text or bytes"
-            assert rendered, "`render` returned nothing"
+            assert rendered, "`render` returned an empty file"
 
     def test_all_stages_are_rendered(self, renderer: Renderer, graphs: Mapping[str, Graph]) -> None:
         """`render` accepts a result of all stages, and returns equal output each time."""

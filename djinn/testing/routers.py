@@ -27,5 +27,5 @@ class RouterConformance:
     def test_router_overrides_route_or_submit(self, router: Router) -> None:
         """The router overrides `route` or `submit`."""
         assert type(router).submit is not Router.submit or type(router).route is not Router.route, (
-            "it overrides neither `route` nor `submit`: every program runs on the first executor"
+            "the router overrides neither `route` nor `submit`, so every program would run on the first executor"
         )

@@ -89,11 +89,13 @@ class RunStrategyConformance(Ending):
     def test_run_strategy_has_every_member(self, strategy: RunStrategy) -> None:
         """The strategy has all members of `RunStrategy`, and makes no offer for a template without ops."""
         require_protocol(strategy, "run_strategies")
-        assert strategy.acts_on(TemplateFacts((), torch.device("cpu"))) is None, "it acts on a template without ops"
+        assert strategy.acts_on(TemplateFacts((), torch.device("cpu"))) is None, (
+            "`acts_on` must return None for a template without ops"
+        )
 
     def test_results_match_the_ops(self, strategy: RunStrategy, programs: Programs) -> None:
         """Each program returns equal results in each run, and the strategy runs at least a part of it."""
-        assert programs, "`programs` must have a program"
+        assert programs, "the fixture `programs` must return at least one program"
         try:
             for name, (program, inputs) in programs.items():
                 self._compare(strategy, name, program, inputs)
@@ -111,5 +113,5 @@ class RunStrategyConformance(Ending):
         for _ in range(RUNS):
             result = program(*remote).cpu()
             torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
-        assert watched.offers, f"{name}: it acts on no template of this program"
-        assert max(offer.runs for offer in watched.offers) >= RUNS // 3, f"{name}: it was given up after its first runs"
+        assert watched.offers, f"{name}: the strategy makes no offer for this program"
+        assert max(offer.runs for offer in watched.offers) >= RUNS // 3, f"{name}: the executor rejected the strategy"

@@ -34,4 +34,4 @@ class SchedulerConformance(OnGraphs):
             schedule = build_schedule(context, scheduler)
             check_schedule(context, schedule, f"{scheduler.name} on {name}")
             again = build_schedule(context, scheduler)
-            assert (again.groups, again.steps) == (schedule.groups, schedule.steps), f"{name}: two results"
+            assert (again.groups, again.steps) == (schedule.groups, schedule.steps), f"{name}: two different schedules"

@@ -24,12 +24,12 @@ SECONDS = 120.0  # seconds for a single wait, on a machine that also does other 
 def require_protocol(item: object, kind: str) -> None:
     """Fail if `item` does not implement the Protocol of its kind. The error message names the faulty member."""
     entry_of_kind = next(entry for entry in KINDS if entry.name == kind)
-    assert not (problem := complaint(item, entry_of_kind)), f"a hook would have {problem}"
+    assert not (problem := complaint(item, entry_of_kind)), f"a hook that returns this object would have {problem}"
 
 
-def missing(suite: object, fixture: str, what: str) -> object:
-    """Fail because a suite does not define a fixture."""
-    return pytest.fail(f"{type(suite).__name__} needs a fixture `{fixture}` that returns {what}")
+def missing(suite: object, fixture: str, description: str) -> object:
+    """Fail because a suite does not define `fixture`. `description` says what the fixture must return."""
+    return pytest.fail(f"{type(suite).__name__} needs a fixture `{fixture}` that returns {description}")
 
 
 def start(call: Callable[..., R], *arguments: object) -> Future[R]:
@@ -75,8 +75,8 @@ class Ending:
 
         def fail(_number: int, _frame: FrameType | None) -> None:
             pytest.fail(
-                f"after {limit:g} s the test has not ended: the last lines of the traceback that are the plugin's wait for "
-                "something that does not come; waits need a limit (`limit_seconds` of the suite is how long a test may take)"
+                f"the test has not ended after {limit:g} s. The traceback shows where the plugin waits. Give its waits a "
+                "timeout, or raise `limit_seconds` of the suite if the test needs more time"
             )
 
         before = signal.signal(SPARE_SIGNAL, fail)

@@ -55,9 +55,9 @@ class WeightFormatConformance(Ending):
     def test_weight_format_has_every_member(self, form: WeightFormat) -> None:
         """The format has all attributes and methods of `WeightFormat`. Each suffix starts with a dot."""
         require_protocol(form, "weight_formats")
-        assert form.suffixes, "no file has this format"
-        assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "`.example`, in lower case"
-        assert all(name.endswith(form.suffixes) for name in form.whole), "`whole` names files of this format"
+        assert form.suffixes, "`suffixes` is empty, so no file would have this format"
+        assert all(suffix.startswith(".") and suffix.islower() for suffix in form.suffixes), "use suffixes like `.bin`"
+        assert all(name.endswith(form.suffixes) for name in form.whole), "each of `whole` needs a known suffix"
 
     def test_tensors_are_read_whole_and_in_parts(self, form: WeightFormat, make_file: MakeFile) -> None:
         """Names, dtypes, shapes and contents equal those of the encoded tensors, for whole tensors and for parts."""
@@ -71,7 +71,7 @@ class WeightFormatConformance(Ending):
             for first in (0, 1, entry.size - 1):
                 part = bytearray(entry.size - first)
                 entry.read_into(file, first, memoryview(part))
-                assert bytes(part) == contents[first:], f"{name} from byte {first} on"
+                assert bytes(part) == contents[first:], f"the bytes of {name} from byte {first} on differ"
 
     def test_damaged_files_raise_documented_errors(self, form: WeightFormat, make_file: MakeFile) -> None:
         """`read_header` raises only `ValueError` or `OSError` for damaged files.
@@ -79,9 +79,9 @@ class WeightFormatConformance(Ending):
         The executor itself checks that tensors lie within the file.
         """
         data = make_file(_TENSORS)
-        for place in range(0, len(data), 1 + len(data) // 100):
-            for spoilt in (data[:place], data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]):
-                self._read_or_refuse(form, _InMemory(spoilt, f"model{form.suffixes[0]}"))
+        for offset in range(0, len(data), 1 + len(data) // 100):
+            for damaged in (data[:offset], data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1 :]):
+                self._read_or_refuse(form, _InMemory(damaged, f"model{form.suffixes[0]}"))
 
     @staticmethod
     def _read_or_refuse(form: WeightFormat, file: _InMemory) -> None:

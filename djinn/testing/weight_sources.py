@@ -46,14 +46,14 @@ class WeightSourceConformance(Ending):
     def test_weight_source_has_every_member(self, source: WeightSource) -> None:
         """The source has all attributes and methods of `WeightSource`, and its name is a URL scheme."""
         require_protocol(source, "weight_sources")
-        assert source.name.islower(), "the name is the scheme of its addresses, in lower case"
+        assert source.name.islower(), "`name` must be the URL scheme of the addresses, in lower case"
 
     def test_every_range_can_be_read(self, source: WeightSource, place: Place) -> None:
         """Any range of bytes can be read in any order, by several threads at the same time.
 
         The version does not change.
         """
-        file = _only(source, *place(SAMPLE_FILE))
+        file = _open_file(source, *place(SAMPLE_FILE))
         assert file.size == len(SAMPLE_FILE)
         before = file.version()
         parts = [(start, min(1000, file.size - start)) for start in range(0, file.size, 1000)]
@@ -65,7 +65,7 @@ class WeightSourceConformance(Ending):
 
     def test_a_mapping_has_every_byte(self, source: WeightSource, place: Place) -> None:
         """A write to a memory mapping does not change the file. If the file cannot be mapped, it is read."""
-        file = _only(source, *place(SAMPLE_FILE))
+        file = _open_file(source, *place(SAMPLE_FILE))
         with contextlib.suppress(OSError):
             buffer = file.map()
             if buffer is None:
@@ -77,7 +77,7 @@ class WeightSourceConformance(Ending):
 
     def test_reads_beyond_the_end_fail(self, source: WeightSource, place: Place) -> None:
         """A read beyond the end raises `OSError` instead of returning fewer bytes."""
-        file = _only(source, *place(SAMPLE_FILE))
+        file = _open_file(source, *place(SAMPLE_FILE))
         with pytest.raises(OSError):
             _bytes(file, file.size - 1, 2)
 
@@ -104,13 +104,13 @@ class WeightSourceConformance(Ending):
         """An executor opens the address of a file and finds the tensors in it."""
         address, permissions = place(SAMPLE_FILE)
         reader = WeightReader([source], permissions)
-        opened = reader.open(address)
-        assert list(opened.tensors) == ["weight"]
-        read = reader.read(address, WeightKey(opened.version, "weight", 400, 40)).result(60)
-        assert read.view(torch.int32).tolist() == list(range(100, 110))
+        file = reader.open(address)
+        assert list(file.tensors) == ["weight"]
+        part = reader.read(address, WeightKey(file.version, "weight", 400, 40)).result(60)
+        assert part.view(torch.int32).tolist() == list(range(100, 110))
 
 
-def _only(source: WeightSource, address: str, permissions: WeightPermissions) -> WeightFile:
+def _open_file(source: WeightSource, address: str, permissions: WeightPermissions) -> WeightFile:
     (file,) = open_permitted(source, address, permissions)
     return file
 

@@ -51,11 +51,11 @@ class Native(Interception):
 
     def forget(self) -> None:
         """Drop the recorded ops and learnt facts of a session that has ended."""
-        from djinn_client.interception.dispatch import forget_what_was_learnt
+        from djinn_client.interception.dispatch import forget_learnt_calls
         from djinn_client.interception.recording.recorder import recorders
 
         recorders.drop_everything()
-        forget_what_was_learnt()
+        forget_learnt_calls()
 
     def live(self, since: int) -> int:
         """Return the number of live values. Unreachable reference cycles do not count."""

@@ -30,12 +30,12 @@ class WrappedChannel(PlainChannel, ClientChannel):
         """Limit reconnection to `patience` seconds, unless the current limit is lower."""
         self._inner.limit_reconnect_seconds(patience)
 
-    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Call `resumed` after each reconnection, with the seconds without a connection."""
-        self._inner.call_when_resumed(resumed)
+    def call_when_resumed(self, callback: Callable[[float], None]) -> None:
+        """Call `callback` after each reconnection, with the number of seconds that the connection was down."""
+        self._inner.call_when_resumed(callback)
 
     def copy_borrowed(self) -> None:
-        """Copy sent frames whose memory is still used, because it is about to change."""
+        """Copy the buffers of frames that may be sent again, because their owner is about to change this memory."""
         self._inner.copy_borrowed()
 
     def expire(self) -> None:
@@ -78,12 +78,12 @@ class ChannelContext:
 class ChannelWrapper(ABC):
     """Wrap the client's channel to an executor, on the thread that begins the session.
 
-    A session calls `send` of the channel from several threads, and `receive` from one at a time. A slow channel delays the program.
+    A session calls `send` of the channel from several threads, and `receive` from one thread at a time. A slow channel delays the program.
     An exception ends the session. The channel must pass on all frames, in order.
 
     Attributes:
         name: unique among wrappers of channels.
-        takes_over: True if it continues a lost session on one of `ChannelContext.standby`. The setting `standby` requires such a wrapper.
+        takes_over: True if the channel continues a lost session on one of `ChannelContext.standby`. The setting `standby` requires such a wrapper.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ChannelWrapper(ABC):
 
     @abstractmethod
     def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-        """Return the channel that the session uses: a `WrappedChannel` around `channel`, or `channel` itself to leave it as it is."""
+        """Return the channel that the session uses: a `WrappedChannel` around `channel`, or the unchanged `channel`."""
 
 
 @hookspec

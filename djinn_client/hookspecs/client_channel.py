@@ -62,19 +62,19 @@ class ClientChannel(SessionChannel):
 
     @property
     def successor(self) -> Attached | None:
-        """Reply of the executor that has taken over the session. None: the first executor still has it."""
+        """Reply of the executor that has taken over the session, or None if the first executor still has the session."""
         return None
 
     @property
     def reconnection(self) -> Reconnection | None:
-        """Reconnection to the executor after a break; None if there is none."""
+        """Function that reconnects to the executor after a break, or None if the session ends with its connection."""
         return None
 
     def limit_reconnect_seconds(self, patience: float) -> None:
         """Limit reconnection to `patience` seconds, unless the current limit is lower."""
 
-    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Call `resumed` after each reconnection, with the seconds without a connection."""
+    def call_when_resumed(self, callback: Callable[[float], None]) -> None:
+        """Call `callback` after each reconnection, with the number of seconds that the connection was down."""
 
 
 class PlainClientChannel(PlainChannel, ClientChannel):

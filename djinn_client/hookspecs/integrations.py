@@ -19,11 +19,9 @@ class Integration:
         name: unique among integrations.
         module: full name of the module, such as `transformers.trainer`.
         adapt: changes the module. Called once in a process, on the thread that imports the module, after the module has
-            run and before its importer continues. If the module is imported already, it is called at once. The log
-            names the
-                plugin of an
-            integration that raises, and the import continues. The change stays until the process ends: ask
-            `djinn.hooks.is_disabled` in a function that must stop when the user disables the plugin.
+            run and before its importer continues. If the module is already imported, `adapt` is called at once. If
+            `adapt` raises, the import continues, and the log names the plugin. The change stays until the process ends.
+            A function that must stop when the user disables the plugin calls `djinn.hooks.is_disabled`.
     """
 
     name: str

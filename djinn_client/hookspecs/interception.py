@@ -16,7 +16,7 @@ from djinn_core.ir.program import Call, Program
 class Interception(ABC):
     """Record the ops of the user's program on a remote device, and pass programs to a sink.
 
-    Programs are values of `djinn_core.ir`. `run` and `synchronize` are for its own use and the client's.
+    Programs are values of `djinn_core.ir`. The client and the interception itself call `send`, `run` and `synchronize`.
 
     Attributes:
         name: unique among interceptions.
@@ -40,7 +40,10 @@ class Interception(ABC):
         """
 
     def learn(self, call: Call, result: int, stride: tuple[int, ...]) -> None:  # noqa: B027 - not needed by all
-        """Predict these strides for a result of calls like `call`, because an executor found the old prediction wrong."""
+        """Predict `stride` for the result number `result` of calls like `call` from now on.
+
+        An executor has found the old prediction wrong.
+        """
 
     def reconsider(self) -> None:  # noqa: B027 - not needed by all
         """Drop cached conclusions, because the facts behind them have changed, such as the ops that a server offers."""
@@ -49,7 +52,7 @@ class Interception(ABC):
         """Drop the recorded ops of an ended session, and facts about its devices. The caller holds the sink's lock."""
 
     def live(self, since: int) -> int:
-        """Return the number of live values whose storages have numbers from `since` on."""
+        """Return the number of live values whose storages have the number `since` or a greater number."""
         del since
         return 0
 
@@ -62,7 +65,13 @@ class Interception(ABC):
         return 0, 0
 
     def send(self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False) -> Ticket:
-        """Send the recorded ops, and request values."""
+        """Send the recorded ops, and return a ticket for `Sink.wait`.
+
+        Args:
+            fetch: handles of values whose elements the reply contains.
+            describe: handles of values whose metadata the reply contains.
+            synchronize: True if the executor replies after its device has finished the ops.
+        """
         self.sink.open()
         with self.sink.lock:
             *before, last = self.take() or [Submission(Program((), (), ()))]
@@ -75,7 +84,7 @@ class Interception(ABC):
     def run(
         self, fetch: tuple[int, ...] = (), describe: tuple[int, ...] = (), synchronize: bool = False
     ) -> SubmissionReply:
-        """Send the recorded ops, and wait for the reply."""
+        """Send the recorded ops as `send` does, and wait for the reply."""
         return self.sink.wait(self.send(fetch, describe, synchronize))
 
     def synchronize(self) -> None:

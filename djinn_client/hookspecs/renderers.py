@@ -27,7 +27,7 @@ class Renderer(ABC):
 
     @abstractmethod
     def render(self, result: PipelineResult) -> str | bytes:
-        """Return a program as a complete file.
+        """Return a complete file that shows a program and its plan.
 
         Args:
             result: the program and the results of the planning stages. Results of stages that did not run are None.

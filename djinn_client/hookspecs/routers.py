@@ -28,7 +28,7 @@ EMPTY: Final = Program((), (), ())
 
 
 class PendingReply(ABC):
-    """Reply to a submission that requested values. It keeps its connection alive."""
+    """Reply to a submission that requested values. The object keeps the connection alive."""
 
     @abstractmethod
     def wait(self) -> SubmissionReply:
@@ -36,15 +36,15 @@ class PendingReply(ABC):
 
     @abstractmethod
     def is_there(self) -> bool:
-        """Return True if `wait` would not block. Read arrived replies; never block."""
+        """Return True if `wait` would not block. This reads replies that have arrived, and never blocks."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Discard a deferred result. Safe in finalizers."""
+        """Discard the reply on arrival, because no thread will wait for it. Finalizers may call this."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Abandon a result for which a thread has begun to wait."""
+        """Discard the reply on arrival, because the thread that waited for it was interrupted."""
 
     @abstractmethod
     def mark_unobserved(self) -> None:
@@ -60,7 +60,7 @@ class Executor(Protocol):
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Workload profile of the last program that was sent to the executor, or None."""
+        """Workload profile of the last program that was sent to the executor, or None if none was profiled."""
 
     def submit(self, submission: Submission) -> PendingReply:
         """Send a submission without waiting for the reply. The caller holds the lock."""
@@ -69,10 +69,10 @@ class Executor(Protocol):
         """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
+        """Announce the CPU tensors that will be uploaded next, in order. They do not change before their upload."""
 
     def ask(self, message: Message, kind: type[M]) -> M:
-        """Send a question. Return the reply, of type `kind`: one round trip."""
+        """Send `message`, and return the executor's reply, a message of the class `kind`. Takes one round trip."""
 
 
 E = TypeVar("E", bound=Executor)
@@ -106,7 +106,10 @@ class Executors(Generic[E]):
         return [self.number_at(index) for index in range(1, len(self.members) + 1)]
 
     def number_at(self, index: int) -> int:
-        """Return the executor for a device index from 1 on. If it has left, return the executor that has its values."""
+        """Return the number of the executor of a device index from 1 on.
+
+        If that executor has left the session, return the number of the executor that now has its values.
+        """
         number = index - 1
         while number in self._heirs:
             number = self._heirs[number]
@@ -117,9 +120,9 @@ class Executors(Generic[E]):
         return [self.members[self.number_at(index)]] if index else self.current
 
     def leave(self, number: int, heir: int) -> None:
-        """Remove an executor. Its device index refers to `heir` from now on."""
-        self.present = [other for other in self.present if other != number]
-        self.current = [self.members[other] for other in self.present]
+        """Remove the executor `number` from the session. Its device index refers to the executor `heir` from now on."""
+        self.present = [member for member in self.present if member != number]
+        self.current = [self.members[member] for member in self.present]
         self._heirs[number] = heir
 
 
@@ -128,8 +131,8 @@ class Part(msgspec.Struct, frozen=True):
 
     Attributes:
         executor: number of the executor.
-        submission: its part of the submission.
-        brings: values that are copied to it first, each with the number of its current executor.
+        submission: the ops and requests for this executor.
+        brings: values to copy to this executor first: (handle, number of the executor that has the value).
     """
 
     executor: int
@@ -141,11 +144,15 @@ class JoinedReplies(PendingReply):
     """Joined reply of the executors that run parts of a submission.
 
     An interrupted wait keeps the parts that have arrived.
+
+    Attributes:
+        waiting: requests without a reply, each with its pending reply.
+        errors: errors that executors replied with.
     """
 
     def __init__(self, submission: Submission, parts: Sequence[tuple[Submission, PendingReply]]) -> None:
         """Join the replies to a submission. `parts`: each executor's request and reply."""
-        self._asked = submission.fetch, submission.describe
+        self._requested = submission.fetch, submission.describe
         self._late = submission.later is not None
         self.waiting = list(parts)
         self._tensors: dict[int, torch.Tensor] = {}
@@ -166,11 +173,11 @@ class JoinedReplies(PendingReply):
                         pending.abandon()
                 raise
         if self.errors:
-            error, *others = self.errors
-            for other in others:
-                error.add_note(f"also: {other}")
-            raise error
-        fetch, describe = self._asked
+            first_error, *later_errors = self.errors
+            for error in later_errors:
+                first_error.add_note(f"also: {error}")
+            raise first_error
+        fetch, describe = self._requested
         return SubmissionReply(
             tuple([self._tensors[value] for value in fetch]),
             tuple([self._described[value] for value in describe]),
@@ -182,26 +189,26 @@ class JoinedReplies(PendingReply):
             reply = pending.wait()
         except DjinnError as error:
             self.errors.append(error)
-            self.failed(error)
+            self.note_failure(error)
         else:
             self._tensors.update(zip(submission.fetch, reply.tensors, strict=True))
             self._described.update(zip(submission.describe, reply.described, strict=True))
             self._seconds = max(self._seconds, reply.server_seconds)
 
-    def failed(self, error: DjinnError) -> None:
-        """Record that an executor replied with an error. The replies of the other executors are still awaited."""
+    def note_failure(self, error: DjinnError) -> None:
+        """Record that an executor replied with an error. Subclasses override this. `wait` still awaits the other replies."""
 
     def is_there(self) -> bool:
-        """Return True if `wait` would not block. Read arrived replies; never block."""
+        """Return True if `wait` would not block. This reads replies that have arrived, and never blocks."""
         return all(pending.is_there() for _, pending in self.waiting)
 
     def discard(self) -> None:
-        """Discard a deferred result. Safe in finalizers."""
+        """Discard the replies on arrival, because no thread will wait for them. Finalizers may call this."""
         for _, pending in self.waiting:
             pending.discard()
 
     def abandon(self) -> None:
-        """Abandon a result for which a thread has begun to wait."""
+        """Discard the replies on arrival, because the thread that waited for them was interrupted."""
         for _, pending in self.waiting:
             pending.abandon()
 
@@ -222,32 +229,35 @@ class Router:
 
     Attributes:
         name: unique among routers. The setting `router` names the router of sessions with several executors.
-        preference: of the routers with a preference, the router with the greatest is the default.
+        preference: the router with the greatest preference is the default. If None, only the setting selects it.
         executors: executors of the session, set by `begin`.
     """
 
     name = ""
     preference: int | None = None
 
-    def begin(self, executors: Executors[Any], held: Iterable[tuple[int, int]] | None = None) -> None:
+    def begin(self, executors: Executors[Any], existing_values: Iterable[tuple[int, int]] | None = None) -> None:
         """Begin to route programs of a session, which is new or had one executor.
 
-        `held`: values of the first executor if it was the only executor: handles, and bytes of their storages. None if
-        the session begins.
+        `existing_values`: the values of the first executor if it was the only executor until now, each as (handle,
+        bytes of its storage). None if the session begins.
 
         Raises:
             DjinnError: the router cannot begin. The session keeps its executors and its router.
         """
-        del held
+        del existing_values
         self.executors = executors
 
     def join(self, numbers: Sequence[int]) -> None:
         """Use executors that have joined `executors`.
 
         Raises:
-            DjinnError: the executors cannot join; they leave again.
+            DjinnError: the executors cannot join. The caller removes them from `executors`.
         """
-        raise UnsupportedOperation(f"executors cannot join: the router {self.name!r} does not support it")
+        raise UnsupportedOperation(
+            f"executors cannot join this session, because the router {self.name!r} does not support it. Choose another "
+            "router with the setting `router`, or begin a new session with all executors"
+        )
 
     def leave(self, numbers: Sequence[int]) -> None:
         """Remove executors, given by number, from `executors`. Move all their values to the remaining executors first.
@@ -255,7 +265,10 @@ class Router:
         Raises:
             DjinnError: the values cannot be moved; the session keeps its executors.
         """
-        raise UnsupportedOperation(f"executors cannot leave: the router {self.name!r} does not support it")
+        raise UnsupportedOperation(
+            f"executors cannot leave this session, because the router {self.name!r} does not support it. Choose another "
+            "router with the setting `router`, or begin a new session with fewer executors"
+        )
 
     def route(self, submission: Submission) -> Sequence[Part]:
         """Return the parts of a submission, in the order in which they are sent.
@@ -270,36 +283,36 @@ class Router:
         members = self.executors.members
         if len(parts) == 1 and parts[0].submission is submission and not parts[0].brings:
             return members[parts[0].executor].submit(submission)  # type: ignore[no-any-return]
-        asked = []
+        replies = []
         for part in parts:
             for value, source in part.brings:
                 reply = members[source].submit(Submission(EMPTY, fetch=(value,))).wait()
                 members[part.executor].upload(value, reply.tensors[0])
-            asked.append((part.submission, members[part.executor].submit(part.submission)))
-        return JoinedReplies(submission, [one for one in asked if one[0].is_answered])
+            replies.append((part.submission, members[part.executor].submit(part.submission)))
+        return JoinedReplies(submission, [(sent, reply) for sent, reply in replies if sent.is_answered])
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
+        """Upload `source` as the value `handle` of the logical device `device`. A CPU tensor may be changed after the call."""
         self.executors.for_index(device)[0].upload(handle, source)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
+        """Announce the CPU tensors that will be uploaded next, in order. They do not change before their upload."""
         self.executors.current[0].expect_uploads(tensors)
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """Send a question. Return the reply, of type `kind`: one round trip."""
+        """Send `message` to the executor of a logical device, and return its reply of the class `kind`: one round trip."""
         return self.executors.for_index(device)[0].ask(message, kind)  # type: ignore[no-any-return]
 
     def home(self, storage: int) -> int | None:
-        """Return the number of the executor that holds a storage. None: no executor has it yet."""
+        """Return the number of the executor that holds a storage, or None if no executor has the storage yet."""
         del storage
         return self.executors.present[0]
 
-    def plan_anew(self) -> None:
-        """Drop plans, because settings or plugins that affect plans have changed."""
+    def drop_plans(self) -> None:
+        """Drop cached plans, because settings or plugins that affect plans have changed."""
 
     def plan(self, graph: Graph) -> PipelineResult | None:
-        """Return the plan that a program would get now. None: it would be planned for one device."""
+        """Return the plan that a program would get now, or None if the program would be planned for one device."""
         del graph
         return None
 
@@ -308,11 +321,11 @@ class Router:
         return None
 
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the profile of the last sent program, or None."""
+        """Return the workload profile of the last sent program, or None if none was profiled."""
         return self.executors.current[0].last_profile  # type: ignore[no-any-return]
 
     def watch(self) -> None:
-        """Watch the executors that an engine started, even a single one: the engine may reclaim their machines."""
+        """Begin to watch executors that an engine started, because the engine may reclaim their machines."""
 
     def close(self) -> None:
         """Stop background work, because the session ends."""

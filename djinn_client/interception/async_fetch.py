@@ -28,28 +28,29 @@ _log = get_logger("djinn.interception")
 
 
 class Pending:
-    """Future of the elements that `fetch_later` requested. It may be dropped: the elements are discarded on arrival.
+    """Future of the elements that `fetch_later` requested. If the future is dropped, the elements are discarded on arrival.
 
     Attributes:
-        server_seconds: seconds that the executor had spent on the session when it replied; set once `result` was
-            called. The difference of two such figures is the time spent between the replies.
+        server_seconds: seconds that the executor had spent on the session when it replied. 0.0 until `result` returns.
+            The difference of two such figures is the time that the executor spent between the replies.
     """
 
-    def __init__(self, asked: Ticket | None, tensors: Tensors | None = None) -> None:
+    def __init__(self, ticket: Ticket | None, tensors: Tensors | None = None) -> None:
         """Create a future.
 
-        `asked`: the submission that requested the elements; None if `tensors` are already on the CPU.
+        `ticket`: ticket of the submission that requested the elements. None if `tensors`, already on the CPU, are the
+        result.
         """
-        self._asked = asked
-        self._open = asked is not None
+        self._ticket = ticket
+        self._open = ticket is not None
         self._tensors = tensors
         self.server_seconds = 0.0
         self._error: Exception | None = None
-        self._taking = threading.Lock()
+        self._take_lock = threading.Lock()
 
     def done(self) -> bool:
         """True if `result` returns or raises at once. This reads replies that have arrived, and does not block."""
-        return self._asked is None or not self._open or port.sink.is_there(self._asked)
+        return self._ticket is None or not self._open or port.sink.is_there(self._ticket)
 
     def result(self) -> Tensors:
         """Wait until the elements have arrived, and return them as CPU tensors. Each call returns the same tensors.
@@ -58,9 +59,9 @@ class Pending:
             RemoteError: the elements could not be computed. Each call raises it.
             SessionLost: the session has ended. Each call raises it.
         """
-        with self._taking:
-            if self._asked is not None and self._open:
-                self._take(self._asked)
+        with self._take_lock:
+            if self._ticket is not None and self._open:
+                self._take(self._ticket)
         if self._error is not None:
             raise self._error
         assert self._tensors is not None
@@ -81,15 +82,15 @@ class Pending:
                 self._error = error
             self._open = False
 
-    def disregard_what_followed(self) -> None:
+    def ignore_later_errors(self) -> None:
         """Do not report errors of ops that this thread recorded after the request, unless the program uses their results."""
         current().cut()
-        if self._asked is not None:
-            port.sink.abandon(self._asked, later=True)
+        if self._ticket is not None:
+            port.sink.abandon(self._ticket, later=True)
 
     def __del__(self) -> None:
-        if self._asked is not None and self._open:
-            port.sink.abandon(self._asked)
+        if self._ticket is not None and self._open:
+            port.sink.abandon(self._ticket)
 
 
 @torch_dispatch.without_modes
@@ -126,16 +127,16 @@ class _FetchedCall:
     use: Use
 
     def done(self) -> bool:
-        """Return True if the elements have arrived or the copy was dropped. Never blocks."""
+        """Return True if the elements have arrived or could not be computed. Never blocks."""
         return self.pending.done()
 
     def land(self, strict: bool) -> None:
-        """Call the function. Do nothing if the elements could not be computed."""
+        """Call the callback, unless the elements could not be computed."""
         del strict
         try:
             self.use(self.pending.result())
         except DjinnError as error:  # the program sees the error when it uses the values
-            _log.debug("values for a deferred check could not be fetched", reason=str(error))
+            _log.debug("a callback is not called, because its tensors could not be fetched", reason=str(error))
 
 
 def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
@@ -149,6 +150,6 @@ def call_when_fetched(tensors: Sequence[LazyTensor], use: Use) -> None:
 
 
 def round_trip_seconds() -> float | None:
-    """Return the network round trip to the executor in seconds, without the executor's own time; None if unknown."""
+    """Return the network round trip to the executor in seconds, without the executor's own time, or None if unknown."""
     port.sink.open()
     return port.round_trip_seconds()

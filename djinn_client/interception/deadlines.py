@@ -24,18 +24,18 @@ def deadline(seconds: float) -> Iterator[None]:
         DeadlineExceeded: a wait inside the block took too long.
     """
     if not seconds > 0:
-        raise ConfigurationError(f"a deadline is a number of seconds above 0, not {seconds!r}")
+        raise ConfigurationError(f"djinn.deadline needs a number of seconds above 0, not {seconds!r}")
     thread = device_state.thread
-    before, until = thread.waits_until, time.monotonic() + seconds
-    thread.waits_until = until if before is None else min(before, until)
+    outer, until = thread.waits_until, time.monotonic() + seconds
+    thread.waits_until = until if outer is None else min(outer, until)
     try:
         yield
     finally:
-        thread.waits_until = before
+        thread.waits_until = outer
 
 
-def due() -> float | None:
-    """Return the deadline, on the monotonic clock, of a wait that begins now. None: no limit."""
+def wait_deadline() -> float | None:
+    """Return the deadline of a wait that begins now, in seconds of the monotonic clock, or None if there is no limit."""
     until, limit = device_state.thread.waits_until, device_state.wait_timeout
     if not limit:
         return until
@@ -43,23 +43,24 @@ def due() -> float | None:
     return latest if until is None else min(until, latest)
 
 
-def exceeded(server: str) -> DeadlineExceeded:
-    """Return the error for a wait that exceeded its deadline. `server`: name of the server, for the message."""
+def deadline_error(server: str) -> DeadlineExceeded:
+    """Return the error for a wait for `server` that exceeded its deadline. `server` is its name in the message."""
     return DeadlineExceeded(
-        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). What this thread had sent is "
-        "stopped between two ops: values that it was to make or write raise ProgramStopped, all others can be used"
+        f"{server} did not answer before the deadline (djinn.deadline, or the setting wait_timeout). The executor stops this "
+        "thread's programs between two ops. Values that they did not compute or write raise ProgramStopped; other values "
+        "stay usable"
     )
 
 
 @contextmanager
 def locked_in_time(lock: InterruptibleLock) -> Iterator[None]:
-    """Context manager that holds the sink's lock. Another thread may hold the lock while it waits for the executor.
+    """Context manager that holds `lock`, the sink's lock. Other threads hold the lock while they wait for the executor.
 
     Raises:
         DeadlineExceeded: the lock was not free before this thread's deadline. Nothing was sent.
         KeyboardInterrupt: Ctrl-C came while this thread waited for the lock.
     """
-    until = due()
+    until = wait_deadline()
     while not lock.acquire(
         timeout=LOOK_SECONDS if until is None else max(0.0, min(LOOK_SECONDS, until - time.monotonic()))
     ):

@@ -21,12 +21,12 @@ from djinn_client.interception.device.numeric_settings import as_floats
 from djinn_client.interception.native.calls import forget as forget_in_native
 from djinn_client.interception.native.generators import bound_state
 from djinn_client.interception.native.generators import operand as operand_of
-from djinn_client.interception.ops.composite import is_taken_apart, take_apart
+from djinn_client.interception.ops.composite import decompose, is_decomposed
 from djinn_client.interception.ops.cpu_operands import CpuOperand, in_lists_of_numbers, upload_operands
-from djinn_client.interception.recording.append import append, own_call, own_value
+from djinn_client.interception.recording.append import append, give_own_value, own_call
 from djinn_client.interception.recording.append import remember as remember_in_native
 from djinn_client.interception.recording.recorder import current
-from djinn_client.interception.remote_infer import ask_executor, settle
+from djinn_client.interception.remote_infer import ask_executor, run_refused
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.foreach_infer import (
     infer_by_element,
@@ -74,7 +74,7 @@ _LENGTHS: Final = tuple(object() for _ in range(_SHORT))
 def handles(*funcs: Any, repeats: bool = False) -> Callable[[Handler], Handler]:
     """Register the decorated function as handler of these overloads, in place of `record`.
 
-    `repeats`: the C++ fast path may replay the calls that the handler recorded.
+    `repeats`: True if the C++ fast path may replay the calls that the handler recorded.
     """
 
     def register(handler: Handler) -> Handler:
@@ -120,7 +120,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         remember_in_native(func, args, call, any_float)
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
-        return _again(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
+        return _same_value(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
     if call.kept_outcome is None:
         call.keep_outcome()
     slots = call.slots
@@ -128,23 +128,23 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _with_cpu_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if is_taken_apart(func):
-        return _take_apart_always(func, args, kwargs)
+    if is_decomposed(func):
+        return _decompose_always(func, args, kwargs)
     fakes = (a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, FakeTensor))
     if (mode := next((fake.fake_mode for fake in fakes), None)) is not None:
         return _run_as_fake(mode, func, args, kwargs)
     if (numbers := in_lists_of_numbers(func, args)) is not None:
         return record(*numbers, kwargs)
     if is_over_lists(func):
-        return take_apart(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
+        return decompose(func, args, kwargs)  # one call per element: `copy_` accepts a source on the CPU
     args, kwargs = upload_operands(func, args, kwargs)
     return record(func, args, kwargs)
 
 
-def _take_apart_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _decompose_always(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not is_custom(func):  # the next server may run the op
-        _handlers[id(func)] = take_apart
-    return take_apart(func, args, kwargs)
+        _handlers[id(func)] = decompose
+    return decompose(func, args, kwargs)
 
 
 def _run_as_fake(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,7 +159,7 @@ def _record_unknown(
 ) -> Any:
     """Infer the results of a new call, record it, and cache the inference."""
     if func.name() in port.missing:
-        return take_apart(func, args, kwargs)  # in this session
+        return decompose(func, args, kwargs)  # in this session
     call: Call | None = None
     if has_formula(func):
         slots = slots_of(args, kwargs)
@@ -170,8 +170,8 @@ def _record_unknown(
             return append(call, operands, slots)
     if is_custom(func) and not port.is_open() and not current().captures:
         port.sink.open()  # the executors report which custom ops they run
-    if is_taken_apart(func):
-        return _take_apart_always(func, args, kwargs)
+    if is_decomposed(func):
+        return _decompose_always(func, args, kwargs)
     if kwargs.get("device") is not None and not is_remote(kwargs["device"]):
         return make_elsewhere(func, args, kwargs)
     if not port.is_open():
@@ -182,8 +182,8 @@ def _record_unknown(
     if port.fallback is not None and port.fallback.needed(func, args, kwargs, operands, slots):
         return port.fallback.run(func, args, kwargs)
     if is_refused_for_elements(func, args, kwargs, operands, slots):
-        return take_apart(func, args, kwargs)
-    refused: MetaKernelRefused | None = None
+        return decompose(func, args, kwargs)
+    refusal: MetaKernelRefused | None = None
     try:
         with collect_later:  # meta kernels import modules; nothing else may run during an import
             call = infer_by_element(func, args, kwargs, operands)
@@ -191,17 +191,17 @@ def _record_unknown(
                 call = infer(func, args, kwargs, operands[0].remote.meta.device if operands else 0)
     except UnknownResult:
         pass  # later executor errors have another cause
-    except MetaKernelRefused as signal:
-        refused = signal
+    except MetaKernelRefused as error:
+        refusal = error
     if call is None:
-        for written in written_tensors(func, args, kwargs):
-            own_value(operands[written])
-    if refused is not None and is_over_lists(func):
-        return take_apart(func, args, kwargs)  # the error is about a list element
-    if refused is not None:
-        return settle(refused, func, args, kwargs, operands, slots)
+        for position in written_tensors(func, args, kwargs):
+            give_own_value(operands[position])
+    if refusal is not None and is_over_lists(func):
+        return decompose(func, args, kwargs)  # the error is about a list element
+    if refusal is not None:
+        return run_refused(refusal, func, args, kwargs, operands, slots)
     if call is None:
-        return _ask(func, args, kwargs, key, operands, slots)
+        return _ask_for_results(func, args, kwargs, key, operands, slots)
     inference_cache.inferred += 1
     floats = as_floats(func, args, call)
     if floats is not None:
@@ -210,7 +210,7 @@ def _record_unknown(
     if _changes_nothing(func, call):
         _remember(tuple(key), None)
         remember_in_native(func, args, None, False)
-        return _again(operands[0])
+        return _same_value(operands[0])
     if call.random and index_of_call(call):
         _remember(tuple(key), None)
         inference_cache.drawing[tuple(key)] = call
@@ -245,7 +245,7 @@ def _remember_call(func: Any, args: tuple[Any, ...], key: list[Any], call: Call)
     remember_in_native(func, args, call, any_float)
 
 
-def _ask(
+def _ask_for_results(
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -258,7 +258,7 @@ def _ask(
         with _own_random_state(device):
             return ask_executor(func, args, kwargs, operands, slots).results
     if func not in KERNEL_DECIDES and written_tensors(func, args, kwargs):
-        return settle(MetaKernelRefused(), func, args, kwargs, operands, slots)
+        return run_refused(MetaKernelRefused(), func, args, kwargs, operands, slots)
     results = ask_executor(func, args, kwargs, operands, slots)
     if func in KERNEL_DECIDES:
         _remember(tuple(key), results.call)
@@ -268,7 +268,7 @@ def _ask(
 
 
 def _draw(call: Call, operands: list[LazyTensor], slots: tuple[Slot, ...]) -> Any:
-    """Append a random op of an index that is bound to a device. The op draws from the random state of that index."""
+    """Append a random op on a device index other than 0. The op draws from the random state of that index."""
     with _own_random_state(index_of_call(call)):
         return append(call, operands, slots)
 
@@ -326,15 +326,15 @@ def _flatten_rare(a: Any, kind: type, key: list[Any], operands: list[LazyTensor]
             operands.append(state)
     elif isinstance(a, torch.ScriptObject):
         raise UnsupportedOperation(
-            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, is an object of this process and cannot "
-            "be sent to an executor: run the module on the CPU, or dequantize its weights"
+            f"a {class_of_script_object(a)}, in which modules of torch.ao.quantization keep their weights, cannot be sent to "
+            "an executor, because it is an object of this process. Run the module on the CPU, or dequantize its weights"
         )
     else:
         key.append(repr(a) if kind is complex else a)
 
 
 def slots_of(args: Iterable[Any], kwargs: dict[str, Any]) -> tuple[Slot, ...]:
-    """Return the numbers among the arguments, including 0-dim CPU tensors."""
+    """Return the numbers among the arguments, in order. 0-dim CPU tensors count as numbers."""
     slots: list[Slot] = []
     _gather(args, slots)
     _gather(kwargs.values(), slots)
@@ -371,14 +371,14 @@ def _remember(key: tuple[Any, ...], call: Call | None) -> None:
 
 
 def forget_calls() -> None:
-    """Clear the cache of inferred calls, so that results and the executor's supported ops are determined again."""
+    """Clear the cache of inferred calls, so that result metadata and supported ops are determined again."""
     inference_cache.calls.clear()
     inference_cache.drawing.clear()
     forget_examples()
     forget_in_native()
 
 
-def forget_what_was_learnt() -> None:
+def forget_learnt_calls() -> None:
     """Drop cached call results of an ended session. Other devices may lay out results differently."""
     forget_calls()
     forget_signatures()
@@ -386,7 +386,7 @@ def forget_what_was_learnt() -> None:
 
 
 def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
-    """Predict this layout for a result of calls like `call`, because an executor found the old prediction wrong."""
+    """Predict `stride` for the result number `result` of calls like `call`, because the old prediction was wrong."""
     meta = call.results[result]
     order = order_of(meta.shape, stride) if meta is not None else None
     if order is None:
@@ -401,11 +401,11 @@ def learn_layout(call: Call, result: int, stride: tuple[int, ...]) -> None:
 
 def _changes_nothing(func: Any, call: Call) -> bool:
     """Return True if the result equals the first operand: `detach()`, a view of the same shape, a whole slice."""
-    returned = schema_of(func).returns
+    returns = schema_of(func).returns
     return (
-        len(returned) == 1
-        and returned[0].alias_info is not None
-        and not returned[0].alias_info.is_write
+        len(returns) == 1
+        and returns[0].alias_info is not None
+        and not returns[0].alias_info.is_write
         and not call.writes
         and not call.sequence
         and call.aliases == (0,)
@@ -413,7 +413,7 @@ def _changes_nothing(func: Any, call: Call) -> bool:
     )
 
 
-def _again(tensor: LazyTensor) -> LazyTensor:
+def _same_value(tensor: LazyTensor) -> LazyTensor:
     """Return another tensor for the value of `tensor`, without recording an op."""
     return wrap(tensor.remote)
 
@@ -459,18 +459,18 @@ def _as_strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
     If it may write outside its operand, record its parts on a copy of the storage.
     """
-    result = _scattered(*args, **kwargs)
+    result = _scatter(*args, **kwargs)
     return record(func, args, kwargs) if result is None else result
 
 
-def _scattered(
-    given: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+def _scatter(
+    target: LazyTensor, src: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Any:
-    """Return the result, laid out in a copy of the storage as the operand is in its storage.
+    """Return the result as a view of a copy of the operand's storage, with the operand's shape, strides and offset.
 
     Return None if the operand covers its whole storage.
     """
-    meta, nbytes = given.remote.meta, given.remote.storage.nbytes
+    meta, nbytes = target.remote.meta, target.remote.storage.nbytes
     itemsize = meta.dtype.itemsize
     whole = meta.offset == 0 and meta.extent == meta.numel and meta.numel * itemsize == nbytes
     if whole or 0 in meta.stride or meta.conj or meta.neg or not isinstance(src, LazyTensor):
@@ -480,7 +480,7 @@ def _scattered(
         raise RuntimeError(
             f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(size)}"
         )
-    memory = record(ops.as_strided.default, (given, [nbytes // itemsize], [1], 0), {})
+    memory = record(ops.as_strided.default, (target, [nbytes // itemsize], [1], 0), {})
     copy = record(ops.clone.default, (memory,), {})
     at = meta.offset if storage_offset is None else storage_offset
     record(ops.copy_.default, (_as_strided(ops.as_strided.default, (copy, size, stride, at), {}), src), {})

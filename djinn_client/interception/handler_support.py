@@ -40,10 +40,16 @@ __all__ = [
 def ask_call(
     op: str, func: Any, args: list[Any], kwargs: dict[str, Any], operands: list[LazyTensor], count: int, step: int
 ) -> tuple[tuple[torch.Tensor, ...], list[LazyTensor]]:
-    """Record `func` as Djinn's own instruction `op` with `count` results, and wait. Return the fetched results, and all results.
+    """Record `func` as Djinn's own instruction `op`, wait, and return its fetched results and all its results.
 
-    The first argument of `op` is the name of `func`. `operands` are the remote tensors among the other arguments, in order. Every
-    `step`-th result is fetched, from the first.
+    Args:
+        op: name of the instruction. Its first argument is the name of `func`.
+        func: the op of the program.
+        args: arguments of `func`.
+        kwargs: keyword arguments of `func`.
+        operands: the remote tensors among the arguments, in order.
+        count: number of results.
+        step: distance of fetched results: results 0, `step`, `2 * step` and so on are fetched.
     """
     form = encode_form(func, (func.name(), *args), kwargs, (True,) * count, sequence=True, op=op)
     metas = tuple(o.remote.meta for o in operands)
@@ -55,4 +61,4 @@ def ask_call(
         reply = current().ask(SyncRequest(describe=handles, fetch=handles[::step]))
     device = metas[0].device
     descriptions = [described_on(device, d) for d in reply.described] if device else reply.described
-    return reply.tensors, [wrap_described(value, one) for value, one in zip(values, descriptions, strict=True)]
+    return reply.tensors, [wrap_described(*pair) for pair in zip(values, descriptions, strict=True)]

@@ -69,8 +69,8 @@ def _register() -> None:
     torch.Tensor.tolist = tolist(torch.Tensor.tolist)  # type: ignore[method-assign, assignment]
     batched_fetch.fetch_saved_together()
     wrap_module_apply(fetch_modules_together)
-    processes.share_nothing()
-    processes.go_by_name_in_meshes()
+    processes.refuse_sharing()
+    processes.accept_name_in_meshes()
     numeric_settings.install()
     wrap_engine(guard_engine)
     wrap_module_call(follow_modules)

@@ -17,48 +17,48 @@ from djinn_core.errors import DjinnError
 from djinn_core.system.gc_pause import collect_later
 from djinn_core.system.processes import RUNNING, thread_activity
 
-_PATIENCE = 5.0  # seconds
-_A_TURN = 0.02  # seconds in which every thread gets the GIL once
-_ending: Final = threading.Event()
+_IMPORT_SECONDS = 5.0  # limit in seconds for threads that import modules
+_SWITCH_SECONDS = 0.02  # time in seconds in which every waiting thread gets the GIL at least once
+_shutdown: Final = threading.Event()
 _RUNNING_SECONDS = 2.0  # limit in seconds for threads that do not stop, such as those that use no tensor
 
 
 def begin() -> None:
     """Begin the shutdown: only the main thread continues."""
-    _ending.set()
+    _shutdown.set()
     taps.at_shutdown = True
     taps.update()
 
 
-def settle() -> None:
+def await_threads() -> None:
     """Wait until each other thread is inside an op, or has left code that must not be stopped, such as a module import."""
     if threading.active_count() == 1:
         return
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _IMPORT_SECONDS
     while collect_later.busy and time.monotonic() < deadline:
-        time.sleep(_A_TURN)
-    _await_rest(time.monotonic() + _RUNNING_SECONDS)
+        time.sleep(_SWITCH_SECONDS)
+    _await_other_threads(time.monotonic() + _RUNNING_SECONDS)
 
 
-def _await_rest(deadline: float) -> None:
-    """Wait until no other thread has run for one turn (Python's switch interval).
+def _await_other_threads(deadline: float) -> None:
+    """Wait until no other thread has run for `_SWITCH_SECONDS`, or until `deadline` on the monotonic clock.
 
-    A thread that waits for the GIL wakes up several times per turn.
+    A thread that waits for the GIL wakes up several times in this time.
     """
-    others = [thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()]
-    numbers = [number for number in others if number is not None]
-    before: tuple[str, ...] | None = None
+    native_ids = [thread.native_id for thread in threading.enumerate() if thread is not threading.main_thread()]
+    numbers = [number for number in native_ids if number is not None]
+    last_activity: tuple[str, ...] | None = None
     while True:
-        now = thread_activity(numbers)
-        if (now == before and RUNNING not in now) or time.monotonic() > deadline:
+        activity = thread_activity(numbers)
+        if (activity == last_activity and RUNNING not in activity) or time.monotonic() > deadline:
             return
-        before = now
-        time.sleep(_A_TURN)
+        last_activity = activity
+        time.sleep(_SWITCH_SECONDS)
 
 
 def has_begun() -> bool:
     """Return True if the interpreter is shutting down."""
-    return _ending.is_set()
+    return _shutdown.is_set()
 
 
 class _SuppressAtShutdown:
@@ -81,14 +81,14 @@ class _SuppressAtShutdown:
 
         If the error is suppressed, this does not return.
         """
-        if _ending.is_set() and isinstance(error, DjinnError):
-            stay_unless_main()
+        if _shutdown.is_set() and isinstance(error, DjinnError):
+            block_unless_main()
 
 
 suppress_at_shutdown: Final = _SuppressAtShutdown()
 
 
-def stay_unless_main() -> None:
+def block_unless_main() -> None:
     """Return on the main thread. Block forever on any other thread."""
     if threading.current_thread() is not threading.main_thread():
         threading.Event().wait()

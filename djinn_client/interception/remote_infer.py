@@ -45,7 +45,7 @@ def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
 
 
 class RemoteInference(msgspec.Struct, frozen=True):
-    """The executor's reply about an op: the results, and the call in a form that can be cached."""
+    """The executor's reply about an op: the results, and the call with the executor's metadata, which can be cached."""
 
     results: Any
     call: Call
@@ -61,6 +61,8 @@ def ask_executor(
 ) -> RemoteInference:
     """Record `func`, send the program, and wait for the metadata of its results: one round trip.
 
+    `refused`: True if the meta kernel refused the arguments, so that the executor checks them.
+
     Raises:
         RemoteError: the op failed. If eager PyTorch raises a builtin type, the error is also of that type.
     """
@@ -68,20 +70,20 @@ def ask_executor(
     call = unknown_call(func, args, kwargs, operands, refused)
     for notify in taps.recording:
         notify(call, operands)
-    out = append(call, operands, slots, untold=True)  # taps are notified once the results are known
+    out = append(call, operands, slots, caller_notifies=True)  # taps are notified once the results are known
     placeholders = out if call.sequence else [out]
     values = [t.remote for t, same in zip(placeholders, call.inplace, strict=False) if same < 0]
     targets = written_tensors(func, args, kwargs)
-    written = [operands[i] for i in targets]
+    target_tensors = [operands[i] for i in targets]
     handles = tuple(v.handle for v in values)
     scalar = any(str(r.type) != "Tensor" for r in schema_of(func).returns)
-    requested = *handles, *(w.remote.handle for w in written)
+    requested = *handles, *(operand.remote.handle for operand in target_tensors)
     with waiting_for(Cause.SHAPE):
         reply = recorder.ask(SyncRequest(handles if scalar else (), requested, synchronize=not requested))
     if operands and (index := operands[0].remote.meta.device):
         reply = msgspec.structs.replace(reply, described=tuple(described_on(index, d) for d in reply.described))
-    for tensor, described in zip(written, reply.described[len(handles) :], strict=True):
-        _follow(tensor, described)
+    for tensor, description in zip(target_tensors, reply.described[len(handles) :], strict=True):
+        _set_meta(tensor, description)
     results = _results(call, operands, values, reply)
     for notify in taps.recorded:
         notify(call, slots, operands, results if isinstance(results, tuple) else (results,))
@@ -96,7 +98,7 @@ def described_on(index: int, described: DescribedValue) -> DescribedValue:
 
 
 def _known_call(call: Call, reply: SubmissionReply, targets: Sequence[int]) -> Call:
-    """Return the call with the executor's metadata, for ops whose results follow from metadata alone.
+    """Return the call with the result metadata that the executor sent, for ops whose results follow from metadata alone.
 
     `targets`: positions of operands that the op may have resized. Their descriptions follow the results.
     """
@@ -117,7 +119,10 @@ def unknown_call(
     """Return a call with unknown results. If the schema marks a result as written, it is the operand itself."""
     returns = schema_of(func).returns
     if any(str(r.type) == "List[Tensor]" for r in returns):
-        raise UnsupportedOperation(f"{func.name()} returns a list whose length only the executor knows; not supported")
+        raise UnsupportedOperation(
+            f"{func.name()} is not supported on the remote device: it returns a list whose length only the executor knows. "
+            "Run it on the CPU"
+        )
     write_targets = written_operands(func, args, kwargs)
     targets = iter(written_tensors(func, args, kwargs))
     inplace = tuple(next(targets) if r.alias_info is not None and r.alias_info.is_write else -1 for r in returns)
@@ -129,7 +134,7 @@ def unknown_call(
     return call
 
 
-def _follow(tensor: LazyTensor, described: DescribedValue) -> None:
+def _set_meta(tensor: LazyTensor, described: DescribedValue) -> None:
     if described.meta is not tensor.remote.meta:
         change(tensor, described.meta)
 
@@ -183,29 +188,31 @@ _BUILTIN = {
 _PLAIN = frozenset({RuntimeError, NotImplementedError, IndexError, ValueError, TypeError})
 
 
-def settle(
-    refused: MetaKernelRefused,
+def run_refused(
+    refusal: MetaKernelRefused,
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     operands: list[LazyTensor],
     slots: tuple[Slot, ...],
 ) -> Any:
-    """Ask the executor to run an op that the meta kernel refused. Return its results, or raise its error.
+    """Ask the executor to run an op that the meta kernel refused. Return the op's results, or raise the op's error.
+
+    `refusal`: the error of the meta kernel. Meta kernels may refuse arguments that the executor's kernels accept.
 
     Raises:
         RuntimeError: the op would write to memory that it also reads.
         Exception: the executor refuses the op as well. Written operands are then unchanged.
     """
-    if refused.error is not None and current().captures and not port.is_open():
-        raise refused.error from None  # a capture starts no server
+    if refusal.error is not None and current().captures and not port.is_open():
+        raise refusal.error from None  # a capture starts no server
     targets = written_tensors(func, args, kwargs)
     if refuses_overlap(func.name()):
         for target in targets:
             check_overlap(func.name(), target, operands)  # kernels check memory overlap first
     try:
         if targets:
-            # An op that fails may have written half of its operand, so it is tried on copies.
+            # An op that fails may have written half of its operand, so it is copies on copies.
             result = _with_copies(operands, targets)
             ask_executor(func, args, kwargs, result, slots, refused=True)
         if targets and torch.Tag.nondeterministic_seeded in func.tags:
@@ -214,29 +221,29 @@ def settle(
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as remote:
         message = remote.words if remote.op == func.name() else ""
-        if refused.error is None or (message and _kinds(remote) != _kinds(refused.error)):
+        if refusal.error is None or (message and _kinds(remote) != _kinds(refusal.error)):
             raise _as_pytorch(remote, message) from None
-        if type(refused.error) in _PLAIN and message:
-            raise type(refused.error)(message) from None  # meta kernels use other words for the same error
-        raise refused.error from None
+        if type(refusal.error) in _PLAIN and message:
+            raise type(refusal.error)(message) from None  # meta kernels use other words for the same error
+        raise refusal.error from None
     except DjinnError as error:
-        if refused.error is None:
+        if refusal.error is None:
             raise error from None
         log.debug("the executor could not infer the results of an op", op=func.name(), reason=str(error))
-        raise refused.error from None
+        raise refusal.error from None
     note_taken(func, args, kwargs)
     return results
 
 
-def _as_pytorch(remote: RemoteError, said: str) -> Exception:
+def _as_pytorch(remote: RemoteError, message: str) -> Exception:
     """Return an op's error as eager PyTorch raises it, on the user's line.
 
     The message from the executor becomes a note.
     """
     plain = _BUILTIN.get(type(remote))
-    if not said or plain is None:
+    if not message or plain is None:
         return remote
-    error = plain(said)
+    error = plain(message)
     error.add_note(str(remote))
     return error
 
@@ -255,10 +262,10 @@ def _copy_of(tensor: LazyTensor) -> LazyTensor:
     return memory.as_strided(meta.shape, meta.stride, 0)  # type: ignore[return-value]
 
 
-def _copied_back(operands: list[LazyTensor], tried: list[LazyTensor], written: tuple[int, ...]) -> Any:
+def _copied_back(operands: list[LazyTensor], copies: list[LazyTensor], written: tuple[int, ...]) -> Any:
     """Copy the results of a random op from the copies of its written operands back to the operands."""
     with torch.no_grad():
-        results = [operands[i].copy_(tried[i]) for i in written]
+        results = [operands[i].copy_(copies[i]) for i in written]
     return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -36,7 +36,7 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
         RemoteError: the value could not be computed.
     """
     value = tensor.remote
-    fetches = device_state.thread.expected
+    fetches = device_state.thread.predicted_fetches
     expected = fetches.take(value.handle) if fetches is not None else None
     if expected is not None:
         return expected
@@ -64,7 +64,7 @@ def read_only(value: Value) -> torch.Tensor:
         fetched = _ask_ahead(value, recorder)
     else:
         contents = value.storage.contents
-        recorder.fetches.asked(value.handle, recorder.unsent)
+        recorder.fetches.note_fetch(value.handle, recorder.unsent)
         copy = contents.copies.get(value.handle)
         if copy is not None:
             return copy
@@ -84,11 +84,11 @@ def _ask_ahead(value: Value, recorder: Recorder) -> torch.Tensor:
     except (RemoteError, SessionLost):  # elements of this value, or of a predicted one
         if len(ask.fetch) == 1:
             raise
-        recorder.fetches.failed()
+        recorder.fetches.drop_prediction()
         return _ask(value, recorder)
     if not others:
         return fetched
-    for (handle, contents), elements in zip(recorder.fetches.ahead.items(), others, strict=True):
+    for (handle, contents), elements in zip(recorder.fetches.predicted_contents.items(), others, strict=True):
         contents.keep(handle, elements.clone())  # the tensor shares the memory of a complete reply
     return fetched.clone()
 
@@ -147,7 +147,7 @@ def item(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     if elements is not None:
         return elements.item()
     with waiting_for(Cause.NUMBER):
-        if device_state.thread.expected is not None or torch_dispatch.dispatch_modes():
+        if device_state.thread.predicted_fetches is not None or torch_dispatch.dispatch_modes():
             return fetch(tensor).item()
         return _read(value).item()
 

@@ -155,4 +155,4 @@ def _at_exit() -> None:
             client.shut_down()
     except DjinnError as error:
         log.debug("shutting down", reason=str(error))
-    interpreter_shutdown.settle()
+    interpreter_shutdown.await_threads()

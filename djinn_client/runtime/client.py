@@ -141,7 +141,7 @@ def _reconfigure(resolved: Settings, registry: Registry) -> None:
         registry = in_use  # the observers of the session may have state
     _apply(resolved, registry)
     if not restarting and names & (PLANNING | PLUGINS):
-        session_planner.plan_anew(context)
+        session_planner.drop_plans(context)
     if names and not restarting:
         log.info("the settings of the open session have changed", settings=sorted(names))
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from djinn_client.hookspecs.routers import PendingReply
-from djinn_client.interception.deadlines import due
+from djinn_client.interception.deadlines import wait_deadline
 from djinn_client.runtime.connecting.open import OpenSession
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.observing import Observers
@@ -160,7 +160,7 @@ class ExecutorClient:
             SessionLost: the executor is gone.
             DeadlineExceeded: the deadline of this thread has passed.
         """
-        reply = self.replies.ask(message, kind, due())
+        reply = self.replies.ask(message, kind, wait_deadline())
         if reason := getattr(reply, "refused", ""):
             return msgspec.structs.replace(reply, refused=f"{self.link.called}: {reason}")
         return reply
@@ -194,7 +194,7 @@ def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, subm
     total = sum(reads_left.values())
     if total < SHOWN_BYTES or submission.later is not None or not submission.is_answered:
         return
-    until = due()
+    until = wait_deadline()
     while reads_left and not interrupt_mask.pending and (until is None or time.monotonic() < until):
         patience = READING_PATIENCE / len(reads_left)
         for executor in list(reads_left):

@@ -20,7 +20,7 @@ import attrs
 import torch
 
 import djinn
-from djinn_client.interception.dispatch import forget_what_was_learnt
+from djinn_client.interception.dispatch import forget_learnt_calls
 
 REMOTE = "remote_accelerator:0"
 
@@ -304,4 +304,4 @@ def run(statements: Sequence[str], device: str, extra: Names | None = None) -> l
 
 def forget() -> None:
     """Clear learnt inference, so that the next run of a program is like its first."""
-    forget_what_was_learnt()
+    forget_learnt_calls()

@@ -119,7 +119,7 @@ def test_unrelated_later_failure_is_ignored(embedded):
     fetch_later([x])
     worse = x[torch.tensor([8], device=embedded)]
     assert pending.result()[0].tolist() == [0, 1, 2]
-    pending.disregard_what_followed()
+    pending.ignore_later_errors()
     djinn.synchronize()
     assert x.tolist() == [0, 1, 2]
     for poisoned in (bad, worse):

@@ -18,9 +18,9 @@ class ByMemory(Router):
 
     name = "by_memory"
 
-    def begin(self, executors: Executors, held: Iterable[tuple[int, int]] | None = None) -> None:
+    def begin(self, executors: Executors, existing_values: Iterable[tuple[int, int]] | None = None) -> None:
         super().begin(executors)
-        self._homes = {storage_of(value): 0 for value, _ in held or ()}
+        self._homes = {storage_of(value): 0 for value, _ in existing_values or ()}
         self._turns = itertools.count()
 
     def home(self, storage: int) -> int | None:

@@ -243,11 +243,11 @@ def test_invalid_scaling_is_refused(pooled):
         djinn.synchronize()
         (holder,) = [n for n, member in enumerate(router.executors.members) if figures(member)["bound_values"]]
         with pytest.raises(djinn.errors.UnsupportedOperation, match="events"):
-            current().asked(lambda: router.leave([holder]))
+            current().send_then(lambda: router.leave([holder]))
         router._planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
         with pytest.raises(djinn.errors.DoesNotFit, match="too full"):
-            current().asked(lambda: router.leave([1 - holder]))
+            current().send_then(lambda: router.leave([1 - holder]))
         assert len(router.executors.present) == 2
         assert kept.tolist() == [1, 1, 1]
 

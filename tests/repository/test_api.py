@@ -60,7 +60,7 @@ def test_lazy_names_match_type_checking_imports(module):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
     imported = {node.module: {name.name for name in node.names} for node in typed if node.module != "djinn"}
-    assert {place: set(names.split()) for place, names in module._PLACES.items()} == imported
+    assert {public_module: set(names.split()) for public_module, names in module._MODULES.items()} == imported
     assert set().union(*imported.values()) - {"load_ipython_extension"} <= set(module.__all__)
 
 

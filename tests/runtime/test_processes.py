@@ -369,7 +369,7 @@ def test_exit_waits_for_thread_between_ops(monkeypatch):
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     assert begun.wait(60)
-    interpreter_shutdown.settle()
+    interpreter_shutdown.await_threads()
     assert done
     end.set()
     thread.join(60)

@@ -17,7 +17,7 @@ from djinn.testing import ProgramBuilder
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_client.runtime.planning.plan_maker import asked_by_size_in
-from djinn_client.runtime.planning.session_planner import plan_anew
+from djinn_client.runtime.planning.session_planner import drop_plans
 from djinn_client.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_client.runtime.sending import submissions
 from djinn_client.runtime.sending.submissions import framed
@@ -79,7 +79,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_growing_loop_reuses_everything(embedded, monkeypatch, request, planned):
     if planned:
         request.getfixturevalue("plans_all")
-    plan_anew(client.context)
+    drop_plans(client.context)
     work = WORK if planned else WORK[-2:]
     model = Decoder().to(DEVICE)
     state = torch.rand(1, 1, 16, device=DEVICE)

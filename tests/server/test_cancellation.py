@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import djinn
-from djinn_client.interception.deadlines import due
+from djinn_client.interception.deadlines import wait_deadline
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.runtime_interface import port
 from djinn_core.errors import ConfigurationError, DeadlineExceeded, ProgramStopped, ProtocolError, TransportError
@@ -130,14 +130,14 @@ def test_deadline_holds_while_other_thread_waits(matrix, wait):
 
 
 def test_earliest_deadline_counts():
-    assert due() is None
+    assert wait_deadline() is None
     with djinn.deadline(1.0):
-        outer = due()
+        outer = wait_deadline()
         with djinn.deadline(100.0):
-            assert due() == outer
+            assert wait_deadline() == outer
         with djinn.deadline(0.1):
-            assert due() < outer
-    assert due() is None
+            assert wait_deadline() < outer
+    assert wait_deadline() is None
     with pytest.raises(ConfigurationError), djinn.deadline(0.0):
         pass
 
@@ -146,12 +146,12 @@ def test_wait_timeout_setting(monkeypatch):
     monkeypatch.setattr(device_state, "wait_timeout", 0.0)
     djinn.shut_down()
     djinn.configure(wait_timeout=5000)
-    assert 4000.0 < due() - time.monotonic() <= 5000.0
+    assert 4000.0 < wait_deadline() - time.monotonic() <= 5000.0
     with djinn.deadline(1000.0):
-        assert due() - time.monotonic() <= 1000.0
+        assert wait_deadline() - time.monotonic() <= 1000.0
     djinn.shut_down()
     djinn.configure()
-    assert due() is None
+    assert wait_deadline() is None
 
 
 GIVEN, MADE = 1 << 32 | 1, 2 << 32 | 1

@@ -26,13 +26,13 @@ class device:  # noqa: N801 - PyTorch calls it so
     def __init__(self, device: Any) -> None:
         unchanged = device is None or (isinstance(device, int) and device < 0)
         self.index = current_device() if unchanged else index_of(device)
-        self.before = 0
+        self.previous_index = 0
 
     def __enter__(self) -> None:
-        self.before = set_current_device(self.index)
+        self.previous_index = set_current_device(self.index)
 
     def __exit__(self, *_: object) -> None:
-        set_current_device(self.before)
+        set_current_device(self.previous_index)
 
 
 class device_of(device):  # noqa: N801 - PyTorch calls it so
@@ -76,9 +76,9 @@ def initial_seed() -> int:
     return default_generator().initial_seed()
 
 
-# Callers of `get_rng_state` in PyTorch that restore the state without reading it: `fork_rng` and activation
+# Modules of PyTorch that call `get_rng_state` and restore the state without reading it: `fork_rng` and activation
 # checkpointing.
-_GIVE_BACK: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
+_RESTORING_MODULES: Final = frozenset({"torch.random", "torch.utils.checkpoint"})
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:
@@ -86,19 +86,19 @@ def get_rng_state(device: Any = None) -> torch.Tensor:
 
     If PyTorch itself calls, the state stays on the executor.
     """
-    if not _gives_back():
+    if not _is_called_to_restore():
         return default_generator(device).get_state()
     if port.forked:  # the random state belongs to the parent
         return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return random_state.keep_state_of(default_generator(device))
+    return random_state.copy_state_of(default_generator(device))
 
 
-def _gives_back() -> bool:
-    """Return True if PyTorch itself, and not the user's program, called Djinn: the first frame outside of Djinn is PyTorch's."""
+def _is_called_to_restore() -> bool:
+    """Return True if the first frame outside of Djinn is in a module of PyTorch that restores the state without reading it."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("djinn_client.", "djinn_core.")):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__") in _GIVE_BACK
+    return frame is not None and frame.f_globals.get("__name__") in _RESTORING_MODULES
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -112,7 +112,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
         return
     generator = default_generator(device)
     if isinstance(new_state, LazyTensor):
-        random_state.go_on_from(generator, new_state)
+        random_state.restore_state(generator, new_state)
     else:
         generator.set_state(new_state)
 

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class DeviceProperties:
-    """Properties of a device, named as by `torch.cuda.get_device_properties`; sizes in bytes.
+    """Properties of a device, with the names of `torch.cuda.get_device_properties`.
 
     Attributes:
+        name: product name of the device, or else its id.
         kind: the executor's name for its device type, such as `cuda`.
-        multi_processor_count: multiprocessors of a GPU, processors of a CPU.
-        major: major version of the compute capability; 0 if there is none.
-        minor: minor version of the compute capability.
+        total_memory: size of the device's memory in bytes.
+        multi_processor_count: number of multiprocessors of a GPU, or of processors of a CPU.
+        major: major version of the compute capability. 0 if the device is no GPU.
+        minor: minor version of the compute capability. 0 if the device is no GPU.
     """
 
     name: str
@@ -44,11 +46,11 @@ class PendingCopy(Protocol):
     def land(self, strict: bool) -> None:
         """Write the copied elements into the CPU tensor.
 
-        `strict`: raise the copy's error, because its user might not see it otherwise.
+        `strict`: True to raise an error of the copy, because the user might not see the error otherwise.
         """
 
 
-class ExpectedFetches(Protocol):
+class PredictedFetches(Protocol):
     """Prediction of the values that this thread will fetch next."""
 
     def take(self, key: int) -> torch.Tensor | None:
@@ -58,12 +60,9 @@ class ExpectedFetches(Protocol):
         """
 
     def to_upload(self) -> list[torch.Tensor]:
-        """Return the CPU tensors that will be uploaded one after the other, if they are known.
+        """Return the CPU tensors that will be uploaded next, in order. Later calls return an empty list."""
 
-        Later calls return an empty list.
-        """
-
-    def saw(self, storage: Any) -> None:
+    def note_access(self, storage: Any) -> None:
         """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
 
 
@@ -81,13 +80,13 @@ class ThreadState(threading.local):
     Attributes:
         padding_is_last: True if the last check found the padding at the end of each row.
         converts_module: True while a module is being moved or converted.
-        expected: the predicted next fetches.
-        waits_until: deadline of this thread's waits for executors, on the monotonic clock. None: no limit.
+        predicted_fetches: prediction of the next fetches, or None if there is none.
+        waits_until: deadline of this thread's waits for executors, in seconds of the monotonic clock. None: no limit.
     """
 
     padding_is_last = False
     converts_module = False
-    expected: ExpectedFetches | None = None
+    predicted_fetches: PredictedFetches | None = None
     waits_until: float | None = None
 
 
@@ -105,12 +104,12 @@ class DeviceState:
             block.
         wait_timeout: limit in seconds for each wait of each thread. 0: no limit.
         default_generators: the generators that ops use by default, by index.
-        seeding: lock held while a default generator is created. Another thread must not draw from the generator before
+        seed_lock: lock held while a default generator is created. Another thread must not draw from the generator before
             it is seeded.
         seed: the last seed for all indexes. Indexes that appear later start from it.
         properties: device properties of the current session, by session and index.
-        pending_copies: non-blocking copies to this machine, in the order in which they arrive.
-        landing: lock held while the elements of a copy are written. Another thread that uses the tensor waits for it.
+        pending_copies: non-blocking copies to this machine that have not arrived, in the order of their requests.
+        copy_lock: lock held while the elements of a copy are written. Another thread that uses the tensor waits for it.
     """
 
     def __init__(self) -> None:
@@ -122,26 +121,26 @@ class DeviceState:
         self.copy_into_later: Callable[[torch.Tensor, Any], bool] = _not_installed
         self.wait_timeout = 0.0
         self.default_generators: dict[int, torch.Generator] = {}
-        self.seeding = threading.RLock()
+        self.seed_lock = threading.RLock()
         self.seed: int | None = None
         self.properties: dict[tuple[str, int], DeviceProperties] = {}
         self.pending_copies: deque[PendingCopy] = deque()
-        self.landing = threading.RLock()
+        self.copy_lock = threading.RLock()
         in_forked_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
-        self.landing, self.seeding = (
+        self.copy_lock, self.seed_lock = (
             threading.RLock(),
             threading.RLock(),
         )  # threads of the parent may have held the locks
 
     def land_copies(self, strict: bool = False) -> None:
-        """Fill the CPU tensors of all copies that have arrived. Sync points call this. Replies arrive in order.
+        """Fill the CPU tensors of all copies that have arrived. Sync points call this.
 
         Raises:
-            RemoteError: with `strict`, the error of a copy into the user's memory.
+            RemoteError: `strict` is True, and a copy into the user's memory failed.
         """
-        with self.landing:
+        with self.copy_lock:
             while self.pending_copies and self.pending_copies[0].done():
                 self.pending_copies.popleft().land(strict)
 

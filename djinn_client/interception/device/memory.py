@@ -22,7 +22,9 @@ _NOTHING: Mapping[str, int] = {}
 
 
 def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
-    """Return counts and bytes of a logical device for this session, after the executor has run all recorded ops.
+    """Return counts and sizes in bytes of a logical device for this session, by the names of the executor's counters.
+
+    The executor first runs all recorded ops.
 
     `reset_peak`: True to restart the executor's peak counters afterwards.
     """
@@ -30,7 +32,7 @@ def figures(*, reset_peak: bool = False, device: int = 0) -> Mapping[str, int]:
         return current().query(StatsRequest(reset_peak), StatsReply, device).values
 
 
-def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
+def _figures_if_used(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
     """Return `figures` of a device.
 
     Return an empty mapping if no op has used the device, so that a query starts no server.
@@ -42,31 +44,31 @@ def _present(device: Any, *, reset_peak: bool = False) -> Mapping[str, int]:
 
 def memory_allocated(device: Any = None) -> int:
     """Return the bytes that this session's tensors hold. Weights that the server is still reading do not count yet."""
-    return _present(device).get("memory", 0)
+    return _figures_if_used(device).get("memory", 0)
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Return the peak of `memory_allocated` since the session began or `reset_peak_memory_stats` was called."""
-    return _present(device).get("memory_peak", 0)
+    return _figures_if_used(device).get("memory_peak", 0)
 
 
 def memory_reserved(device: Any = None) -> int:
     """Return the bytes that the device's allocator holds for this session."""
-    return _present(device).get("reserved", 0)
+    return _figures_if_used(device).get("reserved", 0)
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """Return the highest known value of `memory_reserved`."""
-    return _peak_reserved(_present(device))
+    """Return the peak of `memory_reserved` as far as it is known: the greater of its value and the peak of allocated bytes."""
+    return _peak_reserved(_figures_if_used(device))
 
 
-def _peak_reserved(found: Mapping[str, int]) -> int:
-    return max(found.get("reserved", 0), found.get("memory_peak", 0))
+def _peak_reserved(memory: Mapping[str, int]) -> int:
+    return max(memory.get("reserved", 0), memory.get("memory_peak", 0))
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Restart the peak counters."""
-    _present(device, reset_peak=True)
+    _figures_if_used(device, reset_peak=True)
 
 
 def reset_accumulated_memory_stats(device: Any = None) -> None:
@@ -82,7 +84,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Return the statistics under the key names of `torch.cuda.memory_stats`. Statistics that are not counted are 0."""
-    memory = _present(device)
+    memory = _figures_if_used(device)
     current_and_peak = {
         "allocated_bytes": (memory.get("memory", 0), memory.get("memory_peak", 0)),
         "active_bytes": (memory.get("memory", 0), memory.get("memory_peak", 0)),

@@ -26,17 +26,17 @@ from djinn_core.wire.numeric_messages import NumericSettings
 
 def install() -> None:
     """Track the settings of this process from now on. C++ checks at each op whether they have changed."""
-    port.numeric_settings = _now()
+    port.numeric_settings = _current_settings()
     implement(settings_changed=_note_change)
 
 
 def require_exact(exact: bool) -> None:
-    """Set whether later programs must round exactly as if their session ran alone."""
+    """Set whether programs from now on must give bitwise the results that they give if their session runs alone."""
     if port.numeric_settings.exact is not exact:
         port.numeric_settings = msgspec.structs.replace(port.numeric_settings, exact=exact)
 
 
-def _now() -> NumericSettings:
+def _current_settings() -> NumericSettings:
     return NumericSettings(**torch_private.numeric_settings(), exact=port.numeric_settings.exact)
 
 
@@ -47,16 +47,16 @@ def _send_recorded() -> None:
 
 def _note_change() -> None:
     """Send the ops recorded before a change of the settings, because ops run under the settings at the time of their call."""
-    now = _now()
-    if now == port.numeric_settings:
+    settings = _current_settings()
+    if settings == port.numeric_settings:
         return
     # Changing a setting starts no server. Ops that wait for a session to begin run under the settings at that time.
     if port.is_open() and any(recorder.unsent for recorder in recorders.all()):
         _send_recorded()
-    port.numeric_settings = now
+    port.numeric_settings = settings
 
 
-EXECUTORS_HAVE = torch.float32
+EXECUTOR_DEFAULT_DTYPE = torch.float32
 
 
 def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] | None:
@@ -65,7 +65,7 @@ def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] |
     Return None if `func` does not depend on the default dtype.
     """
     default = torch.get_default_dtype()
-    if default == EXECUTORS_HAVE or torch.Tag.pointwise not in func.tags:
+    if default == EXECUTOR_DEFAULT_DTYPE or torch.Tag.pointwise not in func.tags:
         return None
     if any(m.dtype.is_floating_point or m.dtype.is_complex for m in call.operands):
         return None
@@ -77,7 +77,7 @@ def as_floats(func: Any, args: tuple[Any, ...], call: Call) -> tuple[Any, ...] |
 def with_default_dtype(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return a factory op's keyword arguments. Add the default dtype if they name no dtype."""
     default = torch.get_default_dtype()
-    if default == EXECUTORS_HAVE or kwargs.get("dtype") is not None or not _is_factory(func):
+    if default == EXECUTOR_DEFAULT_DTYPE or kwargs.get("dtype") is not None or not _is_factory(func):
         return kwargs
     filling = args[1] if func is torch.ops.aten.full.default else 0.0
     return {**kwargs, "dtype": torch.tensor(filling, device="cpu").dtype}

@@ -20,19 +20,19 @@ from djinn_core.errors import UnsupportedOperation
 _QUEUE: Final[Any] = Queue  # PyTorch has no public way to tell how a queue handles errors
 
 
-def _refuse(held: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
+def _refuse_remote(storage: torch.UntypedStorage) -> tuple[Callable[[str], NoReturn], tuple[str]]:
     message = (
-        f"a tensor on {held.device} cannot be handed to another process, which has a session of its own and would not "
-        f"share its memory. Send tensor.cpu(), and move it to {device_type()} there"
+        f"a tensor on {storage.device} cannot be sent to another process, because each process has its own session and "
+        f"remote memory is not shared. Send tensor.cpu(), and move it to {device_type()} in the other process"
     )
     if _is_only_printed():
-        return _refused, (message,)
+        return _raise_refusal, (message,)
     raise UnsupportedOperation(message)
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Any:
     """Share a storage as PyTorch does. Refuse remote storages."""
-    return _refuse(storage) if is_remote(storage.device) else reduce_storage(storage)
+    return _refuse_remote(storage) if is_remote(storage.device) else reduce_storage(storage)
 
 
 def _is_only_printed() -> bool:
@@ -47,12 +47,12 @@ def _is_only_printed() -> bool:
     return frame is not None and frame.f_locals["onerror"] is _QUEUE._on_queue_feeder_error  # noqa: SLF001
 
 
-def _refused(message: str) -> NoReturn:
+def _raise_refusal(message: str) -> NoReturn:
     """Raise the pickling error in the process that unpickles the tensor."""
     raise UnsupportedOperation(message)
 
 
-def share_nothing() -> None:
+def refuse_sharing() -> None:
     """Make `multiprocessing` refuse to send remote tensors, for which PyTorch would share memory.
 
     `torch.save`, `copy` and other users of pickle still copy by way of the CPU.
@@ -69,7 +69,7 @@ class _MeshName(str):
         return True
 
 
-def go_by_name_in_meshes() -> None:
+def accept_name_in_meshes() -> None:
     """Make `init_device_mesh` accept the device's name.
 
     PyTorch reads a name that is not alphabetic as a name with an index.

@@ -41,13 +41,13 @@ def get_state() -> torch.Tensor:
     return fetch(append(_GET, [], ()))
 
 
-def keep_state() -> LazyTensor:
-    """Record a copy of the remote random state that stays on the executor."""
+def copy_state() -> LazyTensor:
+    """Record a copy of the session's random state, and return it. The copy stays on the executor."""
     return append(_GET, [], ())  # type: ignore[no-any-return]
 
 
 def set_state(state: torch.Tensor) -> None:
-    """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a state that `keep_state` returned."""
+    """Record a restore of the remote random state from `state`: a CPU tensor of bytes, or a state that `copy_state` returned."""
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, 0)
     append(own_call(SET_RANDOM_STATE, (remote.remote.meta,), makes=False), [remote], ())
 
@@ -60,7 +60,7 @@ def seeded_generator(seed: int, device: int) -> LazyTensor:
 def restored_generator(state: torch.Tensor, device: int) -> LazyTensor:
     """Record a new generator with the state `state`, and return its value.
 
-    `state`: a CPU tensor of bytes, or a state that was kept on the executor.
+    `state`: a CPU tensor of bytes, or a remote copy of a state.
     """
     remote = state if isinstance(state, LazyTensor) else upload_copy(state, device)
     call = own_call(RESTORED_GENERATOR, (remote.remote.meta,), device=device)
@@ -69,11 +69,11 @@ def restored_generator(state: torch.Tensor, device: int) -> LazyTensor:
 
 def copied_generator(generator: LazyTensor) -> LazyTensor:
     """Record a new generator with a copy of another generator's current state. Return its value."""
-    return restored_generator(keep_generator_state(generator), generator.remote.meta.device)
+    return restored_generator(copy_generator_state(generator), generator.remote.meta.device)
 
 
-def keep_generator_state(generator: LazyTensor) -> LazyTensor:
-    """Record a copy of a generator's current state. The copy stays on the executor."""
+def copy_generator_state(generator: LazyTensor) -> LazyTensor:
+    """Record a copy of a generator's current state, and return it. The copy stays on the executor."""
     meta = generator.remote.meta
     call = own_call(GENERATOR_STATE, (meta,), device=meta.device)
     return append(call, [generator], ())  # type: ignore[no-any-return]
@@ -81,45 +81,45 @@ def keep_generator_state(generator: LazyTensor) -> LazyTensor:
 
 def generator_state(generator: LazyTensor) -> torch.Tensor:
     """Return the current state of a generator as a CPU tensor of bytes; one round trip."""
-    return fetch(keep_generator_state(generator))
+    return fetch(copy_generator_state(generator))
 
 
 def _unsigned(seed: int) -> int:
     return int(seed) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def keep_state_of(generator: torch.Generator) -> torch.Tensor:
-    """Record a copy of a generator's state that stays on the executor."""
+def copy_state_of(generator: torch.Generator) -> torch.Tensor:
+    """Record a copy of a generator's state, and return it. The copy stays on the executor."""
     value = operand(generator)
-    return keep_state() if value is None else keep_generator_state(value)
+    return copy_state() if value is None else copy_generator_state(value)
 
 
-def go_on_from(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Restore a generator's state from a state that `keep_state_of` returned."""
+def restore_state(generator: torch.Generator, state: torch.Tensor) -> None:
+    """Restore a generator's state from a state that `copy_state_of` returned."""
     if generator.device.index == 0 and operand(generator) is None:
         set_state(state)
     else:
         ops.set_generator_value(generator, restored_generator(state, generator.device.index))
 
 
-def _ask(what: str, index: int, seed: int, given: torch.Tensor | None) -> torch.Tensor | None:
+def _call(what: str, index: int, seed: int, state: torch.Tensor | None) -> torch.Tensor | None:
     match what:
         case "seed":
             manual_seed(seed)
         case "get_state":
             return get_state()
         case "set_state":
-            set_state(given)  # type: ignore[arg-type]
+            set_state(state)  # type: ignore[arg-type]
         case "make":
-            if given is None:
+            if state is None:
                 return seeded_generator(seed, index)
-            return restored_generator(given, index)
+            return restored_generator(state, index)
         case "copy":
-            return copied_generator(given)  # type: ignore[arg-type]
+            return copied_generator(state)  # type: ignore[arg-type]
         case "read":
-            return generator_state(given)  # type: ignore[arg-type]
+            return generator_state(state)  # type: ignore[arg-type]
         case "check":
-            return _seed_of(given)
+            return _seed_of(state)
     return None
 
 
@@ -142,4 +142,4 @@ def _seed_of(state: torch.Tensor | None) -> torch.Tensor:
 
 def register() -> None:
     """Register the functions that C++ calls."""
-    implement(generator=_ask)
+    implement(generator=_call)

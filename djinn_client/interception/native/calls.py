@@ -13,7 +13,7 @@ from djinn_client.torch_dispatch import returns_list
 from djinn_core.ir.program import Call, Signature
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
-NOTHING, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
+IDENTITY, LIST, BUMPS, NO_OVERLAP, EMPTY = 1, 2, 4, 8, 16  # flags of `add_call`
 _NEW, _VIEW, _SAME, _NONE = range(4)  # kinds of results
 _EMPTY_OPS: Final = frozenset({"aten::empty.memory_format", "aten::empty_strided"})
 
@@ -31,20 +31,20 @@ def number_of(call: Call) -> int:
     return number
 
 
-_nothing = -1
-_adding = threading.RLock()
+_identity = -1  # the number that `identity_number` returns, once it is assigned
+_add_lock = threading.RLock()
 
 
-def nothing() -> int:
+def identity_number() -> int:
     """Return the number that stands for all calls that return their operand unchanged."""
-    global _nothing
-    if _nothing < 0:
-        _nothing = _add(None, [1, 0, 0, 0, NOTHING, 0, 0])
-    return _nothing
+    global _identity
+    if _identity < 0:
+        _identity = _add(None, [1, 0, 0, 0, IDENTITY, 0, 0])
+    return _identity
 
 
 def _add(call: Call | None, description: Sequence[int]) -> int:
-    with _adding:  # C++ assigns numbers without holding the GIL
+    with _add_lock:  # C++ assigns numbers without holding the GIL
         return _add_alone(call, description)
 
 
@@ -56,41 +56,41 @@ def _add_alone(call: Call | None, description: Sequence[int]) -> int:
     return number
 
 
-def _keep(known: list[Call | None], number: int, call: Call | None) -> None:
-    known += [None] * (number + 1 - len(known))
-    known[number] = call
+def _keep(call_list: list[Call | None], number: int, call: Call | None) -> None:
+    call_list += [None] * (number + 1 - len(call_list))
+    call_list[number] = call
 
 
-def calls_of(known: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
+def calls_of(call_list: list[Call | None], numbers: Sequence[int]) -> tuple[Call, ...]:
     """Return the calls with these numbers.
 
-    `known`: the list `calls` at the time when the numbers came from C++.
+    `call_list`: the list `calls` at the time when the numbers came from C++.
     """
     try:
-        calls = [known[number] for number in numbers]
+        calls = [call_list[number] for number in numbers]
     except IndexError:
         calls = [None]
     if None in calls:
-        calls = [_call_of(known, number) for number in numbers]
+        calls = [_call_of(call_list, number) for number in numbers]
     return tuple(calls)  # type: ignore[arg-type]
 
 
-def _call_of(known: list[Call | None], number: int) -> Call:
-    call = known[number] if number < len(known) else None
+def _call_of(call_list: list[Call | None], number: int) -> Call:
+    call = call_list[number] if number < len(call_list) else None
     if call is None:
-        call = _made_by_rule(known, number)
-        _keep(known, number, call)
+        call = _call_by_rule(call_list, number)
+        _keep(call_list, number, call)
     return call
 
 
-def _made_by_rule(known: list[Call | None], number: int) -> Call:
+def _call_by_rule(call_list: list[Call | None], number: int) -> Call:
     like_number, *dims = ops.describe_call(number)
-    like, rest = known[like_number], iter(dims)
+    like, numbers = call_list[like_number], iter(dims)
     assert like is not None
 
     def meta_like(meta: TensorMeta) -> TensorMeta:
-        offset, rank = next(rest), len(meta.shape)
-        shape, stride = tuple(islice(rest, rank)), tuple(islice(rest, rank))
+        offset, rank = next(numbers), len(meta.shape)
+        shape, stride = tuple(islice(numbers, rank)), tuple(islice(numbers, rank))
         return tensor_meta(shape, stride, offset, meta.dtype, meta.device, meta.conj, meta.neg)
 
     operands = tuple([meta_like(meta) for meta in like.operands])
@@ -98,16 +98,16 @@ def _made_by_rule(known: list[Call | None], number: int) -> Call:
         operands[same] if same >= 0 else meta and meta_like(meta)
         for meta, same in zip(like.results, like.inplace, strict=True)
     ])  # fmt: skip
-    own = zip(results, like.aliases, like.inplace, strict=True)
-    nbytes = tuple([0 if meta is None or alias >= 0 or same >= 0 else meta.nbytes for meta, alias, same in own])
+    origins = zip(results, like.aliases, like.inplace, strict=True)
+    nbytes = tuple([0 if meta is None or alias >= 0 or same >= 0 else meta.nbytes for meta, alias, same in origins])
     call: Call = like.of_other_sizes(operands, results, nbytes, None)
     return call
 
 
 def begin_in_child() -> None:
     """Replace the lock in a forked child, because a thread of the parent may have held it."""
-    global _adding
-    _adding = threading.RLock()
+    global _add_lock
+    _add_lock = threading.RLock()
 
 
 def forget(signature: Signature | None = None) -> None:
@@ -115,27 +115,27 @@ def forget(signature: Signature | None = None) -> None:
     ops.forget_calls(-1 if signature is None else signature.id)
 
 
-_doomed: set[int] = set()  # unused at the last sweep
+_unused_before: set[int] = set()  # numbers of calls that the last sweep found unused
 
 
 def _sweep() -> None:
-    """Evict unused calls, because programs with ever new sizes create more and more calls.
+    """Evict unused calls. Without this, a program whose sizes always change would fill the table of calls.
 
     A thread may be about to append a call that the sweep found unused. So its number is reused only if the next sweep
     finds the call unused as well. Python appends such a call under a new number.
     """
     global calls, generation
-    unused = set(ops.unused_calls()) - {_nothing}
-    freed = [number for number in _doomed if number in unused]
+    unused = set(ops.unused_calls()) - {_identity}
+    freed = [number for number in _unused_before if number in unused]
     if freed:
         calls_of(calls, freed)  # entries may refer to the current list, and read it later
         calls, generation = [*calls], generation + 1
     for number in freed:
         calls[number] = None
     ops.release_calls(freed)
-    _doomed.clear()
-    _doomed.update(unused.difference(freed))
-    for number in _doomed:
+    _unused_before.clear()
+    _unused_before.update(unused.difference(freed))
+    for number in _unused_before:
         call = calls[number] if number < len(calls) else None
         if call is not None and _numbers.get(id(call)) == number:
             del _numbers[id(call)]

@@ -23,7 +23,7 @@ ENTRIES, EPOCH, LIMIT, DIFFERENTIATING = range(4)  # counters of a program
 
 _sites: Final[dict[int, Site]] = {}
 _next_site = 0
-_learning = threading.RLock()
+_sites_lock = threading.RLock()
 _NOWHERE: Final[Site] = ((lambda: None).__code__, 0)
 
 
@@ -33,7 +33,7 @@ def site_of(number: int) -> Site:
         return _NOWHERE
     site = _sites.get(number)
     if site is None:
-        with _learning:
+        with _sites_lock:
             _learn_sites()
         site = _sites.get(number, _NOWHERE)  # C++ keeps the last few thousand code objects
     return site
@@ -41,8 +41,8 @@ def site_of(number: int) -> Site:
 
 def begin_in_child() -> None:
     """Replace the lock in a forked child, because a thread of the parent may have held it."""
-    global _learning
-    _learning = threading.RLock()
+    global _sites_lock
+    _sites_lock = threading.RLock()
 
 
 def _learn_sites() -> None:
@@ -87,8 +87,8 @@ class RecordedProgram(Program, Sequence[Entry]):
         _, self._length, handles, slots, self.waiting, *self._starts = numbers
         self._size = handles + slots
         self._moments, self._forward_calls = moments, forward_calls
-        # If C++ reuses a number, it starts another list.
-        self._known, self._generation = native_calls.calls, native_calls.generation
+        # When C++ reuses call numbers, `native_calls.calls` becomes another list.
+        self._calls_by_number, self._generation = native_calls.calls, native_calls.generation
 
     def _part(self, number: int) -> Words:
         start = self._starts[number]
@@ -136,7 +136,7 @@ class RecordedProgram(Program, Sequence[Entry]):
     @cached_property
     def calls(self) -> tuple[Call, ...]:
         """Return the call of each entry."""
-        return native_calls.calls_of(self._known, self._numbers(6).tolist())
+        return native_calls.calls_of(self._calls_by_number, self._numbers(6).tolist())
 
     @cached_property
     def operands(self) -> tuple[int, ...]:
@@ -178,7 +178,7 @@ class RecordedProgram(Program, Sequence[Entry]):
 
     def call(self, index: int) -> Call:
         """Return the call of one entry; -1 is the last entry."""
-        return native_calls.calls_of(self._known, [int(self.call_numbers[1][index])])[0]
+        return native_calls.calls_of(self._calls_by_number, [int(self.call_numbers[1][index])])[0]
 
     def __len__(self) -> int:
         return self._length
@@ -196,13 +196,13 @@ class RecordedProgram(Program, Sequence[Entry]):
         return self._entry(at)
 
     @cached_property
-    def _places(self) -> list[tuple[int, int]]:
+    def _offsets(self) -> list[tuple[int, int]]:
         handles = accumulate([c.operand_count + c.new_count for c in self.calls], initial=0)
         slots = accumulate([c.slot_count for c in self.calls], initial=0)
         return list(zip(handles, slots, strict=True))
 
     def _entry(self, index: int) -> Entry:
-        (handle, slot), (handle_end, slot_end) = self._places[index], self._places[index + 1]
+        (handle, slot), (handle_end, slot_end) = self._offsets[index], self._offsets[index + 1]
         return Entry(
             self.calls[index],
             self.operands[handle:handle_end],

@@ -73,7 +73,7 @@ def default_generator(device: Any = None) -> torch.Generator:
     index = index_of(device)
     defaults = device_state.default_generators
     if index not in defaults:
-        with device_state.seeding:
+        with device_state.seed_lock:
             if index not in defaults:
                 generator = default(index)
                 if index and device_state.seed is not None:

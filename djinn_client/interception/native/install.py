@@ -15,12 +15,12 @@ from djinn_client.interception.device import memory, random_state
 from djinn_client.interception.device.device_state import DEVICE_NAME, device_state
 from djinn_client.interception.device.numeric_settings import with_default_dtype
 from djinn_client.interception.dispatch import forget_calls, record
-from djinn_client.interception.interpreter_shutdown import stay_unless_main
+from djinn_client.interception.interpreter_shutdown import block_unless_main
 from djinn_client.interception.native import generators, storages, streams
 from djinn_client.interception.native.library import CalledFromCpp, implement, load, ops, send_upcalls_to
 from djinn_client.interception.ops.attention import attention, backward_on_cpu
 from djinn_client.interception.recording import recorder as recorders
-from djinn_client.interception.recording.append import asked
+from djinn_client.interception.recording.append import question
 from djinn_client.interception.shape_inference.scalar_ranges import infers_for_any_float
 from djinn_client.interception.tap import taps
 from djinn_client.interception.tensors.lazy_tensor import show_values
@@ -49,13 +49,13 @@ class Upcalls(CalledFromCpp):
                 forget_calls()  # cache keys of C++ contain the default dtype
             number = id(func)
             handler = device_state.handlers.get(number)
-            asked.func = func if handler is None or number in device_state.repeated else None
-            asked.args = id(args)
+            question.func = func if handler is None or number in device_state.repeated else None
+            question.args = id(args)
             kwargs = kwargs or {}
             if handler is None:
                 handler, kwargs = record, with_default_dtype(func, args, kwargs)
             if taps.at_shutdown:
-                stay_unless_main()
+                block_unless_main()
             if not taps.op:
                 return handler(func, args, kwargs)
             begun = perf_counter()

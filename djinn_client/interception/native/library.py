@@ -66,7 +66,7 @@ _implementations: Final[dict[int, Callable[..., Any]]] = {}  # by the id of the 
 
 
 class CalledFromCpp(TorchDispatchMode):
-    """A mode that C++ calls instead of PyTorch's dispatcher."""
+    """A dispatch mode that C++ calls directly, without PyTorch's dispatcher."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -180,19 +180,19 @@ def _mark(index: int) -> torch.Tensor:
     return append(own_call(MARK, (), device=index), [], ())  # type: ignore[no-any-return]
 
 
-def _asked(op: str, *marks: LazyTensor) -> LazyTensor:
+def _query(op: str, *marks: LazyTensor) -> LazyTensor:
     metas = tuple(mark.remote.meta for mark in marks)
     return append(own_call(op, metas, device=metas[0].device), list(marks), ())  # type: ignore[no-any-return]
 
 
 def _has_passed(mark: torch.Tensor) -> bool:
-    return bool(fetch(_asked(HAS_PASSED, mark)).item())  # type: ignore[arg-type]
+    return bool(fetch(_query(HAS_PASSED, mark)).item())  # type: ignore[arg-type]
 
 
 def _elapsed_time(begin: torch.Tensor, end: torch.Tensor) -> float:
     if begin.device != end.device:
         raise ValueError(f"Both events must be of one device, and not {begin.device} and {end.device}.")
-    return float(fetch(_asked(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]
+    return float(fetch(_query(ELAPSED_TIME, begin, end)).item())  # type: ignore[arg-type]
 
 
 def register() -> None:

@@ -21,7 +21,7 @@ from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
 from djinn_client import torch_dispatch
 from djinn_client.interception.dispatch import record
 from djinn_client.interception.native.library import CalledFromCpp
-from djinn_client.interception.ops.composite import is_differentiated, take_apart
+from djinn_client.interception.ops.composite import decompose, is_differentiated
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.inference_cache import keep
@@ -65,7 +65,7 @@ def attention(
     options = {"scale": scale, "enable_gqa": enable_gqa}
     everything = (query, key, value, mask, dropout, causal)
     if torch_dispatch.in_forward_mode() or not isinstance(query, LazyTensor):
-        return take_apart(_WHOLE, everything, options)  # type: ignore[no-any-return]
+        return decompose(_WHOLE, everything, options)  # type: ignore[no-any-return]
     free = flash_sdp_enabled() and math_sdp_enabled() and not dropout and not torch_dispatch.dispatch_modes()
     if free and not is_differentiated((query, key, value, mask)):
         return record(_WHOLE, everything, options)  # type: ignore[no-any-return]
@@ -81,7 +81,7 @@ def _run_selected_kernel(args: tuple[Any, ...], options: dict[str, Any]) -> torc
     query, key, value, mask, dropout, causal = args
     remote = all(t is None or isinstance(t, LazyTensor) for t in args[:4])
     if not remote or not _can_choose(_device_kind()) or _choice(args, options) is not _FUSED_ON_CPU:
-        return take_apart(_WHOLE, args, options)  # type: ignore[no-any-return]
+        return decompose(_WHOLE, args, options)  # type: ignore[no-any-return]
     if mask is not None and mask.dtype is torch.bool:
         # 0-dim CPU tensors travel in the instruction.
         mask = torch.where(mask, *(torch.scalar_tensor(n, dtype=query.dtype, device="cpu") for n in (0.0, -math.inf)))
@@ -213,7 +213,7 @@ class _Gradients(torch.autograd.Function):
         with torch.enable_grad():
             grad, *inputs = (t.view_as(t) if t.requires_grad else t.detach().requires_grad_() for t in gradients_of)
             grouped = inputs[0].shape[1] != inputs[1].shape[1]
-            results = take_apart(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": grouped})
+            results = decompose(_WHOLE, (*inputs, mask, 0.0, ctx.causal), {"scale": ctx.scale, "enable_gqa": grouped})
             first = torch.autograd.grad(results, inputs, grad, create_graph=True)
             second = torch.autograd.grad(first, (grad, *inputs), grads, create_graph=again, allow_unused=True)
         return (*second, None, None, None)

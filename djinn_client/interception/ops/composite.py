@@ -33,7 +33,7 @@ _RECORDED = frozenset({
 })  # fmt: skip
 
 
-def is_taken_apart(func: Any) -> bool:
+def is_decomposed(func: Any) -> bool:
     """Return True if `func` is decomposed: recorded as its constituent ops."""
     if is_custom(func):
         return not runs_whole(func)
@@ -42,7 +42,7 @@ def is_taken_apart(func: Any) -> bool:
     return func not in _RECORDED and torch_private.is_composite(func)
 
 
-def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def decompose(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Decompose an op, and record its parts.
 
     Raises:
@@ -50,8 +50,8 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """
     if needs_other_layout(func.name()) and port.fallback is None:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: the device has strided, sparse, quantized and nested "
-            "tensors, and no MKL-DNN ones. Move the op's inputs to the CPU first"
+            f"{func.name()} cannot run on {DEVICE_NAME} with these tensors: the device has strided, sparse, quantized and "
+            "nested tensors, but no MKL-DNN tensors. Move the op's inputs to the CPU first"
         )
     kernel = torch_dispatch.composite_kernel(func)
     if kernel is None and func.name() not in kept_whole:
@@ -67,13 +67,13 @@ def take_apart(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise UnsupportedOperation(refusal(func))
     if func.name() in port.missing:
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have it, and this client runs PyTorch "
-            f"{torch.__version__}. Install the same PyTorch on both sides, move its inputs to the CPU first, or let it be computed "
-            "there: djinn.configure(client_fallback=True)"
+            f"{func.name()} cannot run on {DEVICE_NAME}: {port.missing[func.name()]} does not have this op, and this client runs "
+            f"PyTorch {torch.__version__}. Install the same PyTorch on both sides, move the op's inputs to the CPU first, or "
+            "let Djinn compute it on this machine: djinn.configure(client_fallback=True)"
         )
     raise UnsupportedOperation(
-        f"{func.name()} cannot run on {DEVICE_NAME}: it is not on the allow-list of ops and is not made of ops that are; "
-        "move its inputs to the CPU first, or let it be computed there: djinn.configure(client_fallback=True)"
+        f"{func.name()} cannot run on {DEVICE_NAME}: neither this op nor its decomposition is on the allow-list of ops. "
+        "Move its inputs to the CPU first, or let Djinn compute it on this machine: djinn.configure(client_fallback=True)"
     )
 
 

@@ -56,7 +56,7 @@ def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     for layout in _layouts((*args, *kwargs.values())):
         if layout != torch.strided:
             raise UnsupportedOperation(
-                f"{func.name()} was given a tensor of layout {layout}: the tensor is not on {DEVICE_NAME}. Do this on "
+                f"{func.name()} got a CPU tensor of layout {layout}, which cannot be uploaded to {DEVICE_NAME}. Run the op on "
                 f"the CPU"
             )
     if func not in _TAKE_CPU_TENSORS or not isinstance(args[0], LazyTensor):

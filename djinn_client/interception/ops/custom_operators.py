@@ -53,7 +53,7 @@ def library_of(op: str) -> OperatorLibrary | None:
 
 
 def metadata_of(func: Any) -> Callable[..., Any] | None:
-    """Return the plugin's metadata function for a custom op, or None. None: use the op's own meta kernel."""
+    """Return the plugin's metadata function for a custom op, or None if the op's own meta kernel must be used."""
     library = library_of(func.name())
     return None if library is None else library.metadata(func.name())
 
@@ -87,29 +87,32 @@ def refusal(func: Any) -> str:
     library = library_of(name)
     if library is not None:
         package = library.package or f"the plugin {library.name!r} and the module {library.module!r}"
-        return f"{begin}Install {package} there, and allow the op: {_start_with(library.name)}"
+        return f"{begin}Install {package} on the server, and allow the op: {_start_with(library.name)}"
     if namespace in _FOLDERS:
         folder = _FOLDERS[namespace]
         return (
-            f"{begin}Install the package in plugins/{folder} there: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository. Then "
-            f"allow the op: {_start_with(folder)}"
+            f"{begin}Install the package in plugins/{folder} on the server: run `pip install ./plugins/{folder}` in a checkout "
+            f"of Djinn's repository. Then allow the op: {_start_with(folder)}"
         )
     definition = python_operator(func)
     if definition is None:
-        return f"{begin}No installed plugin of the kind `operators` has it: `djinn plugins new NAME --kind operators` begins one"
+        return (
+            f"{begin}No installed plugin of the kind `operators` has this op. `djinn plugins new NAME --kind operators` "
+            "creates such a plugin"
+        )
     module = defining_module(definition)
     if module == "__main__":
         return (
             f"{begin}Move its Python function to a module that the server can import, and allow the ops of that module: "
             f"{_start_with('module:NAME')}"
         )
-    return f"{begin}Install the module {module!r} there, and allow its ops: {_start_with(f'module:{module}')}"
+    return f"{begin}Install the module {module!r} on the server, and allow its ops: {_start_with(f'module:{module}')}"
 
 
 def _start_with(value: str) -> str:
     return (
         f"`djinn serve --operators {value}`, or djinn.configure(operators=[{value!r}]) for the executors of this program. "
-        "djinn.configure(client_fallback=True) computes it on this machine"
+        "Or let Djinn compute the op on this machine: djinn.configure(client_fallback=True)"
     )
 
 
@@ -118,7 +121,10 @@ def _is_decomposed(func: Any) -> bool:
 
 
 def _add_autocast(func: Any) -> None:
-    """Make autocast cast the arguments of an op for this device, as its plugin or its registrations for other devices say."""
+    """Register an autocast kernel for an op on this device.
+
+    The plugin of the op, or else the op's autocast kernels for other devices, define the casts.
+    """
     name = func.name()
     if name in _cast or has_kernel(func, "AutocastPrivateUse1"):
         return

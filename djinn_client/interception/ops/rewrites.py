@@ -170,14 +170,14 @@ def histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @handles(aten.dot.default, aten.vdot.default)
 def dot(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute a dot product. PyTorch's kernels skip tensors that are known to be zero."""
+    """Record a dot product. If an operand is a zero tensor of autograd, return one, as PyTorch's kernels do."""
     product = record(func, args, kwargs)
     if any(isinstance(a, torch.Tensor) and a._is_zerotensor() for a in args):
         return torch._efficientzerotensor((), dtype=product.dtype, device=product.device)
     return product
 
 
-_MADE_OF: dict[Any, Callable[..., Any]] = {
+_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten._thnn_fused_lstm_cell.default: lstm_cell,
     aten._thnn_fused_gru_cell.default: gru_cell,
     aten._pack_padded_sequence.default: pack_padded_sequence,
@@ -185,10 +185,13 @@ _MADE_OF: dict[Any, Callable[..., Any]] = {
 
 
 def register() -> None:
-    """Register these rewrites above autograd, which then differentiates the parts; also for inference mode and higher-order ops."""
-    for func, made_of in _MADE_OF.items():
-        set_kernel(func.name(), made_of, "AutogradPrivateUse1")
-        handles(func)(_handler(made_of))
+    """Register the decompositions of `_DECOMPOSITIONS` and of control-flow ops.
+
+    They run above autograd, which then differentiates the parts. Handlers decompose the ops in inference mode.
+    """
+    for func, decomposition in _DECOMPOSITIONS.items():
+        set_kernel(func.name(), decomposition, "AutogradPrivateUse1")
+        handles(func)(_handler(decomposition))
     for name, op in torch_dispatch.higher_order_ops().items():
         by_ops = torch_dispatch.made_of_ops(op)
         wrapper = torch_dispatch.differentiated(op)
@@ -196,8 +199,8 @@ def register() -> None:
             torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, wrapper))
 
 
-def _handler(made_of: Callable[..., Any]) -> Handler:
-    return lambda _func, args, kwargs: made_of(*args, **kwargs)
+def _handler(decomposition: Callable[..., Any]) -> Handler:
+    return lambda _func, args, kwargs: decomposition(*args, **kwargs)
 
 
 # `nn.TransformerEncoder` with a padding mask: in evaluation PyTorch drops the padding with nested tensors, runs the

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from djinn_client.interception.native.calls import nothing, number_of
+from djinn_client.interception.native.calls import identity_number, number_of
 from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.shape_inference.meta_infer import infer, signature_of
@@ -24,29 +24,31 @@ from djinn_core.ir.slot_arrays import encoded_slots
 from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
-class _Asked:
-    """The op about which C++ asks Python, if its next call may be cached."""
+class _Question:
+    """The op about which C++ asks Python. `func` is None if C++ must not cache the call."""
 
     func: Any = None
     args = 0  # identity of the arguments, which the code that sets it keeps alive
 
 
-asked = _Asked()
+question = _Question()
 
 
-def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], *, untold: bool = False) -> Any:
+def append(
+    call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], *, caller_notifies: bool = False
+) -> Any:
     """Append an instruction to this thread's program and return tensors for its results.
 
-    `untold`: True if the caller notifies the taps itself.
+    `caller_notifies`: True if the caller calls the taps `recording` and `recorded` itself.
     """
     current()  # raises in a forked child
-    for changed, new in call.changes:
-        check_resize(call.op, changed, new, operands)  # type: ignore[arg-type]
-        own_value(operands[changed])
+    for position, meta in call.changes:
+        check_resize(call.op, position, meta, operands)  # type: ignore[arg-type]
+        give_own_value(operands[position])
     if len(operands) > 1 and call.writes and refuses_overlap(call.op):
         for target in call.writes:
             check_overlap(call.op, target, operands)  # type: ignore[arg-type]
-    for notify in () if untold else taps.recording:
+    for notify in () if caller_notifies else taps.recording:
         notify(call, operands)
     bits, kinds = encoded_slots(slots)
     new_handles = iter(ops.append(number_of(call), list(operands), bits, kinds))
@@ -56,13 +58,13 @@ def append(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot], 
     ]
     for index, meta in call.changes:
         change(operands[index], meta)
-    for notify in () if untold else taps.recorded:
+    for notify in () if caller_notifies else taps.recorded:
         notify(call, slots, operands, results)
     return results if call.sequence else results[0] if results else None
 
 
-def own_value(tensor: torch.Tensor) -> None:
-    """Give `tensor` its own value before an op changes its metadata. Tensors that share the old value keep it."""
+def give_own_value(tensor: torch.Tensor) -> None:
+    """Replace the value of `tensor` by an alias if other tensors share it, because an op will change its metadata."""
     if ops.facts(tensor)[3] != 1:
         call = infer(torch.ops.aten.alias.default, (tensor,), {}, tensor.device.index or 0)
         ops.stand_for(tensor, append(call, [tensor], ()))
@@ -71,13 +73,17 @@ def own_value(tensor: torch.Tensor) -> None:
 def remember(func: Any, args: tuple[Any, ...], call: Call | None, any_float: bool) -> None:
     """Allow the C++ fast path to replay this call, if C++ has asked about the op.
 
-    `call`: None if the op returns its operand unchanged.
+    Args:
+        func: the op.
+        args: its arguments, which identify the question of C++.
+        call: the inferred call, or None if the op returns its operand unchanged.
+        any_float: True if the call holds for any values of its float arguments.
     """
-    if asked.args != id(args) or asked.func is not func:
+    if question.args != id(args) or question.func is not func:
         return  # a handler records another op for this one
-    asked.func = None
+    question.func = None
     if call is None:
-        ops.remember(nothing(), False)
+        ops.remember(identity_number(), False)
     elif not call.changes:
         ops.remember(number_of(call), any_float)
 
@@ -98,15 +104,15 @@ def own_call(
     device: int = 0,
     writes: tuple[int, ...] = (),
 ) -> Call:
-    """Return the call of Djinn's own op `op` with these operands, followed by scalars.
+    """Return the call of Djinn's own op `op`, whose arguments are operands, then scalars.
 
     Args:
         op: name of the op.
         operands: metadata of the operands.
         slots: number of scalars.
-        makes: True if it creates a value.
-        device: logical device of the value.
-        writes: operands that it writes.
+        makes: True if the op creates a value.
+        device: logical device of that value.
+        writes: positions of the operands that the op writes.
     """
     args: tuple[Argument, ...] = (*(Operand() for _ in operands), *(SlotArg() for _ in range(slots)))
     form = Form(op, args, (), ("new",) if makes else ("none",), False)
@@ -123,7 +129,10 @@ def unpredicted_call(
     random: bool = True,
     refused: bool = False,
 ) -> Call:
-    """Return a call whose results have no prediction: it is Djinn's own op, or only the executor knows the results."""
+    """Return a call without predicted result layouts: of Djinn's own op, or of an op whose results only the executor knows.
+
+    The parameters are fields of the call, except `form`, which is part of its signature.
+    """
     signature = signature_of(form, operands)
     signature.layout_trusted = True
     none = (-1,) * len(results)

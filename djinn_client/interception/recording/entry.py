@@ -46,7 +46,12 @@ class Entry(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class SentEntries(msgspec.Struct, eq=False):
-    """Entries that were sent during a capture, and handles of the values that the program waited for."""
+    """Entries that were sent during a capture.
+
+    Attributes:
+        entries: the entries, in order.
+        fetched: handles of the values that the program waited for.
+    """
 
     entries: list[Entry] = msgspec.field(default_factory=list)
     fetched: set[int] = msgspec.field(default_factory=set)
@@ -69,7 +74,7 @@ class MetaOnlyStorages:
         self.storages.add(storage)
 
     def sift(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Return the entries that can run: all their operands have data."""
+        """Return the entries that can run, because all their operands have data. Mark what the other entries write."""
         present: list[Entry] = []
         for entry in entries:
             if any(storage_of(h) in self.storages for h in entry.inputs):

@@ -19,9 +19,9 @@ from djinn_client.interception.tensors.known_contents import KnownContents, know
 from djinn_core.ir.handles import storages_of
 from djinn_core.system.lru import LruCache
 
-MOST: Final = 256  # maximum number of values in one predicted fetch
-PROGRAMS: Final = 128  # maximum number of programs
-PIECES: Final = 2048  # maximum number of remembered entries of pieces that were sent before the fetch
+VALUES_LIMIT: Final = 256  # maximum number of values in one predicted fetch
+PROGRAMS: Final = 128  # maximum number of programs whose fetches are remembered
+ENTRIES_LIMIT: Final = 2048  # number of remembered entries of a program, above which its oldest pieces are dropped
 
 
 # Key of a program: the length of its last piece, and the identities of the first and last call of that piece.
@@ -29,7 +29,10 @@ _Key = tuple[int, int, int]
 
 
 class _Follower(NamedTuple):
-    """A result that is fetched after the first result: `handles[position]` of an entry with `call`, counted from the end."""
+    """A result that is fetched after the first result: `handles[position]` of the entry with the (negative) index `entry`.
+
+    The prediction holds only if that entry has the call `call`.
+    """
 
     entry: int
     position: int
@@ -40,7 +43,8 @@ class _KnownFetches(NamedTuple):
     """The fetches that followed a program last time.
 
     Attributes:
-        calls: keeps calls alive, so that their identities are not reused.
+        followers: the fetched results, in order.
+        calls: the calls whose identities are in the program's key. This field keeps them alive.
     """
 
     followers: tuple[_Follower, ...]
@@ -55,21 +59,21 @@ class _Pieces(Sequence[Entry]):
         self._length = 0
 
     def add(self, part: Sequence[Entry]) -> None:
-        """Append a piece. Drop the oldest pieces while the rest has at least `PIECES` entries."""
+        """Append a piece. Drop the oldest pieces while the remaining pieces have at least `ENTRIES_LIMIT` entries."""
         self._parts.append(part)
         self._length += len(part)
-        while self._length > PIECES and self._length - len(self._parts[0]) >= PIECES:
+        while self._length > ENTRIES_LIMIT and self._length - len(self._parts[0]) >= ENTRIES_LIMIT:
             self._length -= len(self._parts.pop(0))
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: Any) -> Any:
-        at = index + self._length if index < 0 else index
+        offset = index + self._length if index < 0 else index
         for part in self._parts:
-            if at < len(part):
-                return part[at]
-            at -= len(part)
+            if offset < len(part):
+                return part[offset]
+            offset -= len(part)
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -80,26 +84,29 @@ class FetchPredictor:
     """Predict the fetches after a program from the fetches that followed it last time.
 
     Attributes:
-        ahead: the last predicted handles, each with the contents object that keeps its elements.
+        predicted_contents: for each handle of the last prediction, the object that will hold the elements.
     """
 
     def __init__(self) -> None:
-        self._known: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
+        self._fetches: LruCache[_Key, _KnownFetches] = LruCache(PROGRAMS)
         self._last: Sequence[Entry] = ()  # the last piece of the last program that was sent for a fetch
         self._entries: Sequence[Entry] = ()  # entries of that program
         self._pieces = _Pieces()  # entries that were sent since the last fetch
         self._predicted: tuple[_Follower, ...] = ()
-        self.ahead: dict[int, KnownContents] = {}
+        self.predicted_contents: dict[int, KnownContents] = {}
         self._fetched: list[int] = []  # handles that were fetched after the first
         self._first = 0  # handle of the fetch for which the program was sent
 
-    def sent(self, entries: Sequence[Entry]) -> None:
+    def note_piece(self, entries: Sequence[Entry]) -> None:
         """Record a piece of a program that was sent without a fetch."""
         self._pieces.add(entries)
 
     def begin(self, entries: Sequence[Entry], handle: int) -> tuple[int, ...]:
-        """Record the value for which a program is sent. Return the handles to fetch with it."""
-        if self._fetched or self.ahead:
+        """Record that a program is sent to fetch `handle`. Return the handles to fetch in the same round trip.
+
+        `entries`: the last piece of the program.
+        """
+        if self._fetched or self.predicted_contents:
             self._learn()
             self._fetched = []
         self._first = handle
@@ -107,9 +114,9 @@ class FetchPredictor:
         self._entries = pieces = self._pieces
         pieces.add(entries)
         self._pieces = _Pieces()
-        prediction = self._known.use(_key_of(entries)) if self._known else None
+        prediction = self._fetches.use(_key_of(entries)) if self._fetches else None
         if prediction is None:
-            self._predicted, self.ahead = (), {}
+            self._predicted, self.predicted_contents = (), {}
             return ()
         self._predicted = prediction.followers
         if any(-f.entry > len(pieces) or pieces[f.entry].call is not f.call for f in self._predicted):
@@ -117,37 +124,37 @@ class FetchPredictor:
         handles = [pieces[f.entry].handles[f.position] for f in self._predicted]
         storages = storages_of(handles)
         versions = zip(handles, storages, ops.sent_versions(storages), strict=True)
-        self.ahead = {
+        self.predicted_contents = {
             handle: known_contents.at(storage, version) for handle, storage, version in versions if version >= 0
         }
-        return tuple(self.ahead)
+        return tuple(self.predicted_contents)
 
-    def failed(self) -> None:
+    def drop_prediction(self) -> None:
         """Drop a prediction whose fetch failed."""
-        self._predicted, self.ahead = (), {}
+        self._predicted, self.predicted_contents = (), {}
         if self._last:
-            self._known.pop(_key_of(self._last), None)
+            self._fetches.pop(_key_of(self._last), None)
 
-    def asked(self, handle: int, unsent: int) -> None:
-        """Record a fetch of a small value. `unsent`: number of unsent entries."""
-        if not unsent and handle != self._first and len(self._fetched) < MOST:
+    def note_fetch(self, handle: int, unsent: int) -> None:
+        """Record a fetch of a small value. `unsent`: number of unsent entries of the thread at the fetch."""
+        if not unsent and handle != self._first and len(self._fetched) < VALUES_LIMIT:
             self._fetched.append(handle)
 
     def _learn(self) -> None:
-        fetched = dict.fromkeys(self._fetched)
-        if not self._last or tuple(fetched) == tuple(self.ahead):
+        handles = dict.fromkeys(self._fetched)
+        if not self._last or tuple(handles) == tuple(self.predicted_contents):
             return
-        places = {
+        origins = {
             handle: _Follower(index, position, entry.call)
             for index, entry in enumerate(self._entries, -len(self._entries))
             for position, handle in enumerate(entry.handles)
-            if handle in fetched and position >= entry.call.operand_count
+            if handle in handles and position >= entry.call.operand_count
         }
-        followers = tuple([places[handle] for handle in fetched if handle in places])
+        followers = tuple([origins[handle] for handle in handles if handle in origins])
         if followers == self._predicted:
             return
         last = self._last
-        self._known.store(_key_of(last), _KnownFetches(followers, (last[0].call, last[-1].call)))
+        self._fetches.store(_key_of(last), _KnownFetches(followers, (last[0].call, last[-1].call)))
 
 
 def _key_of(last: Sequence[Entry]) -> _Key:

@@ -55,16 +55,20 @@ T = TypeVar("T")
 
 
 class SyncRequest(msgspec.Struct):
-    """Requests that accompany a program: values to fetch or describe, and whether to synchronize.
+    """Requests that accompany a program.
 
     Attributes:
+        fetch: handles of values whose elements the reply contains.
+        describe: handles of values whose metadata the reply contains.
+        synchronize: True if the reply comes after the device has finished.
+        later: as `Submission.later`.
         predicts: True to add the predicted next fetches to `fetch`.
     """
 
     fetch: tuple[int, ...] = ()
     describe: tuple[int, ...] = ()
     synchronize: bool = False
-    later: int | None = None  # as `Submission.later`
+    later: int | None = None
     predicts: bool = False
 
 
@@ -78,7 +82,7 @@ _no_counters: Final = _memory_of(
     torch.zeros(DIFFERENTIATING + 1, dtype=torch.int64)
 )  # recorders whose threads have ended
 _by_program: Final[dict[int, Recorder]] = {}
-_retiring = threading.RLock()  # held while a program loses its recorder
+_retire_lock = threading.RLock()  # held while a program loses its recorder
 
 
 class Recorder:
@@ -91,7 +95,7 @@ class Recorder:
         counters: counters of the program, in C++ memory.
         is_of_thread: True if it records a thread's ops, which are sent.
         captures: for each active capture, the entries that were sent.
-        fixed: the last entry from before the innermost capture.
+        fixed: the last entry before the innermost capture, which `take_back` must not remove. None outside of captures.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them.
         module: the module call that the thread is inside.
         moments: the module calls in order, each with the number of entries before it.
@@ -139,16 +143,16 @@ class Recorder:
         self._thread = weakref.ref(threading.current_thread())
         if port.lock.acquire(blocking=False):  # else another thread may be taking the program of a finished recorder
             try:
-                for other in [*_by_program.values()]:
-                    if other.done:
-                        other.retire()
+                for recorder in [*_by_program.values()]:
+                    if recorder.done:
+                        recorder.retire()
             finally:
                 port.lock.release()
         _by_program[self.program] = self
 
     def retire(self) -> None:
         """Release the program for another thread. This thread has ended, and all its entries were sent."""
-        with _retiring:
+        with _retire_lock:
             if (number := self.program) == _NO_PROGRAM:
                 return
             _by_program.pop(number, None)
@@ -158,8 +162,8 @@ class Recorder:
     @staticmethod
     def begin_in_child() -> None:
         """Forget everything in a forked child, before it records."""
-        global _retiring
-        _retiring = threading.RLock()  # a thread of the parent may have held the lock
+        global _retire_lock
+        _retire_lock = threading.RLock()  # a thread of the parent may have held the lock
         native_calls.begin_in_child()
         native_entries.begin_in_child()
         _by_program.clear()
@@ -258,7 +262,7 @@ class Recorder:
 
     def flush(self) -> None:
         """Send the recorded ops and pending frees of all threads, without waiting."""
-        self.asked(lambda: None)
+        self.send_then(lambda: None)
 
     def cut_all(self) -> None:
         """Send the recorded ops of all threads except threads in captures, without waiting."""
@@ -270,19 +274,19 @@ class Recorder:
                         recorder.cut()
 
     def query(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """Return the reply to a message, sent after all recorded ops; see `Sink.ask`."""
-        return self.asked(lambda: port.sink.ask(message, kind, device), in_time=True)
+        """Send all recorded ops, then `message`, and return the reply; see `Sink.ask`."""
+        return self.send_then(lambda: port.sink.ask(message, kind, device), in_time=True)
 
-    def asked(self, question: Callable[[], T], *, in_time: bool = False) -> T:
-        """Return the reply to a question, after sending all recorded ops. Holds the sink's lock meanwhile.
+    def send_then(self, question: Callable[[], T], *, in_time: bool = False) -> T:
+        """Send the recorded ops of all threads, then call `question` and return its result, under the sink's lock.
 
         `in_time`: as in `locked_session`.
         """
         require_stack_room()
         with interrupt_mask, suppress_at_shutdown, collect_later, self._shared.locked_session(in_time=in_time):
-            for other in self._shared.all():
-                if other is not self:
-                    other.cut()
+            for recorder in self._shared.all():
+                if recorder is not self:
+                    recorder.cut()
             self._send(SyncRequest())
             try:
                 return question()
@@ -301,12 +305,12 @@ class Recorder:
         """Send the recorded ops and wait for the results that `ask` names."""
         if len(ask.fetch) > limits.BUFFERS:  # limit for one reply
             first = self.ask(msgspec.structs.replace(ask, fetch=ask.fetch[: limits.BUFFERS]))
-            rest = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
-            return msgspec.structs.replace(rest, tensors=first.tensors + rest.tensors, described=first.described)
+            last = self.ask(SyncRequest(ask.fetch[limits.BUFFERS :]))
+            return msgspec.structs.replace(last, tensors=first.tensors + last.tensors, described=first.described)
         return self.ask_unseen(ask)
 
     def ask_unseen(self, ask: SyncRequest) -> SubmissionReply:
-        """Like `ask`, but dispatch modes do not see it, and all values must fit into one reply."""
+        """Do as `ask`, but inside the current dispatch modes. All values must fit into one reply."""
         require_stack_room()
         _open()
         with interrupt_mask:
@@ -341,11 +345,11 @@ class Recorder:
         return ticket
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> None:
-        """Upload one tensor as the remote value `handle`. Stored weights are read by the executor.
+        """Upload one CPU tensor as the remote value `handle` of a logical device. The executor reads a stored weight itself.
 
         Raises:
-            UnsupportedOperation: `source` has too many dimensions; or `source` is a stored weight, and the call is
-                being recorded for replay.
+            UnsupportedOperation: `source` has too many dimensions, or it is a stored weight inside a call that is
+                recorded for replay.
         """
         require_stack_room()
         if isinstance(source, StoredTensor):
@@ -359,7 +363,7 @@ class Recorder:
         if self.constants is not None:
             self.constants.append((handle, source.clone(), device))
         if self.captures and not port.is_open():
-            self._shared.held_back.append((handle, source.clone(), device))
+            self._shared.deferred_uploads.append((handle, source.clone(), device))
             return
         self._upload(handle, source, device)
         self.uploaded += source.nbytes
@@ -372,7 +376,7 @@ class Recorder:
     def _upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int) -> None:
         _open()
         with interrupt_mask, suppress_at_shutdown, collect_later:
-            self._shared.send_held_back()
+            self._shared.send_deferred_uploads()
             begun = perf_counter()
             try:
                 port.sink.upload(handle, source, device)
@@ -393,25 +397,25 @@ class Recorder:
             with locked_in_time(port.lock) if waits else port.lock:  # the wait here can be interrupted
                 return self._send_masked(ask, cut)
         try:
-            if shared.held_back:
-                shared.send_held_back()
+            if shared.deferred_uploads:
+                shared.send_deferred_uploads()
             while shared.unsent:
                 shared.submit(shared.unsent.popleft())
             if ask.synchronize or shared.waiting:
                 everything = ask.synchronize or shared.waiting > WAITING_LIMIT
-                for other in shared.all():
-                    if other is not self and other.unsent and (everything or other.ended):
-                        shared.submit(other.take(SyncRequest()))
+                for recorder in shared.all():
+                    if recorder is not self and recorder.unsent and (everything or recorder.ended):
+                        shared.submit(recorder.take(SyncRequest()))
             return shared.submit(self.take(ask, cut))
         finally:
             port.lock.release()
 
     def take(self, ask: SyncRequest, cut: Callable[[Any], int] = len) -> Submission:
-        """Remove the recorded ops, and return them as a submission.
+        """Remove the recorded ops, and return them as a submission with the requests `ask`.
 
-        The caller must submit it before it releases `sending`.
+        The caller must submit it before it releases the sink's lock.
 
-        `cut`: returns the number of entries to take.
+        `cut`: returns the number of entries to take from the given entries. By default, all entries are taken.
         """
         if self.program == _NO_PROGRAM:  # another thread has taken everything since the caller looked
             return Submission(NOTHING, (), ask.fetch, ask.describe, ask.synchronize, later=ask.later)
@@ -424,8 +428,8 @@ class Recorder:
         program = RecordedProgram(ops.take(self.program, count), self.moments, self.forward_calls)
         shared.waiting, length = program.waiting, len(program)
         if self.moments:  # a new table: the entries keep the old one
-            at = next(reversed(self.moments))
-            self.moments = {at - length if at > length else 0: self.module}
+            last = next(reversed(self.moments))
+            self.moments = {last - length if last > length else 0: self.module}
         for notify in taps.taken:
             notify(self, length)
         shared.ops_captured += length
@@ -434,11 +438,11 @@ class Recorder:
             if ask.predicts:
                 ask.fetch += self.fetches.begin(program, ask.fetch[0])
             elif not ask.fetch:
-                self.fetches.sent(program)
+                self.fetches.note_piece(program)
         self.uploaded = self.uploads = 0
-        for captured in self.captures:
-            captured.entries.extend(program)
-            captured.fetched.update(ask.fetch)
+        for capture in self.captures:
+            capture.entries.extend(program)
+            capture.fetched.update(ask.fetch)
         if shared.thread.recorder is not self and self.done:
             self.retire()
         return self._submission(program, ask)
@@ -455,7 +459,7 @@ class Recorder:
         return Submission(program, tuple(free), ask.fetch, ask.describe, ask.synchronize, ask.later)
 
     def _forget_meta_only(self, dead: list[int]) -> list[int]:
-        """Return the dead handles whose values exist.
+        """Return the handles in `dead` whose values have data.
 
         If the last value of a storage without data dies, forget the storage.
         """
@@ -493,7 +497,7 @@ class Recorders:
 
     Attributes:
         thread: recorder of the current thread, created on first use. Exists after `begin`.
-        held_back: uploads that a capture defers, because it starts no server: handles and copies of the data.
+        deferred_uploads: uploads that a capture defers, because it starts no server: (handle, copy of the data, device).
         unsent: submissions that an interrupt kept from being sent. They are sent first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
         ops_captured: number of ops taken so far.
@@ -502,7 +506,7 @@ class Recorders:
     """
 
     def __init__(self) -> None:
-        self.held_back: deque[tuple[int, torch.Tensor, int]] = deque()
+        self.deferred_uploads: deque[tuple[int, torch.Tensor, int]] = deque()
         self.unsent: deque[Submission] = deque()
         self.waiting = 0
         self.meta_only = MetaOnlyStorages()
@@ -523,10 +527,10 @@ class Recorders:
     def locked_session(self, *, in_time: bool = False) -> Iterator[None]:
         """Hold the sink's lock in the block, with a session open.
 
-        `in_time`: this thread's deadline limits the wait for the lock.
+        The context's lock must be acquired before the sink's lock. So this begins the session before it acquires the
+        sink's lock, and starts over if another thread ended the session in between.
 
-        The lock order is the context's lock, then the sink's, so this begins the session before it takes the lock. It
-        starts over if another thread ended the session in between.
+        `in_time`: True if this thread's deadline limits the wait for the lock.
         """
         while True:
             session_number = port.sessions_ended
@@ -536,14 +540,17 @@ class Recorders:
                     yield
                     return
 
-    def send_held_back(self) -> None:
+    def send_deferred_uploads(self) -> None:
         """Upload the data that captures have deferred."""
-        while self.held_back:
-            port.sink.upload(*self.held_back[0])
-            self.held_back.popleft()
+        while self.deferred_uploads:
+            port.sink.upload(*self.deferred_uploads[0])
+            self.deferred_uploads.popleft()
 
     def submit(self, submission: Submission) -> Ticket:
-        """Submit the parts of a submission. After an interrupt or error, the rest is sent with the next submission, without requests."""
+        """Submit a submission, in parts if necessary. Return the ticket of its reply.
+
+        After an interrupt or error, the unsent parts are sent with the next submission, without their requests.
+        """
         ticket: Ticket = None
         parts = [submission] if fits(submission) else [*in_parts(submission)]
         for position, part in enumerate(parts):
@@ -553,11 +560,11 @@ class Recorders:
             except BaseException as error:
                 # The runtime refuses the values of a part that it cannot plan. It sends nothing of a part that is
                 # interrupted.
-                left = parts[position if isinstance(error, KeyboardInterrupt) else position + 1 :]
-                rest = [
-                    msgspec.structs.replace(one, fetch=(), describe=(), synchronize=False, later=None) for one in left
-                ]
-                self.unsent.extendleft(reversed(rest))
+                unsent = parts[position if isinstance(error, KeyboardInterrupt) else position + 1 :]
+                self.unsent.extendleft(
+                    msgspec.structs.replace(part, fetch=(), describe=(), synchronize=False, later=None)
+                    for part in reversed(unsent)
+                )
                 raise
             finally:
                 for notify in taps.submitted:
@@ -569,7 +576,7 @@ class Recorders:
         for recorder in self.all():
             recorder.take(SyncRequest())
         ops.end_session()  # freed handles, and states of generators
-        self.held_back.clear()
+        self.deferred_uploads.clear()
         self.unsent.clear()
         self.meta_only.clear()
         known_contents.clear()
@@ -585,7 +592,7 @@ class Recorders:
 
     def have_unsent_values(self) -> bool:
         """Return True if an unsent program has values. A program that only seeds the random state has no values."""
-        return bool(self.held_back) or bool(ops.any_unsent_values())
+        return bool(self.deferred_uploads) or bool(ops.any_unsent_values())
 
     def forget_everything(self) -> None:
         """Reset in a forked child: the programs belong to the parent, and threads of the parent may have held the locks."""
@@ -593,7 +600,7 @@ class Recorders:
         collect_later.restart()
         self.waiting = 0
         Recorder.begin_in_child()
-        self.held_back.clear()
+        self.deferred_uploads.clear()
         self.unsent.clear()
         self.thread = _ForkedChild() if port.forked else _ThreadRecorder(self)
 
@@ -657,7 +664,7 @@ def _cut(program: int) -> None:
         recorder.cut()
     elif ops.counters(program)[ENTRIES] and program not in _by_program:
         # otherwise C++ would ask again forever
-        raise AssertionError(f"program {program} has unsent ops and no recorder")
+        raise AssertionError(f"program {program} has unsent ops, but no recorder")
 
 
 def _at_limit() -> None:

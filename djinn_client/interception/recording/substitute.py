@@ -119,12 +119,20 @@ def group(number: int) -> Iterator[None]:
 
 @attrs.frozen
 class _NewInstruction:
-    """An instruction of the new program: positions of its slots in the original, or -1, and its group, or -1."""
+    """An instruction of the new program.
+
+    Attributes:
+        entry: the recorded op.
+        slots: for each slot, its position among the slots of the original program, or -1 if the slot is new.
+        node: the original node that the instruction implements.
+        is_new: True if the original program does not have this call.
+        group: number of the instruction's group, or -1.
+    """
 
     entry: Entry
     slots: tuple[int, ...]
     node: int
-    own: bool
+    is_new: bool
     group: int
 
 
@@ -137,19 +145,19 @@ class _Rewriter:
         self.program = program
         self.recorder = recorder
         self.first = {min(s.nodes): s for s in substitutions}
-        self.gone = frozenset().union(*(s.nodes for s in substitutions))
-        self.relied = self.gone.union(*(s.relies for s in substitutions))
-        instructions = (i for i in program.instructions() if i.index not in self.gone)
-        self.written = {storage_of(v) for instruction in instructions for v in instruction.writes}
+        self.replaced_nodes = frozenset().union(*(s.nodes for s in substitutions))
+        self.relied_nodes = self.replaced_nodes.union(*(s.relies for s in substitutions))
+        instructions = (i for i in program.instructions() if i.index not in self.replaced_nodes)
+        self.written_storages = {storage_of(v) for instruction in instructions for v in instruction.writes}
         self.tensors: dict[int, LazyTensor] = {}
         self.storages: dict[int, Value] = {}  # one value over each storage
         self.names: dict[int, int] = {}
-        self.made: list[_NewInstruction] = []
+        self.new_instructions: list[_NewInstruction] = []
         self.metas = _result_metas(program)
         self.memories: dict[int, int] = {}
 
     def run(self, weights: frozenset[int]) -> RewrittenProgram:
-        at = 0
+        slot = 0
         for instruction in self.program.instructions():
             if instruction.call.changes:
                 raise InvalidStage(
@@ -158,9 +166,9 @@ class _Rewriter:
             substitution = self.first.get(instruction.index)
             if substitution is not None:
                 self._substitute(substitution)
-            if instruction.index not in self.gone:
-                self._again(instruction, range(at, at + len(instruction.slots)))
-            at += len(instruction.slots)
+            if instruction.index not in self.replaced_nodes:
+                self._record_again(instruction, range(slot, slot + len(instruction.slots)))
+            slot += len(instruction.slots)
         return self._finish(weights)
 
     def _tensor(self, value: int, call: Call | None = None, operand: int = 0) -> LazyTensor:
@@ -181,17 +189,20 @@ class _Rewriter:
         return user.call, user.inputs.index(value)
 
     def _first_user(self, value: int) -> Instruction | None:
-        return next((one for one in self.program.instructions() if value in one.inputs), None)
+        return next((user for user in self.program.instructions() if value in user.inputs), None)
 
-    def _again(self, instruction: Instruction, slots: range) -> None:
-        """Record an instruction again. If the operands have the same metadata, use its original call."""
+    def _record_again(self, instruction: Instruction, slots: range) -> None:
+        """Record an instruction again, with its original call if the operands have the original metadata.
+
+        `slots`: positions of its slots among the slots of the program.
+        """
         call = instruction.call
         operands = [self._tensor(v, call, i) for i, v in enumerate(instruction.inputs)]
         before = self.recorder.unsent
         if all(t.remote.meta is meta for t, meta in zip(operands, call.operands, strict=True)):
             out = append(call, operands, instruction.slots)
         elif call.op in OWN_OPERATORS:
-            raise InvalidStage(f"{call.op} would get operands with other metadata than before")
+            raise InvalidStage(f"{call.op} would get operands with other metadata than in the original program")
         else:
             form = call.signature.form
             positional, keywords = call_arguments(form, operands, instruction.slots, logical_device(0))
@@ -206,11 +217,11 @@ class _Rewriter:
             ]
         self._name(instruction.outputs, new_results)
         entries = self.recorder.entries[before:]
-        same = len(entries) == 1 and entries[0].call is call
-        self._record_source(before, tuple(slots) if same else None, instruction.index)
+        is_original = len(entries) == 1 and entries[0].call is call
+        self._record_source(before, tuple(slots) if is_original else None, instruction.index)
 
     def _as_read(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """Return a result with the metadata that later ops of the program read. Only the executor knew its metadata."""
+        """Return a result of an op without prediction, with the metadata that its first user has in the program."""
         if (user := self._first_user(value)) is None:
             return tensor
         copy = tensor.remote
@@ -221,7 +232,7 @@ class _Rewriter:
         before = self.recorder.unsent
         results = self._computed(substitution)
         results = [self._as_known(v, t) for v, t in zip(substitution.outputs, results, strict=True)]
-        self._name(substitution.outputs, self._apart_from_others(substitution.outputs, results))
+        self._name(substitution.outputs, self._with_own_memory(substitution.outputs, results))
         entries = self.recorder.entries[before:]
         if random := next((entry.call.op for entry in entries if entry.call.random), ""):
             raise InvalidStage(
@@ -242,34 +253,34 @@ class _Rewriter:
             meta = self.metas[value]
             if not isinstance(tensor, LazyTensor) or (tuple(tensor.shape), tensor.dtype) != (meta.shape, meta.dtype):
                 raise InvalidStage(
-                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} of {meta.shape}"
+                    f"the code of a substitution returns {_shown(tensor)} instead of a {meta.dtype} tensor of shape {meta.shape}"
                 )
             results.append(tensor)
         return results
 
     def _as_known(self, value: int, tensor: LazyTensor) -> LazyTensor:
-        """Return a result that outlives the program, in the layout that the client knows."""
+        """Return the result. If its value outlives the program, copy it to the layout that the client has recorded."""
         meta = self.metas[value]
         if value in self.program.dead or tensor.remote.meta is meta:
             return tensor
         if meta.offset:
             memory = torch.empty(meta.extent, dtype=meta.dtype, device=tensor.device)
-            laid = memory.as_strided(meta.shape, meta.stride, meta.offset)
+            copy = memory.as_strided(meta.shape, meta.stride, meta.offset)
         else:
-            laid = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
-        laid.copy_(tensor)
-        assert isinstance(laid, LazyTensor)
-        return laid
+            copy = torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=tensor.device)
+        copy.copy_(tensor)
+        assert isinstance(copy, LazyTensor)
+        return copy
 
-    def _apart_from_others(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
+    def _with_own_memory(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
         """Return the results. Copy a result that is written later, so that it has memory of its own."""
         storages = set(self.storages)
         separate: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):
             memory = tensor.remote.storage.id
-            shared = memory in storages and storage_of(value) in self.written
+            is_shared = memory in storages and storage_of(value) in self.written_storages
             storages.add(memory)
-            separate.append(tensor.clone() if shared else tensor)
+            separate.append(tensor.clone() if is_shared else tensor)
         return separate
 
     def _name(self, values: Sequence[int], tensors: Sequence[torch.Tensor]) -> None:
@@ -285,37 +296,37 @@ class _Rewriter:
                 self.memories[storage] = storage_of(value)
 
     def _record_source(self, first: int, slots: tuple[int, ...] | None, node: int) -> None:
-        """Record that the entries from `first` on implement `node`."""
+        """Record that the entries from `first` on implement `node`. `slots` is None if their calls are new."""
         program, entries = self.program, self.recorder.entries
-        where = program.sites[node] if program.sites else None
-        for at in range(first, len(entries)):
-            new_entry = entries[at]  # keep line and module of the user's code
+        site = program.sites[node] if program.sites else None
+        for index in range(first, len(entries)):
+            new_entry = entries[index]  # keep line and module of the user's code
             module = program.modules[node] if program.modules else None
-            entry = msgspec.structs.replace(new_entry, site=where or new_entry.site, module=module)
-            own, group = slots is None, self.recorder.group_of(at)
-            self.made.append(
-                _NewInstruction(entry, (-1,) * len(new_entry.slots) if slots is None else slots, node, own, group)
+            entry = msgspec.structs.replace(new_entry, site=site or new_entry.site, module=module)
+            positions = (-1,) * len(new_entry.slots) if slots is None else slots
+            self.new_instructions.append(
+                _NewInstruction(entry, positions, node, slots is None, self.recorder.group_of(index))
             )
 
     def _finish(self, weights: frozenset[int]) -> RewrittenProgram:
-        self._check_kept()
+        self._check_outliving_values()
         outliving = frozenset(self.metas) - self.program.dead
-        before, rest = _hoisted([self._renamed(m) for m in self.made], weights, outliving)
-        inputs = {h for m in rest for h in m.entry.inputs}
-        relied = sorted({m.node for m in self.made if m.own} | self.relied)
-        program = _program([m.entry for m in rest], self.program)
+        hoisted, remaining = _hoist([self._renamed(m) for m in self.new_instructions], weights, outliving)
+        inputs = {h for m in remaining for h in m.entry.inputs}
+        relied_nodes = sorted({m.node for m in self.new_instructions if m.is_new} | self.relied_nodes)
+        program = _program([m.entry for m in remaining], self.program)
         return RewrittenProgram(
             program,
             self.program,
-            tuple(position for m in rest for position in m.slots),
-            tuple(m.node for m in rest),
-            frozenset(i for i, m in enumerate(rest) if m.own),
-            tuple((node, self.program.calls[node]) for node in relied),
-            tuple(_recipe(part, inputs) for part in _independent(before)),
-            _groups(rest),
+            tuple(position for m in remaining for position in m.slots),
+            tuple(m.node for m in remaining),
+            frozenset(i for i, m in enumerate(remaining) if m.is_new),
+            tuple((node, self.program.calls[node]) for node in relied_nodes),
+            tuple(_recipe(part, inputs) for part in _independent(hoisted)),
+            _groups(remaining),
         )
 
-    def _check_kept(self) -> None:
+    def _check_outliving_values(self) -> None:
         """Check that values that outlive the program have the metadata that the client knows."""
         for value, meta in self.metas.items():
             tensor = self.tensors.get(value)
@@ -324,7 +335,7 @@ class _Rewriter:
                     f"value {value} outlives the program, but the substitution drops it or changes its metadata"
                 )
 
-    def _known_as(self, handle: int) -> int:
+    def _renamed_handle(self, handle: int) -> int:
         """Return the value for a handle in the new program.
 
         If the handle views memory of an original value, return a view of that value.
@@ -336,18 +347,20 @@ class _Rewriter:
             return handle
         return make_handle(memory, _OWN_VIEWS + view_of(handle))
 
-    def _renamed(self, made: _NewInstruction) -> _NewInstruction:
-        renamed = tuple(self._known_as(handle) for handle in made.entry.handles)
-        return attrs.evolve(made, entry=msgspec.structs.replace(made.entry, handles=renamed))
+    def _renamed(self, instruction: _NewInstruction) -> _NewInstruction:
+        handles = tuple(self._renamed_handle(handle) for handle in instruction.entry.handles)
+        return attrs.evolve(instruction, entry=msgspec.structs.replace(instruction.entry, handles=handles))
 
 
-def _groups(made: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
-    numbers = range(max((m.group for m in made), default=-1) + 1)
-    return tuple(tuple(i for i, m in enumerate(made) if m.group == number) for number in numbers)
+def _groups(instructions: Sequence[_NewInstruction]) -> tuple[tuple[int, ...], ...]:
+    numbers = range(max((m.group for m in instructions), default=-1) + 1)
+    return tuple(tuple(i for i, m in enumerate(instructions) if m.group == number) for number in numbers)
 
 
-def _shown(made: object) -> str:
-    return f"a {made.dtype} of {tuple(made.shape)}" if isinstance(made, torch.Tensor) else f"a {type(made).__name__}"
+def _shown(result: object) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"a {result.dtype} tensor of shape {tuple(result.shape)}"
+    return f"a {type(result).__name__}"
 
 
 def _result_metas(program: Program) -> dict[int, TensorMeta]:
@@ -359,43 +372,44 @@ def _result_metas(program: Program) -> dict[int, TensorMeta]:
     return metas
 
 
-def _hoisted(
-    made: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
+def _hoist(
+    instructions: Sequence[_NewInstruction], weights: frozenset[int], outliving: frozenset[int]
 ) -> tuple[list[_NewInstruction], list[_NewInstruction]]:
-    """Split the new instructions: instructions that depend on weights only, and the rest."""
+    """Split the new instructions: instructions that depend on weights only, and all other instructions."""
     constant = set(weights)
-    storages = {storage_of(handle) for one in made for handle in one.entry.writes}
-    before: list[_NewInstruction] = []
-    rest: list[_NewInstruction] = []
-    for one in made:
-        call, inputs, outputs = one.entry.call, one.entry.inputs, one.entry.outputs
-        stays = not (call.writes or call.random) and storages.isdisjoint(map(storage_of, outputs))
-        stays = stays and outliving.isdisjoint(outputs)
-        if one.own and inputs and constant.issuperset(inputs) and stays:
-            before.append(one)
+    storages = {storage_of(handle) for instruction in instructions for handle in instruction.entry.writes}
+    hoisted: list[_NewInstruction] = []
+    remaining: list[_NewInstruction] = []
+    for instruction in instructions:
+        entry = instruction.entry
+        call, inputs, outputs = entry.call, entry.inputs, entry.outputs
+        is_constant = not (call.writes or call.random) and storages.isdisjoint(map(storage_of, outputs))
+        is_constant = is_constant and outliving.isdisjoint(outputs)
+        if instruction.is_new and inputs and constant.issuperset(inputs) and is_constant:
+            hoisted.append(instruction)
             constant.update(outputs)
         else:
-            rest.append(one)
-    return before, rest
+            remaining.append(instruction)
+    return hoisted, remaining
 
 
-def _independent(before: Sequence[_NewInstruction]) -> list[list[_NewInstruction]]:
+def _independent(hoisted: Sequence[_NewInstruction]) -> list[list[_NewInstruction]]:
     """Split hoisted instructions into independent parts, so that other programs find equal parts in the cache."""
     part_of: dict[int, list[_NewInstruction]] = {}
     parts: list[list[_NewInstruction]] = []
-    for one in before:
-        joined = {id(p): p for h in one.entry.inputs if (p := part_of.get(h)) is not None}
-        part = [*(m for p in joined.values() for m in p), one]
-        parts = [p for p in parts if id(p) not in joined] + [part]
+    for instruction in hoisted:
+        input_parts = {id(p): p for h in instruction.entry.inputs if (p := part_of.get(h)) is not None}
+        part = [*(m for p in input_parts.values() for m in p), instruction]
+        parts = [p for p in parts if id(p) not in input_parts] + [part]
         part_of.update((h, part) for m in part for h in m.entry.outputs)
     return parts
 
 
-def _recipe(before: Sequence[_NewInstruction], used: Container[int]) -> Recipe:
-    outputs = {h for m in before for h in m.entry.outputs}
-    sources = dict.fromkeys(h for m in before for h in m.entry.inputs if h not in outputs)
-    handles = tuple(dict.fromkeys(h for m in before for h in m.entry.handles if h in outputs and h in used))
-    entries = [m.entry for m in before]
+def _recipe(part: Sequence[_NewInstruction], used_handles: Container[int]) -> Recipe:
+    outputs = {h for m in part for h in m.entry.outputs}
+    sources = dict.fromkeys(h for m in part for h in m.entry.inputs if h not in outputs)
+    handles = tuple(dict.fromkeys(h for m in part for h in m.entry.handles if h in outputs and h in used_handles))
+    entries = [m.entry for m in part]
     return Recipe(_assembled(entries, frozenset(outputs) - frozenset(handles)), tuple(sources), handles)
 
 
@@ -419,7 +433,13 @@ def _assembled(entries: Sequence[Entry], dead: frozenset[int]) -> Program:
 
 
 def recipe_for(recipe: Recipe, sources: Mapping[int, int], makes: Mapping[int, int]) -> Program:
-    """Return a recipe's program for other weights and other results."""
+    """Return a recipe's program with other handles.
+
+    Args:
+        recipe: the computation on weights.
+        sources: for each weight of the recipe, the handle that replaces it.
+        makes: for each result of the recipe, the handle that replaces it.
+    """
     names = {**sources, **makes}
     operands = tuple(names.get(h, h) for h in recipe.program.operands)
     return attrs.evolve(recipe.program, operands=operands)

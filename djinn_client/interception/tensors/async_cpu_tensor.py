@@ -75,7 +75,7 @@ class _Arrival:
     @for_users
     def wait(self) -> None:
         """Wait until the elements are in the tensor. Raise the copy's error if it failed."""
-        with device_state.landing:
+        with device_state.copy_lock:
             tensor = self._tensor()
             if self._landed or tensor is None:
                 return

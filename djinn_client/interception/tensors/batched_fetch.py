@@ -82,7 +82,7 @@ class BatchedFetch:
         """Return True if the upcoming uploads have been handed out."""
         return self._here is None
 
-    def saw(self, storage: Any) -> None:
+    def note_access(self, storage: Any) -> None:
         """Do nothing: the upcoming values are known."""
 
     def _fetch_batch(self, key: int) -> None:
@@ -114,7 +114,7 @@ class SavedStorages(BatchedFetch):
         super().__init__(self._as_bytes)
         self._seen: dict[int, torch.UntypedStorage] = {}
 
-    def saw(self, storage: Any) -> None:
+    def note_access(self, storage: Any) -> None:
         """Record that PyTorch accessed a remote storage, which may be fetched as a whole."""
         if storage.nbytes():
             self._seen[storage._cdata] = storage  # noqa: SLF001 - the storage itself, of which there may be several objects
@@ -142,12 +142,12 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 def expecting(together: BatchedFetch) -> Iterator[None]:
     """Context manager: predict this thread's fetches by `together`. An enclosing block keeps its prediction."""
     thread = device_state.thread
-    outer = thread.expected
-    thread.expected = outer or together
+    outer = thread.predicted_fetches
+    thread.predicted_fetches = outer or together
     try:
         yield
     finally:
-        thread.expected = outer
+        thread.predicted_fetches = outer
         if outer is None and together.uploads and port.is_open():
             port.sink.expect([])
 
@@ -177,9 +177,9 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
 
 def _note_storage(storage: Any) -> None:
     """Record a storage that is being saved. PyTorch calls this to ask for the device name."""
-    expected = device_state.thread.expected
+    expected = device_state.thread.predicted_fetches
     if expected is not None and is_remote(storage.device):
-        expected.saw(storage)
+        expected.note_access(storage)
 
 
 def fetch_saved_together() -> None:

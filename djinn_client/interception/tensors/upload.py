@@ -64,7 +64,7 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 
 def _upload(value: Value, plain: torch.Tensor) -> None:
-    expected = device_state.thread.expected
+    expected = device_state.thread.predicted_fetches
     if expected is not None and port.is_open() and (following := expected.to_upload()):
         with interrupt_mask, suppress_at_shutdown, collect_later:
             port.sink.expect(following)

@@ -78,9 +78,9 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         """Limit reconnection to `patience` seconds, unless the current limit is lower."""
         self._patience = min(self._patience, patience)
 
-    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
-        """Call `resumed` after each reconnection, with the seconds without a connection."""
-        self._when_resumed.append(resumed)
+    def call_when_resumed(self, callback: Callable[[float], None]) -> None:
+        """Call `callback` after each reconnection, with the number of seconds that the connection was down."""
+        self._when_resumed.append(callback)
 
     def _follow(self, inner: Connection) -> None:
         super()._follow(inner)

@@ -123,7 +123,7 @@ def _wants(optimization: Optimization, ops: frozenset[str]) -> bool:
         return False
 
 
-def plan_anew(context: ClientContext) -> None:
+def drop_plans(context: ClientContext) -> None:
     """Drop the plans of the open session, because settings or plugins that affect plans have changed."""
     if len(context.opened) > 1:
         context.configured()[0].load(*PLANNING)
@@ -132,7 +132,7 @@ def plan_anew(context: ClientContext) -> None:
         if context.session is not None:
             for executor in context.session.executors.current:
                 executor.submissions.planner = planner
-            context.session.router.plan_anew()
+            context.session.router.drop_plans()
 
 
 def switched_off(context: ClientContext, program: Program | Graph) -> Without:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Sequence
 from threading import get_ident
 from typing import Any, Final, TypeVar
 
-from djinn_client.interception.deadlines import due, exceeded
+from djinn_client.interception.deadlines import deadline_error, wait_deadline
 from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tap import Cause, cause_of_wait, taps
 from djinn_client.runtime.executor_link import ExecutorLink
@@ -213,7 +213,7 @@ class Replies:
         try:
             if not there:
                 limited = device_state.wait_timeout or device_state.thread.waits_until is not None
-                self.receive_until(number, due() if limited else None, wanted=True)
+                self.receive_until(number, wait_deadline() if limited else None, wanted=True)
         except BaseException:
             if not late:  # a deferred reply may be awaited again
                 self.abandoned.add(number)
@@ -380,7 +380,7 @@ class Replies:
         seconds_left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
         if seconds_left <= 0:
             self.cancellation.stop_waiting()
-            raise exceeded(self._link.called)
+            raise deadline_error(self._link.called)
         return seconds_left
 
     def take_what_came(self) -> None:

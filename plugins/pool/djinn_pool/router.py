@@ -116,8 +116,8 @@ class PoolReply(JoinedReplies):
             self._took(time.perf_counter() - self._begun)
         return reply
 
-    def failed(self, error: DjinnError) -> None:
-        """Handle a failure, as `JoinedReplies.failed`. A timeout on one executor stops all of them."""
+    def note_failure(self, error: DjinnError) -> None:
+        """Handle a failure, as `JoinedReplies.note_failure`. A timeout on one executor stops all of them."""
         if isinstance(error, DeadlineExceeded):
             for member in self._router.executors.current:
                 member.replies.cancellation.stop_waiting()
@@ -143,7 +143,9 @@ class PoolRouter(Router):
     name = "pool"
     preference = 0
 
-    def begin(self, executors: Executors[ExecutorClient], held: Iterable[tuple[int, int]] | None = None) -> None:
+    def begin(
+        self, executors: Executors[ExecutorClient], existing_values: Iterable[tuple[int, int]] | None = None
+    ) -> None:
         """Begin the session and measure the links between executors, as `Router.begin`.
 
         Raises:
@@ -175,15 +177,15 @@ class PoolRouter(Router):
             peer_reconnection.close()
             context.planner, context.asked_by_size = before
             raise
-        if held is not None:
+        if existing_values is not None:
             planner.random = 0  # the only executor has drawn all random numbers so far
-            for handle, nbytes in held:
+            for handle, nbytes in existing_values:
                 locations.add(handle, 0, nbytes)
             self._free_copies([(value, 0) for value in executors.members[0].submissions.take_derived()])
         self._calibrate()
 
-    def plan_anew(self) -> None:
-        """Discard all plans, as `Router.plan_anew`."""
+    def drop_plans(self) -> None:
+        """Discard all plans, as `Router.drop_plans`."""
         self._planner.follow(rules_for(context))
 
     def home(self, storage: int) -> int | None:

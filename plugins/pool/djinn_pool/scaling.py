@@ -170,7 +170,7 @@ def join(more: tuple[OpenSession, ...]) -> None:
     try:
         # Without the sink's lock: a plugin may use the device while it is imported.
         context.configured()[0].load("routers", *PLANNING)
-        current().asked(lambda: _join(more))
+        current().send_then(lambda: _join(more))
     except BaseException:
         members = context.opened
         for session in more:
@@ -197,7 +197,7 @@ def leave(leaving: Sequence[OpenSession]) -> None:
     assert session is not None
     executors = session.executors
     numbers = [number for number in executors.present if executors.members[number].opened in leaving]
-    current().asked(lambda: session.router.leave(numbers))
+    current().send_then(lambda: session.router.leave(numbers))
     context.closed = (
         context.closed[0] + sum(one.connection.bytes_sent for one in leaving),
         context.closed[1] + sum(one.connection.bytes_received for one in leaving),

@@ -277,7 +277,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         """Return None, because the reconnection to one server does not apply to the next server."""
         return
 
-    def call_when_resumed(self, resumed: Callable[[float], None]) -> None:
+    def call_when_resumed(self, callback: Callable[[float], None]) -> None:
         """Do nothing: a session need not know that a connection to one server was resumed."""
 
     def expire(self) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from djinn.compat import LazyTensor
 from djinn_client.interception.async_fetch import Pending, fetch_later
-from djinn_client.interception.device.random_state import keep_state as keep_random_state
+from djinn_client.interception.device.random_state import copy_state as keep_random_state
 from djinn_client.interception.device.random_state import set_state as restore_random_state
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.pace import StepTimes
@@ -133,7 +133,7 @@ class LateStopCheck:
             self._asked.clear()
 
     def _roll_back_to(self, step: _Step) -> None:
-        step.answer.disregard_what_followed()
+        step.answer.ignore_later_errors()
         restore_random_state(step.random)
         if self._cache is not None:
             self._cache.cut(step.number)

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 import torch
 
 from djinn_client import torch_dispatch
-from djinn_client.interception.deadlines import due
+from djinn_client.interception.deadlines import wait_deadline
 from djinn_client.interception.native.install import hide_frames_of
 from djinn_client.interception.recording.recorder import current
 from djinn_client.interception.tap import Cause, waiting_for
@@ -193,7 +193,7 @@ def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWe
 
 def _listing(address: str, index: int) -> WeightListing:
     """Return the tensors at an address after the server has downloaded missing files. Other threads continue meanwhile."""
-    until, patience = due(), _FIRST_PATIENCE
+    until, patience = wait_deadline(), _FIRST_PATIENCE
     while True:
         try:
             reply = query(OpenWeights(checked(address), patience), OpenWeightsReply, index)
