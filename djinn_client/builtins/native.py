@@ -60,10 +60,10 @@ class Native(Interception):
     def live(self, since: int) -> int:
         """Return the number of live values. Unreachable reference cycles do not count."""
         from djinn_client.interception.recording.recorder import recorders
-        from djinn_client.interception.tensors.storage import live_values, still_to_free
+        from djinn_client.interception.tensors.storage import handles_to_free, live_values
 
         gc.collect()
-        freed, meta_only = frozenset(still_to_free()), recorders.meta_only
+        freed, meta_only = frozenset(handles_to_free()), recorders.meta_only
         handles = [handle for handle, _ in live_values() if handle not in freed and storage_of(handle) >= since]
         return sum(not meta_only.has(handle, ()) for handle in handles)
 

@@ -18,7 +18,7 @@ from djinn_client.interception.shape_inference.meta_infer import (
     written_operands,
     written_tensors,
 )
-from djinn_client.interception.shape_inference.trials import note_taken
+from djinn_client.interception.shape_inference.trials import note_support
 from djinn_client.interception.shape_inference.write_checks import check_overlap, refuses_overlap
 from djinn_client.interception.tap import Cause, taps, waiting_for
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, change, wrap
@@ -231,7 +231,7 @@ def run_refused(
             raise error from None
         log.debug("the executor could not infer the results of an op", op=func.name(), reason=str(error))
         raise refusal.error from None
-    note_taken(func, args, kwargs)
+    note_support(func, args, kwargs)
     return results
 
 

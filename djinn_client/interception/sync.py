@@ -37,9 +37,9 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
     """
     value = tensor.remote
     fetches = device_state.thread.predicted_fetches
-    expected = fetches.take(value.handle) if fetches is not None else None
-    if expected is not None:
-        return expected
+    predicted_elements = fetches.take(value.handle) if fetches is not None else None
+    if predicted_elements is not None:
+        return predicted_elements
     nbytes = value.meta.nbytes
     if nbytes > PART_BYTES:
         return fetch_in_parts(tensor, read_only)
@@ -48,7 +48,7 @@ def fetch(tensor: LazyTensor) -> torch.Tensor:
 
 
 def _read(value: Value) -> torch.Tensor:
-    """Return the elements of a value, which may cover a part of its storage."""
+    """Return the elements of a value, perhaps by fetching the page that contains them. The caller must not change them."""
     captures = recorders.thread.recorder.captures  # the taps must see that the program waits
     part = None if captures else part_of(value, read_only)
     return read_only(value) if part is None else part
@@ -59,41 +59,41 @@ def read_only(value: Value) -> torch.Tensor:
     recorder = recorders.thread.recorder
     # a capture, which sends no programs, or a plan, which has no data
     if recorder.captures or recorders.meta_only.storages:
-        fetched = _ask(value, recorder)
+        elements = _request(value, recorder)
     elif value.meta.nbytes > LARGEST_VALUE:
-        fetched = _ask_ahead(value, recorder)
+        elements = _request_with_predicted(value, recorder)
     else:
         contents = value.storage.contents
         recorder.fetches.note_fetch(value.handle, recorder.unsent)
         copy = contents.copies.get(value.handle)
         if copy is not None:
             return copy
-        fetched = _ask_ahead(value, recorder)
-        contents.keep(value.handle, fetched)
+        elements = _request_with_predicted(value, recorder)
+        contents.keep(value.handle, elements)
     if device_state.pending_copies:
         device_state.land_copies()
-    return fetched
+    return elements
 
 
-def _ask_ahead(value: Value, recorder: Recorder) -> torch.Tensor:
+def _request_with_predicted(value: Value, recorder: Recorder) -> torch.Tensor:
     """Fetch the elements of `value`, together with other small results that the program probably fetches next."""
     recorder.order_after(value.storage)
-    ask = SyncRequest((value.handle,), predicts=True)
+    request = SyncRequest((value.handle,), predicts=True)
     try:
-        fetched, *others = recorder.ask_unseen(ask).tensors
-    except (RemoteError, SessionLost):  # elements of this value, or of a predicted one
-        if len(ask.fetch) == 1:
+        elements, *predicted = recorder.ask_unseen(request).tensors
+    except (RemoteError, SessionLost):  # this value or a predicted value could not be computed
+        if len(request.fetch) == 1:
             raise
         recorder.fetches.drop_prediction()
-        return _ask(value, recorder)
-    if not others:
-        return fetched
-    for (handle, contents), elements in zip(recorder.fetches.predicted_contents.items(), others, strict=True):
-        contents.keep(handle, elements.clone())  # the tensor shares the memory of a complete reply
-    return fetched.clone()
+        return _request(value, recorder)
+    if not predicted:
+        return elements
+    for (handle, contents), tensor in zip(recorder.fetches.predicted_contents.items(), predicted, strict=True):
+        contents.keep(handle, tensor.clone())  # the tensor shares the memory of a complete reply
+    return elements.clone()
 
 
-def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
+def _request(value: Value, recorder: Recorder) -> torch.Tensor:
     recorder.order_after(value.storage)
     return recorder.ask_unseen(SyncRequest((value.handle,))).tensors[0]
 
@@ -101,15 +101,15 @@ def _ask(value: Value, recorder: Recorder) -> torch.Tensor:
 def known_elements(value: Value) -> torch.Tensor | None:
     """Return the elements of a value if the client knows them. The caller must not change them.
 
-    Return None if the program is watched, visible to modes, or recorded to run with other contents. Also return None
-    before a session begins: reading the first number shows whether there is a server.
+    Return None if a tap or a dispatch mode must see the read, or if a capture records the program. Also return None
+    before a session begins, because the first read shows whether a server can be reached.
     """
     if not port.is_open() or taps.recorded or torch_dispatch.dispatch_modes() or recorders.thread.recorder.captures:
         return None
     elements: torch.Tensor | None = ops.known_elements(value.holder)
     contents = known_contents.get(value.storage.id) if elements is None else None
-    if contents is not None and contents.asks is not None and value.meta.dtype is torch.bool:
-        func, number, version = contents.asks
+    if contents is not None and contents.test is not None and value.meta.dtype is torch.bool:
+        func, number, version = contents.test
         if number.storage.version == version:
             return func(read_only(number)).view(value.meta.shape)  # type: ignore[no-any-return]
     return elements

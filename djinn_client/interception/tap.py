@@ -28,7 +28,7 @@ class Cause(enum.StrEnum):
     SHAPE = "a shape"
     SYNCHRONIZE = "synchronization"
     CHECK = "a check of the result"
-    FULL = "too much under way"
+    FULL = "too many unanswered submissions"
     UPLOAD = "an upload"
     FIGURES = "memory figures"
     FILES = "weights at an address"
@@ -45,19 +45,19 @@ _thread = _Thread()
 class waiting_for:  # noqa: N801 - it is used as a function, and a generator takes three times as long
     """Context manager that sets the reason why the thread waits inside the block."""
 
-    __slots__ = ("_before", "_cause")
+    __slots__ = ("_cause", "_outer_cause")
 
     def __init__(self, cause: Cause) -> None:
         self._cause = cause
 
     def __enter__(self) -> None:
         """Set the cause."""
-        self._before = _thread.cause
+        self._outer_cause = _thread.cause
         _thread.cause = self._cause
 
     def __exit__(self, *_: object) -> None:
         """Restore the cause of the enclosing block."""
-        _thread.cause = self._before
+        _thread.cause = self._outer_cause
 
 
 def cause_of_wait() -> Cause:
@@ -66,7 +66,7 @@ def cause_of_wait() -> Cause:
 
 
 class Tap:
-    """Base class of taps, which are told of each action of the client.
+    """Base class of taps, which are called at each action of the client.
 
     The acting code calls the method for its action, on its own thread. By default each method does nothing.
 
@@ -99,10 +99,10 @@ class Tap:
         """Called after the thread entered a module or `BACKWARD`, or left the innermost module (None)."""
 
     def taken(self, recorder: Recorder, instructions: int) -> None:
-        """Called before the oldest unsent instructions of a recorder are submitted, in one submission or several."""
+        """Called before `instructions` unsent instructions of a recorder, the oldest, are submitted."""
 
     def submitted(self, begun: float, instructions: int) -> None:
-        """Called after the thread planned, encoded and sent this number of instructions, from `begun` until now."""
+        """Called after the thread planned, encoded and sent `instructions` instructions, from `begun` until now."""
 
     def uploaded(self, begun: float) -> None:
         """Called after the thread uploaded a tensor between `begun` and now."""
@@ -116,11 +116,11 @@ class Tap:
             pending: its `PendingSubmission`.
             begun: time at which encoding began.
             sending: time at which sending began.
-            nbytes: bytes of tensors.
+            nbytes: bytes of the tensors that were sent.
         """
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
-        """Called after the thread read the reply to submission `number`, with `nbytes` of tensors."""
+        """Called after the thread read the reply to submission `number`, which contains `nbytes` bytes of tensors."""
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:
         """Called after a wait from `begun` until now: for the reply to submission `number`, or to a question (number 0)."""
@@ -131,7 +131,7 @@ class Taps:
 
     Attributes:
         all: the taps.
-        show_ops: function of the device. It makes C++ hand each op to Python, or only ops without a cached call.
+        show_ops: called with True to make C++ pass each op to Python, with False for ops without a cached call only.
         at_shutdown: True while the interpreter shuts down. Python then dispatches each op.
     """
 
@@ -139,19 +139,19 @@ class Taps:
         self.all: tuple[Tap, ...] = ()
         self.show_ops: Callable[[bool], None] = lambda _on: None
         self.at_shutdown = False
-        self._changing = threading.Lock()
+        self._change_lock = threading.Lock()
         self.update()
 
     def add(self, tap: Tap) -> None:
         """Subscribe a tap."""
-        with self._changing:
+        with self._change_lock:
             self.all = *self.all, tap
             self.update()
 
     def remove(self, tap: Tap) -> None:
         """Unsubscribe a tap, if it is subscribed."""
-        with self._changing:
-            self.all = tuple(one for one in self.all if one is not tap)
+        with self._change_lock:
+            self.all = tuple(member for member in self.all if member is not tap)
             self.update()
 
     @contextmanager
@@ -178,8 +178,8 @@ class Taps:
         self.show_ops(bool(self.recording or self.recorded) or self.at_shutdown)
 
     def _callbacks(self, name: str) -> tuple[Callable[..., None], ...]:
-        plain = getattr(Tap, name)
-        return tuple(getattr(tap, name) for tap in self.all if getattr(type(tap), name) is not plain)
+        default = getattr(Tap, name)
+        return tuple(getattr(tap, name) for tap in self.all if getattr(type(tap), name) is not default)
 
 
 taps = Taps()

@@ -135,7 +135,7 @@ PROGRAMS = {
     inverse_that_is_checked: "a check of the result",
     memory_each_step: "memory figures",
     published_weights_each_step: "weights at an address",
-    more_than_has_room: "too much under way",
+    more_than_has_room: "too many unanswered submissions",
 }
 
 

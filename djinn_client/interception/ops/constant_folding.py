@@ -99,5 +99,5 @@ def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     recorded = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:
-        recorded.remote.storage.contents.asks = func, value, value.storage.version
+        recorded.remote.storage.contents.test = func, value, value.storage.version
     return recorded

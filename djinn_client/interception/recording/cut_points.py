@@ -2,7 +2,7 @@
 
 A loop without a sync point must not be cut at a fixed number of instructions. Unless that number is a multiple of the
 loop's length, every piece would differ from all earlier pieces, and would be planned and sent again. So the content of
-the program decides (content-defined chunking): the cut point is at the same place of the loop in every iteration.
+the program decides (content-defined chunking): the cut point is at the same op of the loop in every iteration.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def steady_cut(entries: Sequence[Entry]) -> int:
     cut at one point, from its second piece on. A longer loop yields a few kinds of pieces.
     """
     first = max(len(entries) // 4, 1)
-    looks = [hash((entry.call.signature.id & CONTENT, entry.site[1])) for entry in entries[first:]]
-    if len(looks) <= CONTEXT:
+    hashes = [hash((entry.call.signature.id & CONTENT, entry.site[1])) for entry in entries[first:]]
+    if len(hashes) <= CONTEXT:
         return len(entries)
-    contexts = [hash(tuple(looks[i : i + CONTEXT])) for i in range(len(looks) - CONTEXT)]
+    contexts = [hash(tuple(hashes[i : i + CONTEXT])) for i in range(len(hashes) - CONTEXT)]
     least = min(contexts)
     return first + len(contexts) - 1 - contexts[::-1].index(least)

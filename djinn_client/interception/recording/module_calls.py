@@ -20,7 +20,7 @@ from djinn_core.ir.module_path import BACKWARD, ModuleCall
 def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     """Return a replacement of `torch.nn.Module.__call__` that tracks the current module.
 
-    A decode step calls hundreds of modules, so the code is inlined.
+    A decode step of a language model calls hundreds of modules, so the code is inlined.
     """
     is_compiling, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
     next_number = torch_dispatch.next_sequence_number
@@ -60,7 +60,7 @@ def follow_modules(call: ModuleCallImpl) -> ModuleCallImpl:
     return torch_dispatch.not_compiled_itself(called)
 
 
-def module_now(recorder: Recorder) -> ModuleCall | None:
+def current_module(recorder: Recorder) -> ModuleCall | None:
     """Return the module call that a thread is inside, or its current autograd node."""
     outer = recorder.module
     return at_node(recorder) if outer is None and recorder.differentiating else outer

@@ -34,7 +34,7 @@ from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.shape_inference.message_limits import check_dimensions
 from djinn_client.interception.tap import taps
 from djinn_client.interception.tensors.known_contents import known_contents
-from djinn_client.interception.tensors.storage import Storage, Value, live_values, still_to_free
+from djinn_client.interception.tensors.storage import Storage, Value, handles_to_free, live_values
 from djinn_client.sink import M, Submission, SubmissionReply, Ticket
 from djinn_client.torch_dispatch import without_modes
 from djinn_core.errors import DjinnError, ForkedProcess, UnsupportedOperation
@@ -467,7 +467,7 @@ class Recorder:
         freed = {storage_of(handle) for handle in dead}.intersection(storages)
         if not freed:
             return dead
-        live = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *still_to_free())}
+        live = {storage_of(handle) for handle in (*(handle for handle, _ in live_values()), *handles_to_free())}
         present = [handle for handle in dead if storage_of(handle) not in storages]
         storages -= freed - live
         return present

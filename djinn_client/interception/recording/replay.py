@@ -22,12 +22,17 @@ from djinn_core.ir.values import TensorMeta
 def reissue(
     program: Program, nodes: Iterable[int], replace: Mapping[int, int], inputs: Mapping[int, torch.Tensor]
 ) -> dict[int, LazyTensor]:
-    """Record `nodes` of `program` again, with `inputs` for some of its inputs. Return the new tensors by old value.
+    """Record `nodes` of `program` again. Return the new tensors by the handles of the old values.
 
-    If an input is not given, the captured input is used, which must still be alive.
+    Args:
+        program: a captured program.
+        nodes: node ids, in order.
+        replace: handles to read instead of operands of the program.
+        inputs: tensors for inputs of the program, by handle. For other inputs, the captured tensors are used, which
+            must still be alive.
 
     Raises:
-        DjinnError: the metadata of a given input differs from the captured input.
+        DjinnError: the metadata of a tensor in `inputs` differ from those of the captured input.
     """
     instructions = list(program.instructions())
     tensors: dict[int, LazyTensor] = {}
@@ -50,47 +55,47 @@ def _operand(
     return tensors[value]
 
 
-def _checked(given: torch.Tensor, meta: TensorMeta) -> LazyTensor:
-    if not isinstance(given, LazyTensor) or given.remote.meta is not meta:
+def _checked(tensor: torch.Tensor, meta: TensorMeta) -> LazyTensor:
+    if not isinstance(tensor, LazyTensor) or tensor.remote.meta is not meta:
         raise DjinnError(
-            f"an input of shape {tuple(given.shape)}, stride {given.stride()}, {given.dtype} on {given.device} cannot "
-            f"replace an input of shape {meta.shape}, stride {meta.stride}, {meta.dtype} on "
-            f"remote_accelerator:{meta.device}"
+            f"an input of shape {tuple(tensor.shape)}, stride {tensor.stride()}, {tensor.dtype} on {tensor.device} cannot "
+            f"replace the captured input of shape {meta.shape}, stride {meta.stride}, {meta.dtype} on "
+            f"remote_accelerator:{meta.device}. Pass an input like the captured input, or capture the program again"
         )
-    return given
+    return tensor
 
 
 def _issue(instruction: Instruction, operands: list[LazyTensor]) -> dict[int, LazyTensor]:
     call = instruction.call
     out = append(call, operands, instruction.slots)
     results = out if call.sequence else [out]
-    new_results = [r for r, new in zip(results, _new(call), strict=True) if new]
+    new_results = [r for r, is_new in zip(results, _are_new(call), strict=True) if is_new]
     return dict(zip(instruction.outputs, new_results, strict=True))
 
 
-def _new(call: Call) -> list[bool]:
+def _are_new(call: Call) -> list[bool]:
     return [meta is not None and same < 0 for meta, same in zip(call.results, call.inplace, strict=True)]
 
 
-def call_again(node: Node, operands: Sequence[torch.Tensor], changed: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the results of a node's op for other operands, in the node's order.
+def call_again(node: Node, operands: Sequence[torch.Tensor], changes: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Call a node's op with other operands, and return its results in order.
 
     Args:
         node: a node of a recorded program.
         operands: tensors for `node.inputs`.
-        changed: changed arguments, by their names in the op's schema.
+        changes: arguments that replace those of the node, by their names in the op's schema.
 
     Raises:
         InvalidStage: the node's op cannot be called again.
     """
     if node.op in OWN_OPERATORS:
-        raise InvalidStage(f"{node.op} (node {node.id}) cannot be replayed")
+        raise InvalidStage(f"{node.op} (node {node.id}) is an instruction of Djinn itself, and cannot be called again")
     positional, keywords = call_arguments(node.form, operands, node.slots, logical_device(POOL))
     names = parameter_names(node.op)
-    for name, value in changed.items():
-        at = names.index(name)
-        if at < len(positional):
-            positional[at] = value
+    for name, value in changes.items():
+        position = names.index(name)
+        if position < len(positional):
+            positional[position] = value
         else:
             keywords[name] = value
     results = resolve(node.form.op)(*positional, **keywords)

@@ -33,15 +33,15 @@ def in_parts(submission: Submission) -> Iterator[Submission]:
 
 
 def _starts(program: Program) -> Iterator[int]:
-    """Yield the first instruction of each piece except the first piece, so that pieces are within the limits.
+    """Yield the index of the first instruction of each piece after the first, so that pieces are within the limits.
 
-    A single op may exceed the limits.
+    A piece of a single op may exceed the limits.
     """
     count = first = 0
     for index, call in enumerate(program.calls):
-        more = call.operand_count + call.new_count + call.slot_count
-        full = count + more > limits.ARGUMENTS_SENT or index - first >= limits.INSTRUCTIONS
-        if full and index > first:
+        arguments = call.operand_count + call.new_count + call.slot_count
+        is_full = count + arguments > limits.ARGUMENTS_SENT or index - first >= limits.INSTRUCTIONS
+        if is_full and index > first:
             yield index
             first, count = index, 0
-        count += more
+        count += arguments

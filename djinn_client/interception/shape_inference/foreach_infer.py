@@ -56,7 +56,7 @@ def _has_unusual_number(argument: Any) -> bool:
 def infer_by_element(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], operands: Sequence[LazyTensor]
 ) -> Call | None:
-    """Return the call of an op over lists. Return None if its elements must be inferred one by one.
+    """Return the call of an op over lists. Return None if `func` is no such op, or if grouping its elements saves little.
 
     Raises:
         Exception: the errors of `infer`.
@@ -64,7 +64,7 @@ def infer_by_element(
     if not is_over_lists(func):
         return None
     arguments = [*args, *kwargs.values()]
-    lists = [(place, a) for place, a in enumerate(arguments) if isinstance(a, (list, tuple))]
+    lists = [(position, a) for position, a in enumerate(arguments) if isinstance(a, (list, tuple))]
     length = max((len(a) for _, a in lists), default=0)
     if length <= FEW or any(len(a) != length for _, a in lists) or not _are_remote_lists(arguments):
         return None
@@ -73,19 +73,19 @@ def infer_by_element(
     index = [firsts.setdefault(kind, (len(firsts), i))[0] for i, kind in enumerate(kinds)]
     if len(firsts) * 2 > length:
         return None
-    for place, a in lists:
-        arguments[place] = [a[first] for _, first in firsts.values()]
+    for position, a in lists:
+        arguments[position] = [a[first] for _, first in firsts.values()]
     few, keywords = arguments[: len(args)], dict(zip(kwargs, arguments[len(args) :], strict=True))
     return _lengthened(infer(func, few, keywords, operands[0].remote.meta.device), func, args, kwargs, operands, index)
 
 
-def _are_remote_lists(given: Sequence[Any]) -> bool:
+def _are_remote_lists(arguments: Sequence[Any]) -> bool:
     """Return True if all list items are remote tensors or numbers, and no other argument is a tensor with dimensions."""
     return all(
         all(isinstance(item, (LazyTensor, int, float)) for item in a)
         if isinstance(a, (list, tuple))
         else not (hasattr(a, "dim") and a.dim() > 0)
-        for a in given
+        for a in arguments
     )
 
 
@@ -102,10 +102,13 @@ def _lengthened(
     operands: Sequence[LazyTensor],
     index: Sequence[int],
 ) -> Call | None:
-    """Return the call for all elements, expanded from the call for one element of each kind."""
+    """Return the call for all elements, expanded from `short`, the call for one element of each kind.
+
+    `index`: for each element, the number of its kind. Return None if results alias operands or change their metadata.
+    """
     has_results = bool(torch_private.schema_of(func).returns)
-    aliased = any(place >= 0 for place in (*short.inplace, *short.aliases))
-    if short.changes or aliased or (has_results and len(short.results) != max(index) + 1):
+    has_aliases = any(operand >= 0 for operand in (*short.inplace, *short.aliases))
+    if short.changes or has_aliases or (has_results and len(short.results) != max(index) + 1):
         return None
     picked = index if has_results else range(len(short.results))
     results = tuple([short.results[i] for i in picked])

@@ -18,18 +18,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def make_room(known: dict[K, V], limit: int) -> None:
-    """Evict the older half of a table that has reached `limit`."""
-    if len(known) >= limit:
-        for old in list(known)[: limit // 2]:
-            known.pop(old, None)
+def make_room(table: dict[K, V], limit: int) -> None:
+    """Evict the older half of a table that has reached `limit` entries."""
+    if len(table) >= limit:
+        for old_key in list(table)[: limit // 2]:
+            table.pop(old_key, None)
 
 
-def keep(known: dict[K, V], key: K, value: V, limit: int) -> V:
-    """Return the entry under `key`. If there is none, store `value` first."""
-    if key not in known:
-        make_room(known, limit)
-    return known.setdefault(key, value)
+def keep(table: dict[K, V], key: K, value: V, limit: int) -> V:
+    """Return the entry under `key`. If the table has no such entry, store `value` under `key` first."""
+    if key not in table:
+        make_room(table, limit)
+    return table.setdefault(key, value)
 
 
 Key = tuple[Any, ...]
@@ -39,10 +39,10 @@ class InferenceCache:
     """Inferred calls, and metadata learnt from executors. Not locked: each access is one dict operation.
 
     Attributes:
-        calls: calls by key. `call.slots` are the scalars of the key; if it is None, the scalars are gathered at each
-            call. A call of None: the op returns its operand.
+        calls: calls by key. `call.slots` are the scalars of the key. If `call.slots` is None, each call gathers its
+            scalars. The entry is None if the op returns its operand.
         drawing: the calls of random ops on indexes that are bound to a device; `calls` has None for them.
-        kinds: one example call for factories that differ only in sizes.
+        kinds: for factories that differ only in sizes, one example call, by the key without sizes.
         signatures: interned signatures, with their learnt layouts and dtypes.
         supported: ops, with argument dtypes and types, for which an executor has a kernel.
         inferred: number of ops for which a meta kernel was run.

@@ -17,7 +17,9 @@ _PIECES: Final = 1 << 13
 
 
 def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: Sequence[Slot]) -> None:
-    """Raise an error for arguments that cannot be sent. `args`: all arguments. `slots`: the numbers among them.
+    """Raise an error for arguments of `func` that cannot be sent.
+
+    `args` are all arguments, `operands` the tensors and `slots` the numbers among them.
 
     Raises:
         UnsupportedOperation: there are too many arguments, a number has more than 64 bits, or a text is too long.
@@ -25,18 +27,16 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
     count = len(operands) + len(slots)
     if count > limits.ARGUMENTS_OF_AN_OP:
         raise UnsupportedOperation(
-            f"{func.name()} was given {count:,} tensors and numbers; an executor takes at most "
-            f"{limits.ARGUMENTS_OF_AN_OP:,} in one op. Call it for parts of the lists"
+            f"{func.name()} got {count:,} tensors and numbers, but an executor accepts at most "
+            f"{limits.ARGUMENTS_OF_AN_OP:,} in one op. Call the op for parts of the lists"
         )
     for slot in slots:
         if type(slot) is int and not limits.SMALLEST_INTEGER <= slot <= limits.LARGEST_INTEGER:
-            raise UnsupportedOperation(
-                f"{func.name()} was given an integer of more than 64 bits, which no kernel takes"
-            )
+            raise UnsupportedOperation(f"{func.name()} got an integer of more than 64 bits, which no kernel accepts")
     for argument in args:
         if isinstance(argument, (int, float)) and argument > limits.DEGREE and "_polynomial_" in func.name():
             raise UnsupportedOperation(
-                f"{func.name()} was given the degree {argument:,}; an executor takes at most {limits.DEGREE:,}"
+                f"{func.name()} got the degree {argument:,}, but an executor accepts at most {limits.DEGREE:,}"
             )
         if (
             func is torch.ops.aten.roll.default
@@ -44,11 +44,11 @@ def check_given(func: Any, args: Iterable[Any], operands: Sequence[Any], slots: 
             and len(argument) > limits.SHIFTS
         ):
             raise UnsupportedOperation(
-                f"{func.name()} was given {len(argument):,} shifts; an executor takes at most {limits.SHIFTS:,}"
+                f"{func.name()} got {len(argument):,} shifts, but an executor accepts at most {limits.SHIFTS:,}"
             )
         if isinstance(argument, str) and len(argument) > limits.TEXT:
             raise UnsupportedOperation(
-                f"{func.name()} was given a text of {len(argument):,} characters; an executor takes at most "
+                f"{func.name()} got a text of {len(argument):,} characters, but an executor accepts at most "
                 f"{limits.TEXT:,}"
             )
 

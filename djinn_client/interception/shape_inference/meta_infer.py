@@ -49,14 +49,14 @@ from djinn_core.system.interrupts import interrupt_mask
 
 
 class UnknownResult(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """Only the executor can know the op's results."""
+    """Raised by `infer` if only the executor can know the metadata of the results."""
 
 
 class MetaKernelRefused(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """The meta kernel refuses the arguments, or accepts arguments that other kernels may refuse.
+    """Raised by `infer` if the meta kernel refuses the arguments, or accepts arguments that other kernels may refuse.
 
     Attributes:
-        error: error of the meta kernel; None if it accepts the arguments.
+        error: error of the meta kernel, or None if the meta kernel accepts the arguments.
     """
 
     def __init__(self, error: Exception | None = None) -> None:
@@ -146,16 +146,16 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         Exception: the error of eager PyTorch for these arguments.
     """
     check_targets(func, args, kwargs)
-    written = written_tensors(func, args, kwargs)
-    operands = list(_operands_in((*args, *kwargs.values()))) if written else []
-    if any(overlaps_itself(operands[place].remote.meta) for place in written):
+    targets = written_tensors(func, args, kwargs)
+    operands = list(_operands_in((*args, *kwargs.values()))) if targets else []
+    if any(overlaps_itself(operands[position].remote.meta) for position in targets):
         try_overlapping(func, args, kwargs)
     if must_ask(func, kwargs) or _returns_number(func):
         raise UnknownResult
     pointwise = _infer_pointwise(func, args, kwargs, device)
     if pointwise is not None:
         return pointwise
-    device = _index_given(kwargs, device)
+    device = _result_index(kwargs, device)
     world = MetaConverter()
     meta_args = world.convert(args)
     meta_kwargs = {name: world.convert(value) for name, value in kwargs.items()}
@@ -163,11 +163,13 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
     try:
         with interrupt_mask, torch.no_grad():  # otherwise an interrupt in between would leave gradients off
             check_arguments(func, meta_args)
-            refused = refusal(func, meta_args, meta_kwargs)
-            if refused is not None:
-                raise MetaKernelRefused(refused)
+            error_of_trial = refusal(func, meta_args, meta_kwargs)
+            if error_of_trial is not None:
+                raise MetaKernelRefused(error_of_trial)
             check_shape(func, meta_args)
-            doubtful = may_be_refused(func, meta_args, meta_kwargs) or may_refuse_target(func, meta_args, meta_kwargs)
+            is_doubtful = may_be_refused(func, meta_args, meta_kwargs) or may_refuse_target(
+                func, meta_args, meta_kwargs
+            )
             out = rule_for(func)(*meta_args, **meta_kwargs)
     except MetaKernelRefused:
         raise
@@ -179,7 +181,7 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
         ) from error
     except Exception as error:
         raise MetaKernelRefused(error) from error
-    if doubtful:
+    if is_doubtful:
         raise MetaKernelRefused
     call = _build(func, args, kwargs, device, world, before, out)
     if only_kernels_know(func, call) or (may_be_of_other_dtypes(func, before) and call.signature.dtypes is None):
@@ -190,21 +192,19 @@ def infer(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -
 def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: int) -> Call | None:
     """Return the call of a pointwise op that the CPU kernel accepts. Return None if the meta kernel must run."""
     with interrupt_mask, torch.no_grad():
-        inferred = pointwise_result(func, args, kwargs, device)
-    if inferred is None:
+        trial = pointwise_result(func, args, kwargs, device)
+    if trial is None:
         return None
     operands = [a for a in (*args, *kwargs.values()) if isinstance(a, LazyTensor)]
-    before, target = tuple([o.remote.meta for o in operands]), inferred.target
+    before, target = tuple([o.remote.meta for o in operands]), trial.target
     form = encode_form(func, args, kwargs, [target is None], sequence=False)
     signature = signature_of(form, before)
-    result = (
-        inferred.meta if target is not None or not signature.orders else laid_out(inferred.meta, signature.orders[0])
-    )
+    result = trial.meta if target is not None or not signature.orders else laid_out(trial.meta, signature.orders[0])
     same = alias = -1
     if target is not None:
         # By position, not by object: the next call of this form may use two objects for the same memory, and returns
         # the target's.
-        same = _place_of_target(args, kwargs)
+        same = _position_of_target(args, kwargs)
         alias = next(i for i, o in enumerate(operands) if o.remote.storage == target.remote.storage)
     return Call(
         signature=signature,
@@ -217,12 +217,12 @@ def _infer_pointwise(func: Any, args: Sequence[Any], kwargs: dict[str, Any], dev
         operand_count=form.operand_count,
         slot_count=form.slot_count,
         new_count=form.new_count,
-        changes=() if target is None or inferred.meta is before[same] else ((same, inferred.meta),),
-        nbytes=(0 if target is not None else inferred.meta.nbytes,),
+        changes=() if target is None or trial.meta is before[same] else ((same, trial.meta),),
+        nbytes=(0 if target is not None else trial.meta.nbytes,),
     )
 
 
-def _place_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+def _position_of_target(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     """Return the position, among the operands, of the operand that an op writes in place or as `out`."""
     if "out" not in kwargs:
         return 0
@@ -236,7 +236,7 @@ def make_elsewhere(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     return func(*MetaConverter().convert(args), **kwargs)
 
 
-def _index_given(kwargs: dict[str, Any], device: int) -> int:
+def _result_index(kwargs: dict[str, Any], device: int) -> int:
     """Return the index of the results' device: the device that the op names, or else the device of its operands."""
     named_device = kwargs.get("device")
     return existing_index(named_device) if isinstance(named_device, torch.device) else device
@@ -260,8 +260,8 @@ def _build(
     results = list(out) if sequence else [out]
     for result in results:
         _check_layout(func, result)
-    places = {id(tensor): i for i, tensor in reversed(list(enumerate(world.tensors)))}
-    inplace = [places.get(id(r), -1) for r in results]
+    positions = {id(tensor): i for i, tensor in reversed(list(enumerate(world.tensors)))}
+    inplace = [positions.get(id(r), -1) for r in results]
     metas = [meta_of(r, device) if isinstance(r, torch.Tensor) else None for r in results]
     if any(r is not None and not isinstance(r, torch.Tensor) for r in results):
         raise UnknownResult  # a Python scalar, so its value is needed
@@ -299,13 +299,13 @@ def _storage_bytes(result: torch.Tensor | None, meta: TensorMeta | None) -> int:
 def _check_layout(func: Any, result: Any) -> None:
     if isinstance(result, torch.Tensor) and result.layout != torch.strided:
         raise UnsupportedOperation(
-            f"{func.name()} returns a tensor of layout {result.layout}: remote_accelerator has no such op. "
-            "Do this on the CPU"
+            f"{func.name()} returns a tensor of layout {result.layout}, which remote_accelerator does not have. "
+            "Run the op on the CPU"
         )
 
 
 def _aliases(operands: Sequence[torch.Tensor], results: Sequence[Any]) -> tuple[int, ...]:
-    """Return, for each result, the first operand with the same memory, or -1."""
+    """Return, for each result, the position of the first operand with the same memory, or -1."""
     if not operands:
         return (-1,) * len(results)
     first = {torch_private.storage_key(tensor): i for i, tensor in reversed(list(enumerate(operands)))}

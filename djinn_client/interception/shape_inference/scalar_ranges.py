@@ -38,15 +38,15 @@ _CONVERTING: Final = frozenset(
     ).split()
 )
 # Limits of kernels that are narrower than the dtype's range.
-_NOTHING: Final = (math.inf, -math.inf)
+_EMPTY_RANGE: Final = (math.inf, -math.inf)
 _OWN_RANGES: Final[Mapping[Any, Mapping[str, tuple[float, float]]]] = {
     aten.bernoulli_.float: {"p": (0.0, 1.0)},
     aten.histc.default: {"min": (-LEAST_MAXIMUM, LEAST_MAXIMUM), "max": (-LEAST_MAXIMUM, LEAST_MAXIMUM)},
     aten.huber_loss.default: {"delta": (_SMALLEST, math.inf)},
-    aten.logspace.default: {"base": _NOTHING},
-    aten.logspace.out: {"base": _NOTHING},
-    aten.logspace.Scalar_Tensor: {"base": _NOTHING},
-    aten.logspace.Tensor_Scalar: {"base": _NOTHING},
+    aten.logspace.default: {"base": _EMPTY_RANGE},
+    aten.logspace.out: {"base": _EMPTY_RANGE},
+    aten.logspace.Scalar_Tensor: {"base": _EMPTY_RANGE},
+    aten.logspace.Tensor_Scalar: {"base": _EMPTY_RANGE},
     aten.normal_.default: {"std": (0.0, math.inf)},
     aten.rrelu_with_noise.default: {"lower": (-LEAST_MAXIMUM, 0.125), "upper": (0.125, LEAST_MAXIMUM)},
     aten.rrelu_with_noise_.default: {"lower": (-LEAST_MAXIMUM, 0.125), "upper": (0.125, LEAST_MAXIMUM)},
@@ -58,9 +58,13 @@ _NUMBERS: Final = frozenset({"number", "float", "Optional[number]", "Optional[fl
 
 
 class ScalarRange(msgspec.Struct, frozen=True):
-    """Closed range of one scalar argument of an op: at `position`, or named `name`.
+    """Closed range of one scalar argument of an op.
 
     Attributes:
+        position: position of the argument in the schema.
+        name: name of the argument in the schema.
+        low: smallest value in the range.
+        high: greatest value in the range.
         whole: True if only integers are in the range.
         finite: True if infinities and NaN are outside of the range.
     """
@@ -88,7 +92,9 @@ class ScalarRule(msgspec.Struct, frozen=True):
     """Ranges of an op's scalars.
 
     Attributes:
-        any_float: True if each range contains every float up to the smallest maximum of a dtype (`LEAST_MAXIMUM`).
+        ranges: the range of each number among the arguments.
+        any_float: True if each range contains all floats with a magnitude up to `LEAST_MAXIMUM`, the smallest maximum
+            of a dtype.
     """
 
     ranges: tuple[ScalarRange, ...]
@@ -97,9 +103,9 @@ class ScalarRule(msgspec.Struct, frozen=True):
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return True if all scalars are within their ranges."""
         count = len(args)
-        for one in self.ranges:
-            position = one.position
-            if not one.holds(args[position] if position < count else kwargs.get(one.name)):
+        for scalar_range in self.ranges:
+            position = scalar_range.position
+            if not scalar_range.holds(args[position] if position < count else kwargs.get(scalar_range.name)):
                 return False
         return True
 
@@ -112,27 +118,27 @@ def rule_of_call(func: Any, call: Call) -> ScalarRule | None:
 
 
 def takes_any_float(func: Any, call: Call) -> bool:
-    """Return True if kernels accept calls that differ from `call` only in floats up to `LEAST_MAXIMUM`."""
+    """Return True if kernels accept calls that differ from `call` only in floats of magnitude up to `LEAST_MAXIMUM`."""
     rule = rule_of_call(func, call)
     return rule is None or rule.any_float
 
 
 @functools.lru_cache(maxsize=4096)
-def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) -> ScalarRule | None:
-    """Return the rule for calls of `func` with these dtypes of the first operand and result, or None.
+def scalar_rule(func: Any, operand: torch.dtype | None, result: torch.dtype | None) -> ScalarRule | None:
+    """Return the rule for calls of `func`, or None if no kernel refuses a scalar.
 
-    None: no kernel refuses a scalar.
+    `operand` and `result` are the dtypes of the first operand and of the first result.
     """
     if not (torch.Tag.pointwise in func.tags or str(func).removeprefix("aten.") in _CONVERTING or func in _OWN_RANGES):
         return None
-    low, high, whole, finite = _range_of(tuple({d for d in (given, made) if d is not None and d is not torch.bool}))
-    own = _OWN_RANGES.get(func, {})
+    low, high, whole, finite = _range_of(tuple({d for d in (operand, result) if d is not None and d is not torch.bool}))
+    narrower_ranges = _OWN_RANGES.get(func, {})
     ranges: list[ScalarRange] = []
     for position, argument in enumerate(torch_private.schema_of(func).arguments):
         name = argument.name
         if str(argument.type) not in _NUMBERS:
             continue
-        lowest, highest = own.get(name, (low, high))
+        lowest, highest = narrower_ranges.get(name, (low, high))
         if whole and name == "exponent":
             lowest = 0.0  # an integer to a negative power is not an integer
         ranges.append(
@@ -142,7 +148,7 @@ def scalar_rule(func: Any, given: torch.dtype | None, made: torch.dtype | None) 
                 max(low, lowest),
                 min(high, highest),
                 whole=whole and name in _FACTORS,
-                finite=finite or name in own,
+                finite=finite or name in narrower_ranges,
             )
         )
     any_float = all(not r.whole and r.low <= -LEAST_MAXIMUM and r.high >= LEAST_MAXIMUM for r in ranges)
@@ -180,10 +186,10 @@ def without_floats(key: list[Any]) -> tuple[Any, ...]:
 
     The key still marks floats.
     """
-    others: list[Any] = []
+    kept_parts: list[Any] = []
     number_follows = False
     for part in key:
         if not number_follows or (type(part) is float and not -LEAST_MAXIMUM <= part <= LEAST_MAXIMUM):
-            others.append(part)
+            kept_parts.append(part)
         number_follows = part is float and not number_follows
-    return tuple(others)
+    return tuple(kept_parts)

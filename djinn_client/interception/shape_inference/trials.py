@@ -62,9 +62,9 @@ _FILLING: Final = frozenset({"fill", "full", "full_like", "new_full"})
 
 
 def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Exception | None:
-    """Return the error with which the CPU kernel refuses the call with small tensors, or None.
+    """Return the error with which the CPU kernel refuses the call with small tensors instead of the meta tensors.
 
-    None: no error would also hold for large tensors. The arguments are meta tensors.
+    Return None if the kernel accepts the call, or its error does not hold for large tensors.
     """
     if is_custom(func):
         return None
@@ -84,7 +84,7 @@ def refusal(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Except
     return None
 
 
-def note_taken(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def note_support(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Record that the executor has computed `func` with arguments of these dtypes."""
     inference_cache.supported.add(_kinds(func, args, kwargs))
 
@@ -111,9 +111,9 @@ def _op_packet(func: Any) -> str:
 
 
 def may_be_refused(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if kernels may refuse sizes that a trial does not check. The executor decides then."""
-    doubtful = _DOUBTFUL.get(func)
-    return doubtful is not None and doubtful(*args, **kwargs)
+    """Return True if kernels may refuse sizes that a trial does not check, so that the executor must decide."""
+    may_refuse = _MAY_REFUSE.get(func)
+    return may_refuse is not None and may_refuse(*args, **kwargs)
 
 
 def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> bool:
@@ -138,7 +138,7 @@ def _scatters_in_place(given: torch.Tensor, mask: torch.Tensor, source: torch.Te
     return not fits or source.numel() < given.numel()
 
 
-_DOUBTFUL: Final[Mapping[Any, Callable[..., bool]]] = {
+_MAY_REFUSE: Final[Mapping[Any, Callable[..., bool]]] = {
     aten.as_strided_scatter.default: _as_strided_scatter,
     aten.gelu_backward.default: _gradient_unlike,
     aten.gelu_backward.grad_input: _gradient_unlike,
@@ -156,7 +156,7 @@ def check_arguments(func: Any, args: Sequence[Any]) -> None:
     _check_indices(args[0] if args else None, _indices(func, args))
 
 
-def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
+def _check_indices(source: Any, indices: Sequence[torch.Tensor | None]) -> None:
     dim, shapes = 0, []
     for index in indices:
         if index is None or index.dtype not in _MASKS:
@@ -165,11 +165,11 @@ def _check_indices(given: Any, indices: Sequence[torch.Tensor | None]) -> None:
             continue
         if index.dtype is torch.uint8:
             warn_user("indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.")
-        for at, (size, limit) in enumerate(zip(index.shape, given.shape[dim:], strict=False)):
+        for axis, (size, limit) in enumerate(zip(index.shape, source.shape[dim:], strict=False)):
             if size != limit:
                 raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {at} does not match the shape of the indexed tensor "
-                    f"{list(given.shape)} at index {dim + at}"
+                    f"The shape of the mask {list(index.shape)} at index {axis} does not match the shape of the indexed tensor "
+                    f"{list(source.shape)} at index {dim + axis}"
                 )
         dim += index.dim()
     if shapes and broadcast([tuple(shape) for shape in shapes]) is None:
@@ -198,35 +198,30 @@ def warns_each_time(func: Any, args: Sequence[Any], dtypes: Iterable[torch.dtype
 def is_pointwise(func: Any) -> bool:
     """Return True if `func` is elementwise, and returns or writes one tensor."""
     schema = torch_private.schema_of(func)
-    returned, parameters = schema.returns, schema.arguments
-    if (
-        is_custom(func)
-        or torch.Tag.pointwise not in func.tags
-        or len(returned) != 1
-        or str(returned[0].type) != "Tensor"
-    ):
+    returns, parameters = schema.returns, schema.arguments
+    if is_custom(func) or torch.Tag.pointwise not in func.tags or len(returns) != 1 or str(returns[0].type) != "Tensor":
         return False
     targets = [a for a in parameters if a.alias_info is not None]
-    if returned[0].alias_info is None:
+    if returns[0].alias_info is None:
         return not targets
     return targets == parameters[:1] and bool(targets[0].alias_info.is_write)
 
 
 def broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the broadcast shape of these shapes. Return None if they do not fit."""
+    """Return the common shape to which these shapes broadcast, or None if they do not broadcast."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return first
     rank = max(map(len, shapes))
     sizes = [1] * rank
     for shape in shapes:
-        at = rank - len(shape)
+        axis = rank - len(shape)
         for size in shape:
             if size != 1:
-                if sizes[at] not in {1, size}:
+                if sizes[axis] not in {1, size}:
                     return None
-                sizes[at] = size
-            at += 1
+                sizes[axis] = size
+            axis += 1
     return tuple(sizes)
 
 
@@ -279,18 +274,18 @@ def try_overlapping(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
     def overlapping(argument: Any) -> Any:
         if isinstance(argument, (list, tuple)):
-            return [overlapping(one) for one in argument]
+            return [overlapping(item) for item in argument]
         if not isinstance(argument, LazyTensor):
             return torch.device("cpu") if isinstance(argument, torch.device) else argument
         meta = argument.remote.meta
-        own = [min(n, 2) if step else min(n, 1) for n, step in zip(meta.shape, meta.stride, strict=True)]
-        view = torch.full(own, fill_value, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
+        sizes = [min(n, 2) if step else min(n, 1) for n, step in zip(meta.shape, meta.stride, strict=True)]
+        view = torch.full(sizes, fill_value, dtype=meta.dtype).expand([min(n, 2) for n in meta.shape])
         return small.setdefault(id(argument), view)
 
     try:
         with torch.no_grad():  # the kernel's warning comes on the user's line
             keywords = {name: overlapping(value) for name, value in kwargs.items() if name != "generator"}
-            _call_without_drawing(func, [overlapping(one) for one in args], keywords)
+            _call_without_drawing(func, [overlapping(argument) for argument in args], keywords)
     except Exception as error:
         if "more than one element of the written-to tensor" in str(error):
             raise RuntimeError(str(error)) from None
@@ -301,7 +296,8 @@ class PointwiseResult(msgspec.Struct, frozen=True):
     """Metadata of a pointwise op's result.
 
     Attributes:
-        target: the operand that the op writes and that gets this metadata; None for a new result.
+        meta: metadata of the result.
+        target: the operand that the op writes and that gets this metadata, or None if the result is a new tensor.
     """
 
     meta: TensorMeta
@@ -316,28 +312,31 @@ def pointwise_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     major result.
     """
     out = kwargs.get("out")
-    plain = func if out is None else returning(func)
-    if plain is None or not is_pointwise(plain) or torch.Tag.nondeterministic_seeded in func.tags:
+    variant = func if out is None else returning(func)
+    if variant is None or not is_pointwise(variant) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    others = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
-    arguments = (*args, *others.values())
+    keywords = kwargs if out is None else {name: value for name, value in kwargs.items() if name != "out"}
+    arguments = (*args, *keywords.values())
     tensors = [a for a in arguments if isinstance(a, LazyTensor)]
-    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_not_taken, arguments)):
+    if not tensors or not all(_is_plain(t.remote.meta) for t in tensors) or any(map(_is_unsuitable, arguments)):
         return None
-    shape = _shape_together(plain, [t.remote.meta.shape for t in tensors])
+    shape = _common_shape(variant, [t.remote.meta.shape for t in tensors])
     if shape is None:
         return None
     try:
-        result = try_small(plain, args, others)
+        result = try_small(variant, args, keywords)
     except Exception:
         return None  # the meta kernel raises PyTorch's error
     meta = tensor_meta(shape, contiguous_strides(shape), 0, result.dtype, device)
-    target = args[0] if torch_private.schema_of(plain).returns[0].alias_info is not None else out
-    return PointwiseResult(meta, None) if target is None else _written(meta, target, tensors)
+    target = args[0] if torch_private.schema_of(variant).returns[0].alias_info is not None else out
+    return PointwiseResult(meta, None) if target is None else _result_in_target(meta, target, tensors)
 
 
-def _written(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
-    """Return the result of an op that writes to a target, if the target has the same dtype and shape, or no elements yet."""
+def _result_in_target(meta: TensorMeta, target: Any, operands: Sequence[LazyTensor]) -> PointwiseResult | None:
+    """Return the result of an op that writes to `target`.
+
+    Return None if the dtype differs from that of `meta`, or if the shape differs and the target has elements.
+    """
     before = target.remote.meta if isinstance(target, LazyTensor) else None
     if before is None or before.dtype is not meta.dtype or before.conj or before.neg:
         return None
@@ -353,26 +352,26 @@ def _is_plain(meta: TensorMeta) -> bool:
     return 0 not in meta.shape and meta.stride == contiguous_strides(meta.shape) and not (meta.conj or meta.neg)
 
 
-def _is_not_taken(argument: Any) -> bool:
+def _is_unsuitable(argument: Any) -> bool:
     """Return True for arguments that may affect more than the dtype, and for CPU tensors with dimensions."""
     if isinstance(argument, torch.Tensor):
         return not isinstance(argument, LazyTensor) and argument.dim() > 0
     return type(argument) in _CHOICES
 
 
-def _shape_together(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """Return the broadcast shape of the operands. Return None if they do not fit, or the op does not broadcast."""
+def _common_shape(func: Any, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the broadcast shape of the operands, or None if they do not broadcast or the op does not."""
     if "_backward" in func.name() and any(shape != shapes[0] for shape in shapes):
         return None
     return broadcast(shapes)
 
 
-def _shrunk(name: str, argument: Any, length: int, filled: int) -> Any:
+def _shrunk(name: str, argument: Any, length: int, fill_value: int) -> Any:
     if isinstance(argument, torch.Tensor) and argument.dim() == 0 and argument.device.type == "cpu":
         return argument  # a number, which affects dtypes differently than a tensor
     if isinstance(argument, torch.Tensor):
         shape = (0,) if name == "out" else [length if n else 0 for n in argument.shape]
-        return torch.full(shape, 1 if name == "lengths" else filled, dtype=argument.dtype)
+        return torch.full(shape, 1 if name == "lengths" else fill_value, dtype=argument.dtype)
     if isinstance(argument, torch.device):
         return torch.device("cpu")
     if name in _COUNTS and type(argument) is int:
@@ -382,5 +381,5 @@ def _shrunk(name: str, argument: Any, length: int, filled: int) -> Any:
     if name in _PADDINGS and isinstance(argument, (list, tuple)):
         return [min(n, 1) for n in argument]
     if isinstance(argument, (list, tuple)):
-        return [_shrunk(name, one, length, filled) for one in argument]
+        return [_shrunk(name, item, length, fill_value) for item in argument]
     return argument

@@ -142,7 +142,7 @@ def returning(func: Any) -> Any:
 
 
 def only_kernels_know(func: Any, call: Call) -> bool:
-    """Return True if kernels check or decide more than meta kernels do, so that the executor must be asked.
+    """Return True if kernels check or decide more than meta kernels do, so that only the executor knows the results.
 
     Kernels refuse to write to overlapping elements. They lay out resized tensors like the inputs.
     """
@@ -183,19 +183,23 @@ def refuses_overlap(op: str) -> bool:
     return func is _COPY or op in _REFUSE_OPERANDS or op in _REFUSE_PARTS or torch.Tag.pointwise in func.tags
 
 
-def check_overlap(op: str, written: int, operands: Sequence[LazyTensor]) -> None:
-    """Raise an error if the op writes to a part of an operand, and its kernels refuse this (`refuses_overlap`).
+def check_overlap(op: str, position: int, operands: Sequence[LazyTensor]) -> None:
+    """Raise an error if the op writes memory that it also reads. Call this only if `refuses_overlap(op)`.
+
+    `position`: position of the written operand.
 
     Raises:
         RuntimeError: the error of eager PyTorch, under the same conditions.
     """
-    target = operands[written].remote
-    for place, operand in enumerate(operands):
+    target = operands[position].remote
+    for other_position, operand in enumerate(operands):
         value = operand.remote
-        if value.storage != target.storage or place == written or place == _READ_BEFORE.get(op):
+        if value.storage != target.storage or other_position in {position, _READ_BEFORE.get(op)}:
             continue
-        same = value.meta is target.meta
-        if (same and target.meta.numel and op in _REFUSE_OPERANDS) or (not same and _share(target.meta, value.meta)):
+        is_same = value.meta is target.meta
+        if (is_same and target.meta.numel and op in _REFUSE_OPERANDS) or (
+            not is_same and _overlap(target.meta, value.meta)
+        ):
             raise RuntimeError(
                 "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
                 "memory location. Please clone() the tensor before performing the operation."
@@ -208,26 +212,28 @@ def refuses_resize(op: str) -> bool:
     return op in _POINTWISE or (op not in OWN_OPERATORS and torch.Tag.pointwise in resolve(op).tags)
 
 
-def check_resize(op: str, changed: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
+def check_resize(op: str, position: int, meta: TensorMeta, operands: Sequence[LazyTensor]) -> None:
     """Raise an error if the op would resize a target that it also reads, and its kernels refuse this (`refuses_resize`).
+
+    `position`: position of the target among the operands. `meta`: its new metadata.
 
     Raises:
         RuntimeError: the error of eager PyTorch.
     """
-    target = operands[changed]
-    if any(operand is target for place, operand in enumerate(operands) if place != changed) and refuses_resize(op):
+    target = operands[position]
+    if sum(operand is target for operand in operands) > 1 and refuses_resize(op):
         shapes = f"{list(target.shape)} doesn't match the broadcast shape {list(meta.shape)}"
         raise RuntimeError(f"output with shape {shapes}")
 
 
-def _share(a: TensorMeta, b: TensorMeta) -> bool:
+def _overlap(a: TensorMeta, b: TensorMeta) -> bool:
     """Return True if two dense tensors overlap, unless they have the same elements in the same order."""
     if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
         return False
-    (first, end), (other, other_end) = _range(a), _range(b)
-    if (first, end) == (other, other_end):
+    (start, end), (other_start, other_end) = _range(a), _range(b)
+    if (start, end) == (other_start, other_end):
         return a.stride != b.stride
-    return first < other_end and other < end
+    return start < other_end and other_start < end
 
 
 def _range(meta: TensorMeta) -> tuple[int, int]:

@@ -60,7 +60,7 @@ class _Arrival:
     """A pending copy into a tensor.
 
     Attributes:
-        kept: the tensor, if the user owns its memory; it is always filled.
+        user_tensor: the tensor if the user owns its memory, so that it is filled even without other references.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class _Arrival:
         self._pending = pending
         self._fill = fill
         self._tensor = weakref.ref(tensor)
-        self.kept: torch.Tensor | None = None
+        self.user_tensor: torch.Tensor | None = None
         self._landed = False
 
     @for_users
@@ -79,10 +79,10 @@ class _Arrival:
             tensor = self._tensor()
             if self._landed or tensor is None:
                 return
-            (fetched,) = self._pending.result()
+            (elements,) = self._pending.result()
             with torch.no_grad(), no_torch_functions():
-                self._fill(tensor, fetched)
-            self._landed, self.kept = True, None
+                self._fill(tensor, elements)
+            self._landed, self.user_tensor = True, None
             # Last, because from here on another thread reads the tensor without a wait.
             if type(tensor) is ArrivingTensor:
                 tensor.__class__ = torch.Tensor  # type: ignore[assignment]
@@ -95,12 +95,12 @@ class _Arrival:
     def land(self, strict: bool) -> None:
         """Write the copied elements into the tensor.
 
-        Without user memory, the tensor raises an error of the copy when it is used.
+        If the copy failed and the user does not own the memory, the tensor raises the error when it is used.
         """
         try:
             self.wait()
         except DjinnError:
-            if strict and self.kept is not None:
+            if strict and self.user_tensor is not None:
                 raise
 
 
@@ -117,9 +117,9 @@ def _arrivals_in(argument: Any) -> Iterator[_Arrival]:
 
 @without_modes
 def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """Return a CPU tensor to which `source` is copied, or None.
+    """Return a CPU tensor to which `source` is copied without blocking.
 
-    None: a module is built from the tensor, which needs the elements now.
+    Return None while a module is converted, because the module needs the elements now.
     """
     if device_state.thread.converts_module:
         return None
@@ -128,10 +128,10 @@ def copy_later(source: LazyTensor, memory_format: torch.memory_format) -> torch.
     plain = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
     arriving = plain.as_subclass(ArrivingTensor)
 
-    def fill(tensor: torch.Tensor, fetched: torch.Tensor) -> None:
-        tensor.data = sync.laid_out(fetched, layout, memory_format)
+    def fill(tensor: torch.Tensor, elements: torch.Tensor) -> None:
+        tensor.data = sync.laid_out(elements, layout, memory_format)
 
-    _expect(arriving, _Arrival(fetch_later([source]), arriving, fill))
+    _register(arriving, _Arrival(fetch_later([source]), arriving, fill))
     return arriving
 
 
@@ -141,12 +141,12 @@ def copy_into_later(target: torch.Tensor, source: LazyTensor) -> bool:
     if device_state.thread.converts_module or not _is_pinned(target):
         return False
     arrival = _Arrival(fetch_later([source]), target, _copy)
-    arrival.kept = target
+    arrival.user_tensor = target
     if type(target) is torch.Tensor:
         target.__class__ = ArrivingTensor
-        _expect(target, arrival)
+        _register(target, arrival)
     else:
-        _expect(None, arrival)
+        _register(None, arrival)
     return True
 
 
@@ -155,11 +155,11 @@ def _is_pinned(target: torch.Tensor) -> bool:
         return target.is_pinned()
 
 
-def _copy(target: torch.Tensor, fetched: torch.Tensor) -> None:
-    target.copy_(fetched)
+def _copy(target: torch.Tensor, elements: torch.Tensor) -> None:
+    target.copy_(elements)
 
 
-def _expect(tensor: Any, arrival: _Arrival) -> None:
+def _register(tensor: Any, arrival: _Arrival) -> None:
     if tensor is not None:
         tensor.arrival = arrival
     device_state.pending_copies.append(arrival)

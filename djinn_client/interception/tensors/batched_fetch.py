@@ -31,8 +31,15 @@ _PRIORITY: Final = 15  # priority of `_note_storage`, before PyTorch's rule for 
 GROUP_BYTES: Final = 32 << 20  # bytes of one reply; a larger tensor gets its own reply
 
 
-class _ExpectedValue(msgspec.Struct, frozen=True):
-    """A requested value: its position in the reply, and the version of its storage at the request."""
+class _RequestedValue(msgspec.Struct, frozen=True):
+    """A requested value.
+
+    Attributes:
+        pending: the future of the reply.
+        index: position of the value in the reply.
+        storage: storage of the value.
+        version: version of the storage at the request.
+    """
 
     pending: Pending
     index: int
@@ -40,7 +47,7 @@ class _ExpectedValue(msgspec.Struct, frozen=True):
     version: int
 
     def take(self) -> torch.Tensor | None:
-        """Return the elements of the value. Return None if the value was written since, or could not be computed."""
+        """Return the elements, or None if the value was written since the request, or could not be computed."""
         if self.version < 0 or self.storage.version != self.version:
             return None
         try:
@@ -55,56 +62,55 @@ class BatchedFetch:
     `upcoming` is called once, at the first fetch.
     """
 
-    def __init__(self, upcoming: Callable[[], dict[int, Value]], here: Callable[[], list[torch.Tensor]] = list) -> None:
+    def __init__(
+        self, upcoming: Callable[[], dict[int, Value]], uploads: Callable[[], list[torch.Tensor]] = list
+    ) -> None:
         """Predict the values that `upcoming` returns.
 
-        `here`: returns the CPU tensors, for a block that uploads them.
+        `uploads`: returns the CPU tensors that the program will upload next, in order.
         """
         self._upcoming = upcoming
-        self._here: Callable[[], list[torch.Tensor]] | None = here
-        self._left: dict[int, Value] | None = None
-        self._expected: dict[int, _ExpectedValue] = {}
+        self._uploads: Callable[[], list[torch.Tensor]] | None = uploads
+        self._unrequested: dict[int, Value] | None = None
+        self._requested: dict[int, _RequestedValue] = {}
 
     def take(self, key: int) -> torch.Tensor | None:
         """Return the elements of the value `key` if a fetch of it was predicted."""
-        if key not in self._expected:
+        if key not in self._requested:
             self._fetch_batch(key)
-        expected = self._expected.pop(key, None)
-        return None if expected is None else expected.take()
+        requested = self._requested.pop(key, None)
+        return None if requested is None else requested.take()
 
     def to_upload(self) -> list[torch.Tensor]:
         """Return the CPU tensors that will be uploaded next. Later calls return an empty list."""
-        copies, self._here = self._here, None
-        return copies() if copies is not None else []
+        uploads, self._uploads = self._uploads, None
+        return uploads() if uploads is not None else []
 
     @property
-    def uploads(self) -> bool:
-        """Return True if the upcoming uploads have been handed out."""
-        return self._here is None
+    def has_announced_uploads(self) -> bool:
+        """Return True if `to_upload` was called."""
+        return self._uploads is None
 
     def note_access(self, storage: Any) -> None:
         """Do nothing: the upcoming values are known."""
 
     def _fetch_batch(self, key: int) -> None:
-        """Request `key` and the other values of its dtype.
-
-        If a program fetches converted copies of the values, they are fetched first.
-        """
-        if self._left is None:
-            self._left = self._upcoming()
-        remaining = self._left
+        """Request the value `key`, and all unrequested values of its dtype. Do nothing if no fetch of `key` was predicted."""
+        if self._unrequested is None:
+            self._unrequested = self._upcoming()
+        remaining = self._unrequested
         request = remaining.get(key)
         if request is None:
             return
         alike = {
             k: v for k, v in remaining.items() if v.meta.dtype == request.meta.dtype and v.meta.nbytes <= GROUP_BYTES
         }
-        self._left = {k: v for k, v in remaining.items() if k not in alike}
+        self._unrequested = {k: v for k, v in remaining.items() if k not in alike}
         for group in _groups(alike):
             versions = [value.storage.version for _, value in group]
             pending = fetch_later([wrap(value) for _, value in group])
             for index, ((number, value), version) in enumerate(zip(group, versions, strict=True)):
-                self._expected[number] = _ExpectedValue(pending, index, value.storage, version)
+                self._requested[number] = _RequestedValue(pending, index, value.storage, version)
 
 
 class SavedStorages(BatchedFetch):
@@ -139,21 +145,21 @@ def _groups(values: Mapping[int, Value]) -> Iterator[list[tuple[int, Value]]]:
 
 
 @contextmanager
-def expecting(together: BatchedFetch) -> Iterator[None]:
-    """Context manager: predict this thread's fetches by `together`. An enclosing block keeps its prediction."""
+def expecting(prediction: BatchedFetch) -> Iterator[None]:
+    """Context manager in which `prediction` predicts this thread's fetches, unless an enclosing block predicts them."""
     thread = device_state.thread
     outer = thread.predicted_fetches
-    thread.predicted_fetches = outer or together
+    thread.predicted_fetches = outer or prediction
     try:
         yield
     finally:
         thread.predicted_fetches = outer
-        if outer is None and together.uploads and port.is_open():
+        if outer is None and prediction.has_announced_uploads and port.is_open():
             port.sink.expect([])
 
 
 def fetched_together(tensors: Iterable[Any]) -> AbstractContextManager[None]:
-    """Context manager: when the program reads one of the remote `tensors`, fetch all of them in one round trip."""
+    """Return a context manager in which the first read of one of the remote `tensors` fetches all of them together."""
     return expecting(BatchedFetch(lambda: by_handle(tensors)))
 
 
@@ -176,10 +182,10 @@ def by_handle(tensors: Iterable[Any]) -> dict[int, Value]:
 
 
 def _note_storage(storage: Any) -> None:
-    """Record a storage that is being saved. PyTorch calls this to ask for the device name."""
-    expected = device_state.thread.predicted_fetches
-    if expected is not None and is_remote(storage.device):
-        expected.note_access(storage)
+    """Record that PyTorch accessed a storage. `torch.save` calls this for the device name of each storage that it saves."""
+    prediction = device_state.thread.predicted_fetches
+    if prediction is not None and is_remote(storage.device):
+        prediction.note_access(storage)
 
 
 def fetch_saved_together() -> None:
@@ -221,16 +227,16 @@ def fetch_modules_together(apply: ModuleApply) -> ModuleApply:
 
 def _converted(fn: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """Return the result of a conversion. Graphs recorded with a converted parameter become unusable."""
-    made = fn(tensor)
-    if (isinstance(tensor, LazyTensor) or isinstance(made, LazyTensor)) and (made.device, made.dtype) != (
+    result = fn(tensor)
+    if (isinstance(tensor, LazyTensor) or isinstance(result, LazyTensor)) and (result.device, result.dtype) != (
         tensor.device,
         tensor.dtype,
     ):
-        torch_dispatch.poison_gradient_node(tensor, _moved)
-    return made
+        torch_dispatch.poison_gradient_node(tensor, _raise_converted)
+    return result
 
 
-def _moved(_: Any) -> NoReturn:
+def _raise_converted(_: Any) -> NoReturn:
     raise RuntimeError(
         "backward reached a parameter that was moved or converted after the forward pass: call .to() before the forward "
         "pass, or after both"

@@ -32,17 +32,17 @@ class KnownContents:
     A fetch gets this object before it starts, so that no write is missed.
 
     Attributes:
-        copies: elements of small values by handle, and bytes of pages. Read-only.
-        fetches: parts of a page that were fetched separately, by page number.
-        asks: an op that created the storage, its operand, and the version that the storage of the operand had. The
-            operand is fetched instead of the result.
+        copies: read-only elements of small values by handle, and read-only bytes of pages.
+        fetches: number of parts that were fetched separately, by page number.
+        test: (op, operand, version of the operand's storage) if the storage is the result of a test such as `isnan`
+            of one element. A read then fetches the operand, and computes the test on the client.
     """
 
-    __slots__ = ("__weakref__", "asks", "copies", "fetches", "version")
+    __slots__ = ("__weakref__", "copies", "fetches", "test", "version")
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.asks: tuple[Any, Any, int] | None = None
+        self.test: tuple[Any, Any, int] | None = None
         self.copies: dict[int | Page, torch.Tensor] = {}
         self.fetches: dict[int, int] = {}
 
@@ -60,7 +60,7 @@ class _ContentsTable:
     """Cached contents of all storages.
 
     Attributes:
-        counted: number of bytes by owner and key, oldest first.
+        counted: (owner, key, bytes) of each cached copy, oldest first.
         nbytes: total number of bytes.
     """
 
@@ -71,7 +71,7 @@ class _ContentsTable:
         self.nbytes = 0
 
     def get(self, storage: int) -> KnownContents | None:
-        """Return the cached contents of a storage, or None."""
+        """Return the cached contents of a storage, or None if nothing is cached for its current version."""
         contents = self._by_storage.get(storage)
         return contents if contents is not None and contents.version == ops.storage_version(storage) else None
 
@@ -96,15 +96,15 @@ class _ContentsTable:
         self._sweep_at = max(_FEWEST, 2 * len(self._by_storage))
 
     def count(self, owner: KnownContents, key: Any, nbytes: int) -> None:
-        """Count bytes that `owner` holds from now on. Above `BUDGET`, drop the oldest."""
+        """Count bytes that `owner` holds under `key` from now on. Above `BUDGET`, drop the oldest copies."""
         self.counted.append((ref(owner), key, nbytes + _OVERHEAD))
         self.nbytes += nbytes + _OVERHEAD
         try:
             while self.nbytes > BUDGET:
-                oldest, what, size = self.counted.popleft()
+                owner_ref, oldest_key, size = self.counted.popleft()
                 self.nbytes -= size
-                if (dropped := oldest()) is not None:
-                    dropped.drop(what)
+                if (oldest_owner := owner_ref()) is not None:
+                    oldest_owner.drop(oldest_key)
         # several threads count without a lock: bytes that were counted twice are removed with the last owner
         except IndexError:
             self.nbytes = 0

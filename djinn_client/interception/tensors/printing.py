@@ -31,11 +31,11 @@ def _printing_fetched(plain: Callable[..., str]) -> Callable[..., str]:
         if not is_remote_tensor(tensor):
             return plain(tensor, indent)
         try:
-            words = _elements(tensor, indent)
+            text = _elements(tensor, indent)
         except BaseException:
             torch_dispatch.end_printing()
             raise
-        return f"{words}, size={tuple(tensor.shape)}" if words == "..." else words
+        return f"{text}, size={tuple(tensor.shape)}" if text == "..." else text
 
     return elements
 
@@ -61,7 +61,7 @@ def show_in_notebooks() -> None:
 def _mime_bundle(tensor: torch.Tensor, **_: Any) -> dict[str, str] | None:
     """Return the text and the HTML of a tensor after one fetch.
 
-    Return None if IPython must use its usual text, also after an error.
+    Return None for other tensors and after an error, so that IPython uses its usual text.
     """
     if not isinstance(tensor, LazyTensor):
         return None
@@ -73,14 +73,14 @@ def _mime_bundle(tensor: torch.Tensor, **_: Any) -> dict[str, str] | None:
 
 
 def _residence(tensor: LazyTensor) -> str:
-    """Return a line about a tensor's memory: its executor, and its bytes."""
+    """Return a line about a tensor's memory: its executor and its size."""
     storage, meta = tensor.remote.storage, tensor.remote.meta
     where = port.residence(storage.id, meta.device) if port.is_open() else "not sent yet"
     memory = size_text(storage.nbytes)
-    held = (
+    usage = (
         f"{memory} of memory"
         if meta.nbytes >= storage.nbytes
         else f"views {size_text(meta.nbytes)} of {memory} of memory"
     )
     kind = str(tensor.dtype).removeprefix("torch.")
-    return f"{tensor.device}: {where} · {kind}[{', '.join(map(str, tensor.shape))}] · {held}"
+    return f"{tensor.device}: {where} · {kind}[{', '.join(map(str, tensor.shape))}] · {usage}"

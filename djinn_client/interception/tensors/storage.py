@@ -28,8 +28,8 @@ def meta_of_tensor(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
-def described(meta: TensorMeta) -> tuple[Any, ...]:
-    """Return metadata in C++ form: sizes, strides, offset, dtype, index, bits."""
+def encoded_meta(meta: TensorMeta) -> tuple[Any, ...]:
+    """Return metadata as the C++ functions take them: sizes, strides, offset, dtype, index, conj and neg bits."""
     return meta.shape, meta.stride, meta.offset, meta.dtype, meta.device, meta.conj + 2 * meta.neg
 
 
@@ -61,7 +61,7 @@ class Storage:
 
     @property
     def version(self) -> int:
-        """Number of recorded writes; -1 if the storage is dead."""
+        """Number of recorded writes, or -1 if the storage is dead."""
         return int(ops.storage_version(self.id))
 
     @property
@@ -90,7 +90,7 @@ class Value:
     @classmethod
     def begin(cls, storage: Storage, meta: TensorMeta) -> Value:
         """Return a new value over `storage`. The first value of a storage allocates its memory."""
-        tensor = ops.new_tensor(*described(meta), storage.nbytes, storage.holder)
+        tensor = ops.new_tensor(*encoded_meta(meta), storage.nbytes, storage.holder)
         value = cls(tensor, ops.handle(tensor), meta)
         if storage.holder is None:
             storage.id, storage.holder = value.storage.id, tensor
@@ -122,11 +122,11 @@ class Value:
 def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
     """Return the value `handle` of a program without owning it. `beside`: another view of the same memory, if any."""
     tensor = None if beside is None else beside.holder
-    holder = ops.borrow(handle, *described(meta), meta.extent * meta.dtype.itemsize, tensor)
+    holder = ops.borrow(handle, *encoded_meta(meta), meta.extent * meta.dtype.itemsize, tensor)
     return Value(holder, handle, meta)
 
 
-def still_to_free() -> list[int]:
+def handles_to_free() -> list[int]:
     """Return the handles of dead values that are not freed yet. They stay in the queue."""
     return list(ops.look_freed())
 

@@ -40,10 +40,10 @@ def _uploaded(plain: torch.Tensor, meta: TensorMeta) -> LazyTensor:
 
 @torch_dispatch.without_modes
 def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
-    """Replace the instruction that created `target` by an upload of `source`, if it is the last instruction.
+    """Replace the instruction that created `target` by an upload of `source`. Return True on success.
 
-    Return True on success. `.to(device)` is an `empty` and a `copy_`; this turns both into one upload. Without
-    elements, it stays an `empty`: a message for each empty cache of a model would take longer than the op.
+    Return False if another instruction follows it, or if the tensor has no elements: a message for each empty cache of a
+    model would take longer than the op. `.to(device)` is an `empty` and a `copy_`, which become one upload.
     """
     meta = target.remote.meta
     source = torch_dispatch.of_own_class(source)
@@ -64,10 +64,10 @@ def upload_into_new(target: LazyTensor, source: torch.Tensor) -> bool:
 
 
 def _upload(value: Value, plain: torch.Tensor) -> None:
-    expected = device_state.thread.predicted_fetches
-    if expected is not None and port.is_open() and (following := expected.to_upload()):
+    prediction = device_state.thread.predicted_fetches
+    if prediction is not None and port.is_open() and (next_uploads := prediction.to_upload()):
         with interrupt_mask, suppress_at_shutdown, collect_later:
-            port.sink.expect(following)
+            port.sink.expect(next_uploads)
     current().upload(value.handle, plain, value.meta.device)
     ops.know_upload(value.holder, plain)
 

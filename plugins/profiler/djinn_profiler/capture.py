@@ -27,7 +27,7 @@ from djinn_client.interception.recording.entry import SentEntries
 from djinn_client.interception.recording.recorder import current, freeze, recorders
 from djinn_client.interception.runtime_interface import port
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor, logical_device, wrap
-from djinn_client.interception.tensors.storage import Storage, Value, still_to_free
+from djinn_client.interception.tensors.storage import Storage, Value, handles_to_free
 from djinn_core import torch_private
 from djinn_core.ir.program import Program
 from djinn_core.ir.values import meta_of
@@ -209,7 +209,7 @@ class Capture:
         """Return the program recorded so far; fixed when the capture ends."""
         if self._program is not None:
             return self._program
-        return freeze([*self.sent.entries, *current().entries][self._skip :], still_to_free())
+        return freeze([*self.sent.entries, *current().entries][self._skip :], handles_to_free())
 
     def finish(self) -> None:
         """Fix the program."""

@@ -9,7 +9,7 @@ import torch
 
 from djinn_client.interception.native.entries import site_of
 from djinn_client.interception.native.library import ops
-from djinn_client.interception.recording.module_calls import module_now
+from djinn_client.interception.recording.module_calls import current_module
 from djinn_client.interception.recording.recorder import SyncRequest, current
 from djinn_client.interception.sync import fetch
 from djinn_client.interception.tensors.lazy_tensor import LazyTensor
@@ -25,7 +25,7 @@ _HERE: Final = torch.device("cpu")
 
 def place_of_op() -> tuple[Site, ModuleCall | None]:
     """Return the user's line that issued the op, and its module call; call this inside `Tap.recorded`."""
-    return site_of(int(ops.site_of_last_op())), module_now(current())
+    return site_of(int(ops.site_of_last_op())), current_module(current())
 
 
 def module_in_words(module: ModuleCall | None) -> str:
