@@ -55,7 +55,7 @@ def test_views_keep_their_base(program):
     [
         (lambda given: [torch.rand_like(given[0])], "random"),
         (lambda given: [given[0] * given[0].sum().item()], "needs data"),
-        (lambda given: [given[0].sum()], r"float32 of \(2, 3\)"),
+        (lambda given: [given[0].sum()], r"float32 tensor of shape \(2, 3\)"),
         (lambda given: given[0] * 2, "returns a torch.float32"),
         (lambda given: [given[0]], "share its tensor"),
     ],

@@ -436,7 +436,7 @@ def test_suite_catches_wrong_assignment_policies() -> None:
     position = made(assign=lambda self, request: len(request.executors) - 1)
     expect_failure(
         lambda: suite.test_assign_returns_an_offered_executor_or_a_refusal(position, assignments),
-        "by its number: 0 is none of",
+        "by its number: 0 is not one of",
     )
     turning = made(assign=lambda self, request: next(turns))
     expect_failure(lambda: suite.test_assign_is_deterministic(turning, assignments), "different results")
