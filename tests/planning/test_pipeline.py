@@ -167,7 +167,10 @@ def test_scheduler_accepts_given_plan(registry):
 @pytest.mark.parametrize(
     ("compute", "why"),
     [
-        (lambda given: [given[0].double()], "returns a torch.float64 tensor of shape (4, 4) instead of a torch.float32"),
+        (
+            lambda given: [given[0].double()],
+            "returns a torch.float64 tensor of shape (4, 4) instead of a torch.float32",
+        ),
         (lambda given: [given[0] / 0 if given[0].sum() > 0 else given[0]], "needs data"),
         (lambda given: [given[1]], "its code raised IndexError: list index out of range"),
     ],
