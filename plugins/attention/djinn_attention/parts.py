@@ -9,8 +9,8 @@ from djinn_core.planning.matching.attentions import PRODUCTS, Attention
 from djinn_core.planning.matching.match_result import Found, Place
 from djinn_core.planning.matching.terms import Term
 
-# Ops that concatenate scores, or split weights, without computing.
-_MOVES = frozenset({
+# Ops that concatenate scores, or split weights, without arithmetic.
+_REARRANGING = frozenset({
     *COPIES, "cat", "constant_pad_nd", "copy", "fill", "gather", "index", "index_copy", "index_put", "index_select", "pad", "roll",
     "scatter", "select_scatter", "slice_scatter", "stack",
 })  # fmt: skip
@@ -18,25 +18,25 @@ _SCALES = frozenset({
     "add", "clamp", "clamp_min", "div", "dropout", "masked_fill", "mul", "nan_to_num", "native_dropout", "pow", "rsub", "sub", "where",
 })  # fmt: skip
 _LAYERS = frozenset({"addmm", "linear", "matmul", "mm"})
-_BENT = frozenset({"leaky_relu", "relu", "squeeze", "sum", "tanh"})
+_SCORE_OPS = frozenset({"leaky_relu", "relu", "squeeze", "sum", "tanh"})
 # Functions that compute features of queries and keys position by position.
 _FEATURES = frozenset({
     *COPIES, *PRODUCTS, "_softmax", "add", "amax", "cat", "clamp", "clamp_min", "cos", "div", "elu", "exp", "gelu", "layer_norm",
     "linalg_vector_norm", "mul", "native_layer_norm", "neg", "pow", "relu", "sigmoid", "sin", "softmax", "softplus", "square", "sub",
     "sum", "tanh",
 })  # fmt: skip
-_HEADS = 64
+_MAX_HEADS = 64
 _ENDS = frozenset({"addmm", "linear", "sum"})
-_AFTER = 48  # ops between a softmax and the product with the values
+_MAX_OPS_TO_VALUES = 48  # maximum number of ops between a softmax and the product with the values
 
 
-def _is_of_computed(at: Place) -> bool:
+def _has_computed_operands(at: Place) -> bool:
     flow = at.graph.flow
     return not any(is_given(flow, s) for s in flow.operands(at.node)[-2:])
 
 
 def _moves_or_mixes_heads(at: Place) -> bool:
-    """Return True if an op moves or scales numbers, or mixes heads by a product with a small square weight."""
+    """Return True if an op is no matrix product, or mixes heads by a product with a small square weight."""
     if at.node.operation not in PRODUCTS:
         return True
     inputs = [
@@ -44,10 +44,10 @@ def _moves_or_mixes_heads(at: Place) -> bool:
         for v, s in zip(at.node.inputs, at.graph.flow.operands(at.node), strict=True)
         if is_given(at.graph.flow, s)
     ]
-    return len(inputs) == 1 and inputs[0].shape[-1:] == inputs[0].shape[-2:-1] and inputs[0].shape[-1] <= _HEADS
+    return len(inputs) == 1 and inputs[0].shape[-1:] == inputs[0].shape[-2:-1] and inputs[0].shape[-1] <= _MAX_HEADS
 
 
-def _each_to_each(at: Place) -> bool:
+def _broadcasts_positions(at: Place) -> bool:
     """Return True if an addition broadcasts one operand over the positions of the other operand."""
     shapes = [meta.shape for meta in at.operands]
     return (
@@ -65,8 +65,8 @@ def _is_less_log_sum(at: Place) -> bool:
     return summed is not None and summed.operation == "logsumexp" and at.graph.flow.operands(summed)[0] == operands[0]
 
 
-def _maps(at: Place) -> bool:
-    """Return True if an op is no matrix product, or a matrix product with a constant operand."""
+def _maps_positions(at: Place) -> bool:
+    """Return True if an op is no matrix product, or a matrix product with exactly one constant operand."""
     flow = at.graph.flow
     return at.node.operation not in PRODUCTS or sum(is_given(flow, s) for s in flow.operands(at.node)) == 1
 
@@ -77,83 +77,96 @@ def _is_spread(at: Place) -> bool:
 
 
 def _moving(limit: int) -> Term:
-    return through(_MOVES, _SCALES, PRODUCTS, limit=limit, where=_moves_or_mixes_heads)
+    return through(_REARRANGING, _SCALES, PRODUCTS, limit=limit, where=_moves_or_mixes_heads)
 
 
-_PRODUCT = op(PRODUCTS).where(_is_of_computed)["scores"] >> _moving(24)
-_ADDED = op("add")(linear(), linear()).where(_each_to_each)["scores"] >> through(
-    _BENT, _SCALES, _LAYERS, limit=8, where=_is_narrow
+_PRODUCT_SCORES = op(PRODUCTS).where(_has_computed_operands)["scores"] >> _moving(24)
+_ADDITIVE_SCORES = op("add")(linear(), linear()).where(_broadcasts_positions)["scores"] >> through(
+    _SCORE_OPS, _SCALES, _LAYERS, limit=8, where=_is_narrow
 )
-_SCORES = _PRODUCT | _ADDED
+_SCORES = _PRODUCT_SCORES | _ADDITIVE_SCORES
 WEIGHING = SOFTMAX | {"acos"}
 _WEIGHTS = _SCORES >> op(WEIGHING)["softmax"] | _SCORES >> op("sub").where(_is_less_log_sum) >> op("exp")["softmax"]
 _MIXTURE = (
-    _WEIGHTS >> _moving(12) >> op(PRODUCTS).where(_is_of_computed)["mixture"]
+    _WEIGHTS >> _moving(12) >> op(PRODUCTS).where(_has_computed_operands)["mixture"]
     | _WEIGHTS >> _moving(12) >> op("mul").where(_is_spread)["mixture"] >> op("sum")["end"]
 )
 _CONTEXT = op(PRODUCTS)(
-    linear()["key"] >> through(_FEATURES, limit=24, where=_maps),
-    linear()["value"] >> through(_FEATURES, limit=24, where=_maps),
+    linear()["key"] >> through(_FEATURES, limit=24, where=_maps_positions),
+    linear()["value"] >> through(_FEATURES, limit=24, where=_maps_positions),
 )["context"]
 _LINEAR = _CONTEXT >> through("div", "mul", limit=1) >> op(PRODUCTS)["mixture"]
-_FEATURED = linear()["query"] >> through(_FEATURES, limit=24, where=_maps)
+_QUERY_FEATURES = linear()["query"] >> through(_FEATURES, limit=24, where=_maps_positions)
 
 
-def in_parts(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield attentions around each softmax whose node is not in `taken`.
+def attentions_in_parts(graph: Graph, matched: set[int]) -> Iterator[Attention]:
+    """Yield the attention around each softmax whose node is not in `matched`.
 
     The exponential of scores minus their `logsumexp` counts as a softmax.
     """
     weighing = WEIGHING | {"exp"} if "logsumexp" in graph.by_op else WEIGHING
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in weighing & graph.by_op.keys() for i in graph.by_op[name]):
-        if index not in taken and index not in gradients and (match := _around(graph, index, gradients)) is not None:
+        if (
+            index not in matched
+            and index not in gradients
+            and (match := _match_around(graph, index, gradients)) is not None
+        ):
             query, key = match["scores"].inputs[-2:]
-            yield _attention(match, query, key, _other(graph, match), graph.meta(match.value("softmax")).shape)
+            yield _attention(match, query, key, _other_operand(graph, match), graph.meta(match.value("softmax")).shape)
 
 
-def _around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
-    ends = graph.flow.descendants(weights, _ENDS, limit=_AFTER)
+def _match_around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
+    ends = graph.flow.descendants(weights, _ENDS, limit=_MAX_OPS_TO_VALUES)
     for index in sorted(i for i in ends if graph.nodes[i].operation in PRODUCTS | {"sum"} and i not in gradients):
         for match in _MIXTURE.ways(Found(graph, {}, {}), index):
-            if match.names["softmax"] == weights and not is_given(graph.flow, graph.flow.source(_other(graph, match))):
+            if match.names["softmax"] == weights and not is_given(
+                graph.flow, graph.flow.source(_other_operand(graph, match))
+            ):
                 return match
     return None
 
 
-def _other(graph: Graph, found: Found) -> int:
-    """Return the operand of the last product that is not the attention weights."""
+def _other_operand(graph: Graph, found: Found) -> int:
+    """Return the operand of the match's last product that is not computed by its nodes: values, or queries."""
     mixture = found["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
     return next((v for v, s in pairs if s not in found.nodes), pairs[-1][0])
 
 
-def without_softmax(graph: Graph, taken: set[int]) -> Iterator[Attention]:
-    """Yield attentions without softmax (linear attention): queries times the product of keys and values."""
+def without_softmax(graph: Graph, matched: set[int]) -> Iterator[Attention]:
+    """Yield attentions without softmax (linear attention): queries times the product of keys and values.
+
+    Nodes in `matched` are left out.
+    """
     gradients = graph.flow.shared(Gradients)
     for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
-        if index in taken or index in gradients or len(graph.nodes[index].inputs) != 2:
+        if index in matched or index in gradients or len(graph.nodes[index].inputs) != 2:
             continue
-        ways = (match for match in _LINEAR.ways(Found(graph, {}, {}), index) if match.names["context"] not in taken)
-        match = next((full for way in ways for full in _asked(graph, way)), None)
-        if match is not None and _sums_over_places(graph, match):
+        matches = (
+            match for match in _LINEAR.ways(Found(graph, {}, {}), index) if match.names["context"] not in matched
+        )
+        match = next(
+            (complete_match for partial in matches for complete_match in _matches_with_query(graph, partial)), None
+        )
+        if match is not None and _sums_over_positions(graph, match):
             key, value = match["context"].inputs
-            query = _other(graph, match)
+            query = _other_operand(graph, match)
             rows = graph.meta(query).shape
-            places = graph.meta(key).shape[-1] or max(rows[-2:])
-            yield _attention(match, query, key, value, (*rows[:-1], places))
+            key_count = graph.meta(key).shape[-1] or max(rows[-2:])
+            yield _attention(match, query, key, value, (*rows[:-1], key_count))
 
 
-def _asked(graph: Graph, found: Found) -> Iterable[Found]:
-    asking = graph.flow.source(_other(graph, found))
-    for full in _FEATURED.ways(found, asking):
-        if len({full.names["query"], full.names["key"], full.names["value"]}) > 1:
-            yield full
+def _matches_with_query(graph: Graph, found: Found) -> Iterable[Found]:
+    query_source = graph.flow.source(_other_operand(graph, found))
+    for complete_match in _QUERY_FEATURES.ways(found, query_source):
+        if len({complete_match.names["query"], complete_match.names["key"], complete_match.names["value"]}) > 1:
+            yield complete_match
 
 
-def _sums_over_places(graph: Graph, found: Found) -> bool:
-    """Return True if the product of keys and values sums over the positions, so that its result has no positions."""
-    result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other(graph, found)).shape
+def _sums_over_positions(graph: Graph, found: Found) -> bool:
+    """Return True if the product of keys and values sums over the positions, so its result has no position dimension."""
+    result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other_operand(graph, found)).shape
     summed = graph.meta(found["context"].inputs[0]).shape[-1]
     return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])
 

@@ -1,1 +1,1 @@
-"""Support for convolutional networks: the pattern `convolution`, and pipelining over several devices."""
+"""Plugins for convolutional networks: the pattern `convolution`, and pipelining over several devices."""

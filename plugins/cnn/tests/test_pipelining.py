@@ -39,7 +39,7 @@ def test_not_applied_if_each_result_is_awaited():
     layer(builder)
     assert (
         judged(builder, stream=Stream()).reason
-        == "no program of its structure is pending: the client waited for each result"
+        == "no program of this structure is pending: the client waited for each result"
     )
     assert judged(builder, devices=1).reason == "there is one device"
 

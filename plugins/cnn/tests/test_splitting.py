@@ -157,4 +157,4 @@ def test_split_refusal_reasons():
     cheap = Costs({d: tuple(CostEstimate(0, 0, 0, 1e-6) for _ in row) for d, row in context.costs.by_device.items()})
     assert "with transfers" in SplitBatches().optimize(attrs.evolve(context, costs=cheap)).reason
     one, _, _ = captured(model, torch.randn(1, *sizes))
-    assert SplitBatches().optimize(one).reason == "no ops treat each input of a batch separately"
+    assert SplitBatches().optimize(one).reason == "no ops process the inputs of a batch independently"

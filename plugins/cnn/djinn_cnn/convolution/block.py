@@ -8,21 +8,21 @@ _SUMS = frozenset({"add", "add_"})
 
 
 def block_at(graph: Graph, convolution: Node) -> list[Node]:
-    """Return the ops of the block that starts with `convolution`, in order."""
-    block, after = [convolution], _only_user(graph, convolution)
-    if after is not None and after.operation in _SUMS and _adds_bias(graph, after, convolution):
-        block.append(after)
-        after = _only_user(graph, after)
-    if after is not None and after.operation in NORMALISATION and graph.flow.operands(after)[0] == block[-1].id:
-        block.append(after)
-        after = _only_user(graph, after)
-    if after is not None and after.operation in ACTIVATION:
-        block.append(after)
+    """Return the ops of the block that starts with the node `convolution`, in order."""
+    block, user = [convolution], _only_user(graph, convolution)
+    if user is not None and user.operation in _SUMS and _adds_bias(graph, user, convolution):
+        block.append(user)
+        user = _only_user(graph, user)
+    if user is not None and user.operation in NORMALISATION and graph.flow.operands(user)[0] == block[-1].id:
+        block.append(user)
+        user = _only_user(graph, user)
+    if user is not None and user.operation in ACTIVATION:
+        block.append(user)
     return block
 
 
 def _only_user(graph: Graph, node: Node) -> Node | None:
-    """Return the only node that uses a node's result, or None. Uses by the backward pass do not count."""
+    """Return the node that alone uses a node's result, or None if there are several or none. Ignore the backward pass."""
     users = graph.flow.users(node.id)
     if len(users) > 1:
         users = [i for i in users if not is_backward(graph.nodes[i])]

@@ -10,14 +10,14 @@ from djinn_cnn.convolution.block import block_at
 
 
 class Convolution(Pattern):
-    """Match a convolution together with the bias, norm and activation that follow it as the only readers."""
+    """Match a convolution, with a following bias, norm and activation if each is the only reader of its input."""
 
     name = "convolution"
     tolerates_growth = True
     operations = CONVOLUTION
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each convolution. The names of modules do not matter."""
+        """Yield a match for each convolution among `candidates`. The names of modules do not matter."""
         for node in candidates:
             if len(node.inputs) > 1 and node.outputs and len(graph.meta(node.inputs[1]).shape) > 2:
                 yield _match(graph, block_at(graph, node))
@@ -28,11 +28,11 @@ def _match(graph: Graph, block: Sequence[Node]) -> PatternMatch:
     weight = graph.meta(first.inputs[1]).shape
     kernel = "x".join(map(str, weight[2:]))
     followers = ", then ".join(f"{node.operation} (node {node.id})" for node in following)
-    then = f"; its result goes to nothing but {followers}" if following else ""
+    follower_note = f"; its result is only read by {followers}" if following else ""
     return PatternMatch(
         pattern=Convolution.name,
         nodes=tuple(node.id for node in block),
         # A computed weight may be a decomposed weight, a filter or data.
         confidence=1.0 if is_given(graph.flow, graph.flow.operands(first)[1]) else 0.97,
-        reason=f"node {first.id} is {first.op} with a kernel of {kernel} and {weight[0]} filters{then}",
+        reason=f"node {first.id} is {first.op} with a kernel of {kernel} and {weight[0]} filters{follower_note}",
     )

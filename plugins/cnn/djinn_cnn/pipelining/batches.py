@@ -11,7 +11,7 @@ import torch
 
 from djinn.hooks import OptimizationContext
 from djinn.planning import DataResidency, Graph, Node, Substitution, call_again, group, storage_of
-from djinn_cnn.pipelining.rows import resized, rows_of
+from djinn_cnn.pipelining.rows import resize_arguments, rows_of
 
 _FIRST_ONLY = frozenset({"native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"})
 
@@ -22,10 +22,10 @@ class BatchRegion:
 
     Attributes:
         size: number of inputs in the batch.
-        nodes: the nodes in order, each with its operands that have one row per input.
+        nodes: the nodes in order, each with its operands that have the same number of rows for each input.
         shared: nodes that run once for all parts.
         inputs: values that the nodes read and do not compute.
-        outputs: values of the nodes that other nodes read.
+        outputs: results that nodes outside the region read, or that outlive the program.
     """
 
     size: int
@@ -53,7 +53,10 @@ class BatchRegion:
         return Substitution(frozenset(node_ids), self.inputs, self.outputs, compute)
 
     def _part(self, graph: Graph, whole: dict[int, torch.Tensor], begin: int, end: int) -> dict[int, torch.Tensor]:
-        """Return the results for the inputs from `begin` to `end`."""
+        """Return all results of the region, by value, for the inputs from `begin` to `end` (exclusive) of the batch.
+
+        `whole`: tensors for the whole batch, by value.
+        """
         part: dict[int, torch.Tensor] = {}
         for node, rows in self.nodes:
             for value in rows - part.keys():
@@ -61,13 +64,16 @@ class BatchRegion:
                 part[value] = whole[value][begin * factor : end * factor]
             operands = [part[v] if v in rows else whole[v] for v in node.inputs]
             factor = graph.meta(node.outputs[0]).shape[0] // self.size if node.outputs else 0
-            results = call_again(node, operands, resized(node, graph, (end - begin) * factor))
+            results = call_again(node, operands, resize_arguments(node, graph, (end - begin) * factor))
             part.update(zip(node.outputs, results if node.outputs else (), strict=True))
         return part
 
 
 def region_of(context: OptimizationContext) -> BatchRegion | None:
-    """Return the batch region of a program. If there is no batch, or if no output has rows, return None."""
+    """Return the batch region of a program, or None if there is no batch or no region that parts can replace.
+
+    The batch size is the first size of the largest input that is no weight.
+    """
     graph, residency = context.graph, context.profile.residency
     weight = DataResidency.PERSISTENT_WEIGHT
     data = [v for v in graph.inputs if residency.get(v) is not weight and graph.meta(v).shape[:1] > (1,)]
@@ -78,49 +84,63 @@ def region_of(context: OptimizationContext) -> BatchRegion | None:
 
 
 class _Search:
-    """Walk over a program once, and collect the nodes of a batch region."""
+    """Collector of the nodes of a batch region, in one pass over a program.
+
+    Attributes:
+        batch: values that have rows for each input of the batch.
+        region_values: values that nodes of the region compute.
+        values: number of values by storage.
+    """
 
     def __init__(self, context: OptimizationContext, size: int, data: Sequence[int]) -> None:
         self.context, self.graph, self.size = context, context.graph, size
         self.batch = {v for v in data if self.graph.meta(v).shape[0] == size}  # values with rows of the batch
-        self.before = {storage_of(v) for v in self.graph.inputs}
+        self.input_storages = {storage_of(v) for v in self.graph.inputs}
         running = [self.graph.nodes[n] for n in context.plan.nodes]
         self.running = frozenset(context.plan.nodes)
         self.values = Counter(storage_of(v) for node in running for v in node.outputs)
         self.nodes: dict[int, tuple[Node, frozenset[int]]] = {}
         self.shared: dict[int, Node] = {}
-        self.made: set[int] = set()
+        self.region_values: set[int] = set()
 
     def run(self) -> BatchRegion | None:
         for node_id in self.context.plan.nodes:
-            self._take(self.graph.nodes[node_id])
-        self._leave_views()
-        own = {**self.nodes, **self.shared}
-        results = [v for n in sorted(own) for v in self.graph.nodes[n].outputs]
-        outputs = tuple(v for v in results if self._is_wanted(v, own))
-        used = [v for n in sorted(own) for v in self.graph.nodes[n].inputs]
-        inputs = tuple(dict.fromkeys(v for v in used if v not in frozenset(results)))
-        if not outputs or not self._is_legal(inputs, outputs, own):
+            self._visit(self.graph.nodes[node_id])
+        self._remove_outside_views()
+        region = {**self.nodes, **self.shared}
+        results = [v for n in sorted(region) for v in self.graph.nodes[n].outputs]
+        outputs = tuple(v for v in results if self._is_used_outside(v, region))
+        operands = [v for n in sorted(region) for v in self.graph.nodes[n].inputs]
+        inputs = tuple(dict.fromkeys(v for v in operands if v not in frozenset(results)))
+        if not outputs or not self._is_legal(inputs, outputs, region):
             return None
-        shared = tuple(self.shared[n] for n in sorted(self.shared))
-        return BatchRegion(self.size, tuple(self.nodes[n] for n in sorted(self.nodes)), shared, inputs, outputs)
+        shared_nodes = tuple(self.shared[n] for n in sorted(self.shared))
+        return BatchRegion(self.size, tuple(self.nodes[n] for n in sorted(self.nodes)), shared_nodes, inputs, outputs)
 
-    def _take(self, node: Node) -> None:
+    def _visit(self, node: Node) -> None:
         if self.batch.isdisjoint(node.inputs):
             return
         operands = rows_of(self.graph, node)
         rows = frozenset(operands or ())
-        if any(storage_of(v) in self.before for v in node.outputs):  # views of inputs are not divided
-            if self._divides(node, rows):
+        if any(storage_of(v) in self.input_storages for v in node.outputs):  # views of inputs are not divided
+            if self._has_divisible_rows(node, rows):
                 self.batch.update(node.outputs)
-        elif rows and self._divides(node, rows) and self._writes_its_own(node) and self._has_other_operands(node):
+        elif (
+            rows
+            and self._has_divisible_rows(node, rows)
+            and self._writes_region_values(node)
+            and self._has_shared_operands(node)
+        ):
             self.nodes[node.id] = node, rows
             outputs = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
-            self.made.update(outputs)
+            self.region_values.update(outputs)
             self.batch.update(outputs)
 
-    def _divides(self, node: Node, rows: frozenset[int]) -> bool:
-        """Return True if all operands with rows have the same number of rows, and the results have rows."""
+    def _has_divisible_rows(self, node: Node, rows: frozenset[int]) -> bool:
+        """Return True if operands with rows and results have rows in a multiple of the batch size.
+
+        `rows`: the operands with rows. They must have equal numbers of rows, and be all operands with rows of the batch.
+        """
         counts = {self.graph.meta(v).shape[0] for v in rows}
         outputs = node.outputs[:1] if node.operation in _FIRST_ONLY else node.outputs
         shapes = [self.graph.meta(v).shape for v in outputs]
@@ -131,58 +151,62 @@ class _Search:
             and all(shape and not shape[0] % self.size for shape in shapes)
         )
 
-    def _writes_its_own(self, node: Node) -> bool:
-        """Return True if a node writes only values that the region computed and that have no other views."""
-        return all(v in self.made and self.values[storage_of(v)] == 1 for v in node.writes)
+    def _writes_region_values(self, node: Node) -> bool:
+        """Return True if each value that a node writes was computed in the region and has no views."""
+        return all(v in self.region_values and self.values[storage_of(v)] == 1 for v in node.writes)
 
-    def _has_other_operands(self, node: Node) -> bool:
-        """Return True if the operands without rows exist before the region, or can be computed once for all parts."""
-        return all(v in self.made or self._is_there(v) for v in node.inputs)
+    def _has_shared_operands(self, node: Node) -> bool:
+        """Return True if operands from outside the region exist before it, or can be computed once for all parts."""
+        return all(v in self.region_values or self._exists_before_region(v) for v in node.inputs)
 
-    def _is_there(self, value: int) -> bool:
-        maker = self.graph.producer(value)
+    def _exists_before_region(self, value: int) -> bool:
+        producer = self.graph.producer(value)
         first = min(self.nodes, default=None)
-        if maker is None or maker.id in self.shared or first is None or maker.id < first:
+        if producer is None or producer.id in self.shared or first is None or producer.id < first:
             return True
-        pure = not (maker.random or maker.writes) and maker.id not in self.nodes
-        if not pure or not all(self._is_there(v) for v in maker.inputs):
+        is_pure = not (producer.random or producer.writes) and producer.id not in self.nodes
+        if not is_pure or not all(self._exists_before_region(v) for v in producer.inputs):
             return False
-        self.shared[maker.id] = maker
+        self.shared[producer.id] = producer
         return True
 
-    def _leave_views(self) -> None:
-        """Remove views of results from the region if other nodes read them, and the nodes that depend on such views.
+    def _remove_outside_views(self) -> None:
+        """Remove nodes whose results are views that nodes outside the region read, and nodes that depend on such views.
 
-        These views are made after the parts were concatenated.
+        The removed nodes run after the parts are concatenated.
         """
-        maker: dict[int, int] = {}
+        first_writer: dict[int, int] = {}
         for node_id, (node, _) in self.nodes.items():
             for value in node.outputs:
-                maker.setdefault(storage_of(value), node_id)
-        kept_views: Collection[int] = (-1,)
-        while kept_views:
-            own = {**self.nodes, **self.shared}
-            views = {n: [v for v in node.outputs if maker[storage_of(v)] != n] for n, (node, _) in self.nodes.items()}
-            kept_views = {n for n, made_values in views.items() if any(self._is_wanted(v, own) for v in made_values)}
-            values = {v for n in kept_views for v in self.graph.nodes[n].outputs}
+                first_writer.setdefault(storage_of(value), node_id)
+        outside_views: Collection[int] = (-1,)
+        while outside_views:
+            region = {**self.nodes, **self.shared}
+            views = {
+                n: [v for v in node.outputs if first_writer[storage_of(v)] != n] for n, (node, _) in self.nodes.items()
+            }
+            outside_views = {
+                n for n, view_values in views.items() if any(self._is_used_outside(v, region) for v in view_values)
+            }
+            values = {v for n in outside_views for v in self.graph.nodes[n].outputs}
             for node_id, (node, _) in list(self.nodes.items()):
-                if node_id in kept_views or not values.isdisjoint(node.inputs):
+                if node_id in outside_views or not values.isdisjoint(node.inputs):
                     del self.nodes[node_id]
                     values.update(node.outputs)
-                    self.made.difference_update(node.outputs)
+                    self.region_values.difference_update(node.outputs)
 
-    def _is_wanted(self, value: int, own: Collection[int]) -> bool:
+    def _is_used_outside(self, value: int, own: Collection[int]) -> bool:
         users = self.graph.consumers(value)
         return value in self.context.kept or any(u.id not in own and u.id in self.running for u in users)
 
     def _is_legal(self, inputs: Sequence[int], outputs: Sequence[int], own: Collection[int]) -> bool:
         """Return True if separate parts can replace the region.
 
-        Each output must have rows and memory of its own. No other node may write an output, or read it too early. No
-        node may write an input.
+        Each output must have rows and memory of its own. Outside the region, no later node may write an output or an input.
+        No node may read an output before the region's last write to it.
         """
         memory = {storage_of(v) for v in outputs}
-        if memory & self.before or len(memory) < len(outputs) or not self.made.issuperset(outputs):
+        if memory & self.input_storages or len(memory) < len(outputs) or not self.region_values.issuperset(outputs):
             return False
         storages = memory | {storage_of(v) for v in inputs}
         later_nodes = [self.graph.nodes[n] for n in self.context.plan.nodes if n not in own and n > min(own)]

@@ -7,19 +7,19 @@ from typing import Final
 
 from djinn.hooks import Optimization, OptimizationContext
 from djinn.planning import OptimizationResult, Rewrite
-from djinn_cnn.pipelining.state import what_is_carried
+from djinn_cnn.pipelining.state import reason_to_run_in_order
 
 # Client overhead of a program for recording and sending, measured offline.
-CLIENT_EACH: Final = 12e-6  # seconds per op
-CLIENT_ALL: Final = 5e-4  # seconds per program
+CLIENT_SECONDS_PER_OP: Final = 12e-6  # seconds per op
+CLIENT_SECONDS_PER_PROGRAM: Final = 5e-4  # seconds per program
 
 
 class Pipelining(Optimization):
-    """Tell the placement policy that independent programs follow each other, and how many devices they can keep busy.
+    """Give the placement policy a hint that independent programs follow each other: how many devices they keep busy.
 
-    The hint helps under three conditions. The client submits programs of one structure before it waits for earlier
-    ones. No program depends on the state that the previous program leaves. Each program runs long enough that the
-    client can keep several devices busy.
+    The hint has three conditions. The client submits programs of one structure before it waits for results of earlier
+    programs. No program depends on state that an earlier program leaves. A program runs so long that the client, which
+    records all programs, can keep several devices busy.
     """
 
     name = "pipelining"
@@ -32,28 +32,28 @@ class Pipelining(Optimization):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return the hint `pipeline` with the number of devices, or the reason why programs are not spread."""
-        refused = _why_not(context)
-        if refused:
-            return OptimizationResult(self.name, applied=False, reason=refused)
-        busy = _devices_kept_busy(context)
-        if busy < 2:
+        reason_against = _reason_against(context)
+        if reason_against:
+            return OptimizationResult(self.name, applied=False, reason=reason_against)
+        device_count = _devices_kept_busy(context)
+        if device_count < 2:
             return OptimizationResult(self.name, applied=False, reason=_client_bound(context))
         following = context.stream.following
         reason = (
-            f"{following} of its kind {'is' if following == 1 else 'are'} pending, and this program depends on none of them: "
-            f"{busy} devices work on successive inputs"
+            f"{following} programs of this structure are pending, and this program depends on none of them: "
+            f"{device_count} devices work on successive inputs"
         )
         return OptimizationResult(
-            self.name, applied=True, reason=reason, rewrite=Rewrite(hints={"pipeline": (busy,)}, by_turn=True)
+            self.name, applied=True, reason=reason, rewrite=Rewrite(hints={"pipeline": (device_count,)}, by_turn=True)
         )
 
 
-def _why_not(context: OptimizationContext) -> str:
+def _reason_against(context: OptimizationContext) -> str:
     if len(context.topology.devices) < 2:
         return "there is one device"
     if not context.stream.following:
-        return "no program of its structure is pending: the client waited for each result"
-    return what_is_carried(context)
+        return "no program of this structure is pending: the client waited for each result"
+    return reason_to_run_in_order(context)
 
 
 def _seconds(context: OptimizationContext) -> float:
@@ -62,14 +62,14 @@ def _seconds(context: OptimizationContext) -> float:
     return min((math.fsum([row[node].seconds for node in context.plan.nodes]) for row in rows), default=0.0)
 
 
-def _client(context: OptimizationContext) -> float:
-    return CLIENT_ALL + CLIENT_EACH * len(context.graph.nodes)
+def _client_seconds(context: OptimizationContext) -> float:
+    return CLIENT_SECONDS_PER_PROGRAM + CLIENT_SECONDS_PER_OP * len(context.graph.nodes)
 
 
 def _devices_kept_busy(context: OptimizationContext) -> int:
-    return min(len(context.topology.devices), int(_seconds(context) / _client(context)))
+    return min(len(context.topology.devices), int(_seconds(context) / _client_seconds(context)))
 
 
 def _client_bound(context: OptimizationContext) -> str:
-    took, client = _seconds(context) * 1e3, _client(context) * 1e3
-    return f"the program takes {took:.3g} ms, and the client takes {client:.3g} ms to record it: one device is enough"
+    device_ms, client_ms = _seconds(context) * 1e3, _client_seconds(context) * 1e3
+    return f"the program takes {device_ms:.3g} ms, and the client takes {client_ms:.3g} ms to record it: one device is enough"

@@ -1,6 +1,6 @@
 """Rules for ops that process each row of a batch independently, so that they can run for a part of the batch.
 
-The batch is the first dimension of a value. If inputs were concatenated, it is the first factor of this dimension.
+The batch is the first dimension of a value. If inputs have several rows each, it is the first factor of this dimension.
 """
 
 from __future__ import annotations
@@ -15,18 +15,12 @@ from djinn.planning import Graph, Node, arguments
 
 
 @attrs.frozen(eq=False)
-class At:
-    """Argument of a rule.
-
-    Attributes:
-        graph: the graph.
-        node: the node.
-        given: arguments of the node, by name.
-    """
+class Case:
+    """Argument of a rule: a node, its arguments by name, and its graph."""
 
     graph: Graph
     node: Node
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
     def shape(self, value: int) -> tuple[int, ...]:
         """Return the sizes of a value."""
@@ -38,22 +32,22 @@ class At:
         return self.shape((*self.node.outputs, *self.node.writes)[0])
 
 
-# Returns the operands with rows, for an op that processes each row independently; None for other ops.
-Rule = Callable[[At], tuple[int, ...] | None]
+# A rule returns the operands with rows, or None if the op does not process each row independently.
+Rule = Callable[[Case], tuple[int, ...] | None]
 
 
 def rows_of(graph: Graph, node: Node) -> tuple[int, ...] | None:
-    """Return the operands of a node that have rows. If the node mixes rows, return None.
+    """Return the operands of a node that have rows, or None if the node mixes rows or has no rule.
 
     Row i of each result depends only on row i of these operands.
     """
     if node.random or not (node.outputs or node.writes):
         return None
-    at = At(graph, node, arguments(node))
+    case = Case(graph, node, arguments(node))
     rule = _RULES.get(node.operation)
     if rule is None and is_pointwise(node.op):
         rule = _broadcast
-    return rule(at) if rule is not None else None
+    return rule(case) if rule is not None else None
 
 
 def is_pointwise(op: str) -> bool:
@@ -65,62 +59,59 @@ def is_pointwise(op: str) -> bool:
     return overload_op is not None and torch.Tag.pointwise in overload_op.tags
 
 
-def _broadcast(at: At) -> tuple[int, ...]:
+def _broadcast(case: Case) -> tuple[int, ...]:
     """Rule of elementwise ops: return the operands that have as many dimensions and rows as the result."""
-    result = at.result
-    return tuple(v for v in at.node.inputs if len(at.shape(v)) == len(result) and at.shape(v)[:1] == result[:1])
+    result = case.result
+    return tuple(v for v in case.node.inputs if len(case.shape(v)) == len(result) and case.shape(v)[:1] == result[:1])
 
 
 def _first(least: int = 2) -> Rule:
-    """Return a rule for ops whose first operand has the rows, and at least `least` dimensions.
+    """Return a rule for ops of which only the first operand has rows. It must have at least `least` dimensions."""
 
-    All rows share the weights.
-    """
-
-    def rule(at: At) -> tuple[int, ...] | None:
-        first = at.node.inputs[0]
-        return (first,) if len(at.shape(first)) >= least else None
+    def rule(case: Case) -> tuple[int, ...] | None:
+        first = case.node.inputs[0]
+        return (first,) if len(case.shape(first)) >= least else None
 
     return rule
 
 
-def _named(*names: str) -> Rule:
-    return lambda at: tuple(v for name in names if isinstance(v := at.given.get(name), int))
+def _rows_in(*names: str) -> Rule:
+    return lambda case: tuple(v for name in names if isinstance(v := case.arguments.get(name), int))
 
 
-def _norm(at: At) -> tuple[int, ...] | None:
-    first, over = at.node.inputs[0], at.given.get("normalized_shape")
-    return (first,) if isinstance(over, list) and len(over) < len(at.shape(first)) else None
+def _norm(case: Case) -> tuple[int, ...] | None:
+    first, normalized_shape = case.node.inputs[0], case.arguments.get("normalized_shape")
+    return (first,) if isinstance(normalized_shape, list) and len(normalized_shape) < len(case.shape(first)) else None
 
 
-def _evaluated(at: At) -> tuple[int, ...] | None:
-    training = at.given.get("training", at.given.get("train", False))
-    return None if training or len(at.shape(at.node.inputs[0])) < 2 else at.node.inputs[:1]
+def _batch_norm(case: Case) -> tuple[int, ...] | None:
+    training = case.arguments.get("training", case.arguments.get("train", False))
+    return None if training or len(case.shape(case.node.inputs[0])) < 2 else case.node.inputs[:1]
 
 
-def _spatial(at: At) -> tuple[int, ...] | None:
+def _spatial(case: Case) -> tuple[int, ...] | None:
     """Rule of ops with a batch, a channel and spatial dimensions, such as `conv2d`."""
-    digits = [c for c in at.node.operation if c.isdigit()]
-    first = at.node.inputs[0]
-    return (first,) if digits and len(at.shape(first)) == int(digits[0]) + 2 else None
+    digits = [c for c in case.node.operation if c.isdigit()]
+    first = case.node.inputs[0]
+    return (first,) if digits and len(case.shape(first)) == int(digits[0]) + 2 else None
 
 
-def _convolution(at: At) -> tuple[int, ...] | None:
-    data, weight = at.node.inputs[:2]
-    return (data,) if len(at.shape(data)) == len(at.shape(weight)) else None
+def _convolution(case: Case) -> tuple[int, ...] | None:
+    data, weight = case.node.inputs[:2]
+    return (data,) if len(case.shape(data)) == len(case.shape(weight)) else None
 
 
-def _along(*names: str, added: int = 0) -> Rule:
-    """Return a rule for ops that work along the dimensions in these arguments.
+def _along_dims(*names: str, added: int = 0) -> Rule:
+    """Return a rule for ops that work along dimensions other than the first.
 
-    None of them may be the first dimension.
+    `names`: names of the arguments with these dimensions. `added`: number of dimensions that the op adds.
     """
 
-    def rule(at: At) -> tuple[int, ...] | None:
-        first = at.node.inputs[0]
-        dimensions = len(at.shape(first)) + added
+    def rule(case: Case) -> tuple[int, ...] | None:
+        first = case.node.inputs[0]
+        dimensions = len(case.shape(first)) + added
         for name in names:
-            argument = at.given.get(name)
+            argument = case.arguments.get(name)
             dims = argument if isinstance(argument, list) else [argument]
             if not dims or any(not isinstance(d, int) or d % dimensions == 0 for d in dims):
                 return None
@@ -129,52 +120,52 @@ def _along(*names: str, added: int = 0) -> Rule:
     return rule
 
 
-def _all_along(at: At) -> tuple[int, ...] | None:
-    rows = _along("dim", added=at.node.operation == "stack")(at)
-    return None if rows is None else at.node.inputs
+def _concatenation(case: Case) -> tuple[int, ...] | None:
+    rows = _along_dims("dim", added=case.node.operation == "stack")(case)
+    return None if rows is None else case.node.inputs
 
 
-def _product(at: At) -> tuple[int, ...] | None:
+def _product(case: Case) -> tuple[int, ...] | None:
     """Rule of matrix products. If the second operand has one matrix per row, it has rows as well."""
-    first, second = at.node.inputs[:2]
-    if len(at.shape(first)) < 2:
+    first, second = case.node.inputs[:2]
+    if len(case.shape(first)) < 2:
         return None
-    if len(at.shape(second)) < 3:
+    if len(case.shape(second)) < 3:
         return (first,)
-    alike = len(at.shape(first)) == len(at.shape(second)) and at.shape(first)[0] == at.shape(second)[0]
-    return (first, second) if alike else None
+    is_batched = len(case.shape(first)) == len(case.shape(second)) and case.shape(first)[0] == case.shape(second)[0]
+    return (first, second) if is_batched else None
 
 
-def _attention(at: At) -> tuple[int, ...] | None:
-    operands = [v for name in ("query", "key", "value") if isinstance(v := at.given.get(name), int)]
-    if len(operands) < 3 or any(len(at.shape(v)) != 4 for v in operands) or at.given.get("dropout_p"):
+def _attention(case: Case) -> tuple[int, ...] | None:
+    operands = [v for name in ("query", "key", "value") if isinstance(v := case.arguments.get(name), int)]
+    if len(operands) < 3 or any(len(case.shape(v)) != 4 for v in operands) or case.arguments.get("dropout_p"):
         return None
-    mask = at.given.get("attn_mask")
-    if isinstance(mask, int) and len(at.shape(mask)) == 4 and at.shape(mask)[0] > 1:
+    mask = case.arguments.get("attn_mask")
+    if isinstance(mask, int) and len(case.shape(mask)) == 4 and case.shape(mask)[0] > 1:
         operands.append(mask)
     return tuple(operands)
 
 
-def _permuted(at: At) -> tuple[int, ...] | None:
-    dims = at.given.get("dims")
-    first = at.node.inputs[0]
-    return (first,) if isinstance(dims, list) and dims[0] % len(at.shape(first)) == 0 else None
+def _permute(case: Case) -> tuple[int, ...] | None:
+    dims = case.arguments.get("dims")
+    first = case.node.inputs[0]
+    return (first,) if isinstance(dims, list) and dims[0] % len(case.shape(first)) == 0 else None
 
 
-def _padded(at: At) -> tuple[int, ...] | None:
-    pad, first = at.given.get("pad"), at.node.inputs[0]
-    return (first,) if isinstance(pad, list) and len(pad) < 2 * len(at.shape(first)) else None
+def _pad(case: Case) -> tuple[int, ...] | None:
+    pad, first = case.arguments.get("pad"), case.node.inputs[0]
+    return (first,) if isinstance(pad, list) and len(pad) < 2 * len(case.shape(first)) else None
 
 
-def _viewed(at: At) -> tuple[int, ...] | None:
-    sizes = at.given.get("size", at.given.get("shape"))
-    return at.node.inputs[:1] if at.result and isinstance(sizes, list) else None
+def _view(case: Case) -> tuple[int, ...] | None:
+    sizes = case.arguments.get("size", case.arguments.get("shape"))
+    return case.node.inputs[:1] if case.result and isinstance(sizes, list) else None
 
 
-def _expanded(at: At) -> tuple[int, ...] | None:
-    first = at.node.inputs[0]
-    same = len(at.shape(first)) == len(at.result) and at.shape(first)[0] == at.result[0]
-    return (first,) if same else None
+def _expand(case: Case) -> tuple[int, ...] | None:
+    first = case.node.inputs[0]
+    keeps_rows = len(case.shape(first)) == len(case.result) and case.shape(first)[0] == case.result[0]
+    return (first,) if keeps_rows else None
 
 
 _SPATIAL: Final = (
@@ -190,14 +181,15 @@ _DIM: Final = (
 )  # fmt: skip
 _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(_SPATIAL, _spatial),
-    **dict.fromkeys(_DIM, _along("dim")),
+    **dict.fromkeys(_DIM, _along_dims("dim")),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm", "_fused_rms_norm"), _norm),
     **dict.fromkeys(
-        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"), _evaluated
+        ("batch_norm", "native_batch_norm", "_native_batch_norm_legit_no_training", "_batch_norm_no_update"),
+        _batch_norm,
     ),
     **dict.fromkeys(("mm", "bmm", "matmul"), _product),
-    **dict.fromkeys(("cat", "stack"), _all_along),
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _viewed),
+    **dict.fromkeys(("cat", "stack"), _concatenation),
+    **dict.fromkeys(("view", "_unsafe_view", "reshape"), _view),
     **dict.fromkeys(
         (
             "_to_copy",
@@ -216,20 +208,20 @@ _RULES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), _attention),
     "convolution": _convolution,
     "linear": _first(),
-    "addmm": _named("mat1"),
-    "embedding": _named("indices"),
-    "unsqueeze": _along("dim", added=1),
-    "transpose": _along("dim0", "dim1"),
-    "permute": _permuted,
-    "constant_pad_nd": _padded,
-    "roll": _along("dims"),
-    "flip": _along("dims"),
-    "expand": _expanded,
+    "addmm": _rows_in("mat1"),
+    "embedding": _rows_in("indices"),
+    "unsqueeze": _along_dims("dim", added=1),
+    "transpose": _along_dims("dim0", "dim1"),
+    "permute": _permute,
+    "constant_pad_nd": _pad,
+    "roll": _along_dims("dims"),
+    "flip": _along_dims("dims"),
+    "expand": _expand,
 }
 
 
-def resized(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
-    """Return the arguments of a node that contain the number of rows, with the number `rows` instead."""
+def resize_arguments(node: Node, graph: Graph, rows: int) -> dict[str, Any]:
+    """Return the arguments of a node that contain its number of rows, changed to `rows`, by name."""
     if node.operation == "native_group_norm":
         return {"N": rows}
     if node.operation not in {"view", "_unsafe_view", "reshape", "expand"}:
