@@ -48,7 +48,7 @@ def test_not_applied_with_state_between_programs():
     builder = ProgramBuilder()
     made = layer(builder)
     carried = Stream(1, "server/cpu:1", frozenset({made}))
-    assert judged(builder, stream=carried).reason == "the program uses values that an earlier program has computed"
+    assert judged(builder, stream=carried).reason == "the program uses values that an earlier program computed"
 
 
 def test_not_applied_if_input_is_written_even_through_view():
