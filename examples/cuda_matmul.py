@@ -1,4 +1,4 @@
-"""A script written for CUDA, with nothing of Djinn in it.
+"""A script written for CUDA. It does not import Djinn.
 
 djinn run examples/cuda_matmul.py
 """

@@ -1,4 +1,4 @@
-"""Hugging Face's `generate()` on remote_accelerator: one round trip a token; the KV cache stays where it is."""
+"""Hugging Face's `generate()` on remote_accelerator. The KV cache stays on the executor."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,4 +1,4 @@
-"""A model server: it batches the prompts that wait, and streams each token as a line of JSON.
+"""A model server. It batches waiting prompts, and streams each token as a line of JSON.
 
 python examples/model_server.py MODEL [DEVICE] [PORT]    # MODEL: a folder, or a name on the Hugging Face hub
 curl -N --json '{"prompt": "Once upon a time", "tokens": 50}' localhost:8000/generate
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 
 class Batch(BaseStreamer):
-    """Prompts that are generated together, each as (text, number of tokens, callback for its tokens and, at its end, None)."""
+    """Prompts of one batch, as (text, number of tokens, callback). The callback gets each token, and None at the end."""
 
     def __init__(self, prompts):
         self.prompts, self.left, self.eos = prompts, None, ()
 
     def put(self, tokens):
-        """Take the tokens of a step; the first call has the prompts."""
+        """Take the tokens of a step. The first call brings the prompts."""
         if self.left is None:
             self.left = [length for _, length, _ in self.prompts]
             return
@@ -51,7 +51,7 @@ class Batch(BaseStreamer):
 
 
 async def read(request, tokenizer, limit):
-    """Return the prompt and the number of tokens that a request asks for."""
+    """Return the prompt and the number of tokens of a request."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send Content-Type: application/json\n")
     with suppress(TypeError, ValueError):  # no JSON, or no Unicode

@@ -1,4 +1,4 @@
-"""Training on remote_accelerator: the loop reads the loss ten times, and that is how often it waits for the server."""
+"""Training on remote_accelerator. The loop waits for the server when it reads the loss, ten times."""
 
 import torch
 from torch import nn

@@ -74,7 +74,7 @@ class FileResults:
             "tests": str(self.tests),
             "run": self.chosen,
             "pass on the CPU": str(len(self.passed_on_cpu())),
-            "for the CPU alone": str(for_cpu),
+            "for the CPU only": str(for_cpu),
             "no time": str(sum(t not in self.remote for t in self.passed_on_cpu())),
             "compared": str(len(compared)),
             "pass here": str(passed),

@@ -36,7 +36,7 @@ TRIES = 3  # maximum number of children that end before their first test
 OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 NOT_MADE = {
     "outcome": "skipped",
-    "text": "PyTorch makes this test for the CPU alone, as tests of dtypes that it lists for that",
+    "text": "PyTorch makes this test for the CPU only, as it does for some dtypes",
 }
 GRACE = 30.0  # seconds after its limit before a test that ignores a signal is killed
 

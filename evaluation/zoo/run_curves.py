@@ -70,10 +70,10 @@ def cells(one: Comparison) -> tuple[str, ...]:
 
 INTRODUCTION = f"""# Training runs
 
-A CNN with batch norm and dropout on scikit-learn's handwritten digits, and a small GPT on Python's own documentation,
-{STEPS} steps each, here and on a server in a process of its own. Each loss is compared, and every parameter and buffer at the
-end. "first apart" is the first step whose losses differ; "bitwise" means that none does. What is tolerated, and why, is in
-[decision 15](../../docs/decisions/0015-compare-results-bitwise.md).
+This page compares training runs of {STEPS} steps, locally and on a server process: a CNN with batch norm and dropout on scikit-learn's
+handwritten digits, and a small GPT on Python's own documentation. Every loss is compared, and every parameter and buffer at the end.
+"bitwise" means that no loss differs. "first apart" is the first step whose losses differ.
+[Decision 15](../../docs/decisions/0015-compare-results-bitwise.md) defines the tolerances.
 """
 
 if __name__ == "__main__":

@@ -121,26 +121,25 @@ def page(verdicts: Sequence[Verdict]) -> str:
 
 INTRODUCTION = """# The zoo
 
-Models of transformers and diffusers, built small from their configurations: a forward pass in evaluation mode and one
-training step (dropout included; SGD with momentum and weight decay), here and on a server in a process of its own. Outputs,
-loss, every gradient, and every parameter and buffer after the step are compared with the tolerances of
-`torch.testing.assert_close`. Models that write text then write seven tokens greedily. "bitwise" means that no bit differs;
-otherwise the largest difference stands there in units of the tolerance. Ops and round trips are those of the forward pass.
-Times are by the clock, of both passes on one thread of a machine that may have had other work, remotely with shape inference
-and planning for a model never seen before.
+This page compares small models of transformers and diffusers, locally and on a server process. Each model runs a forward pass in
+evaluation mode and one training step with dropout (SGD with momentum and weight decay). Outputs, loss, every gradient, and every
+parameter and buffer after the step are compared with the tolerances of `torch.testing.assert_close`. Language models then generate
+seven tokens greedily. "bitwise" means that no bit differs. Otherwise the table has the largest difference in units of the tolerance.
+Ops and round trips are those of the forward pass. Times are wall-clock times of both passes on one thread, and the machine may have
+had other work. Remote times include shape inference and planning for a new model.
 
-Bits differ where a kernel of another kind computes the same:
+Bits differ if another kernel computes the same result:
 
-- In the training step, recurrent layers, which are taken apart there. Attention without dropout is a local CPU's kernel since
-  [decision 6](../../docs/decisions/0006-decompose-composite-ops.md).
-- In the forward pass, products with a parameter that wants gradients: locally PyTorch folds them for its sake even where
-  nothing is differentiated, and the executor's tensors never want gradients.
-- `nn.MultiheadAttention` in evaluation, which is one kernel locally.
+- Recurrent layers in the training step: Djinn decomposes them ([decision 6](../../docs/decisions/0006-decompose-composite-ops.md)).
+- Products with a parameter that requires gradients, in the forward pass: local PyTorch then folds dimensions, and the executor's
+  tensors never require gradients.
+- `nn.MultiheadAttention` in evaluation mode: local PyTorch uses one fused kernel.
 
-Why GRU and packed LSTM differ in evaluation, and gradients of the other models (most have convolutions), was not looked into.
+The causes of two other differences are unknown: GRU and packed LSTM in evaluation mode, and gradients of models that mostly have
+convolutions.
 
-Layer drop is off, because it draws from the CPU's random state: one and the same with dropout's on a local CPU, and another
-one on every accelerator. All parameters have noise added, so that none begins as zeros and hides what it multiplies.
+Layer drop is off, because it draws from the CPU's random state. On a local CPU, dropout draws from the same state. On an accelerator,
+it does not. Noise is added to all parameters, because parameters that begin as zeros hide errors.
 """
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def test_outcomes_are_classified(results):
 
 def test_only_tests_passing_on_cpu_count(results):
     row = results.row()
-    counts = ("tests", "pass on the CPU", "for the CPU alone", "compared", "pass here")
+    counts = ("tests", "pass on the CPU", "for the CPU only", "compared", "pass here")
     assert [row[name] for name in counts] == ["10", "9", "2", "7", "4"]
     assert as_values([results])["totals"].startswith("4 of 7 tests")
 

@@ -1,4 +1,4 @@
-"""A pattern for Djinn: recognises a matrix product that is followed by a ReLU."""
+"""A pattern for Djinn: recognise a matrix product and the ReLU of its result."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ djinn_api_version = "2.0"
 
 name = "example"  # unique among patterns
 
-# `linear()` is any product with a weight, whichever op PyTorch makes of it; views and casts may stand in between.
+# `linear()` matches each op that computes a product with a weight. Views and casts between the ops are ignored.
 PATTERN = matcher(
     name,
     linear()["product"] >> op("relu")["relu"],
     confidence=0.9,
     reason="{relu} is applied to the result of {product}",
     details=lambda found: {"features": found.meta("relu").shape[-1]},
-    tolerates_growth=True,  # what the functions here say does not depend on how long a cache is
+    tolerates_growth=True,  # the results of these functions do not depend on the length of a cache
 )
 
 
 @hookimpl
 def djinn_register_patterns() -> list[Pattern]:
-    """The patterns that this plugin offers."""
+    """Return the patterns of this plugin."""
     return [PATTERN]

@@ -1,4 +1,4 @@
-"""An assignment policy for Djinn: sessions begin where most memory is free."""
+"""An assignment policy for Djinn: begin a session on the executor with the most free memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ djinn_api_version = "2.0"
 
 
 class ExamplePolicy(AssignmentPolicy):
-    """Used where `djinn serve --assignment example` names it."""
+    """Used if `djinn serve --assignment example` names it."""
 
     name = "example"
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Number of the executor that the session begins on."""
+        """Return the number of the executor for a new session."""
         return max(request.executors, key=lambda load: load.memory_free or 0).number
 
 
 @hookimpl
 def djinn_register_assignment_policies() -> list[AssignmentPolicy]:
-    """The assignment policies that this plugin offers."""
+    """Return the assignment policies of this plugin."""
     return [ExamplePolicy()]

@@ -1,4 +1,4 @@
-"""An authenticator for Djinn: clients show tokens, of which the settings of the server have the digests."""
+"""An authenticator for Djinn: check tokens by the digests in the server's settings."""
 
 import hashlib
 
@@ -20,7 +20,7 @@ djinn_settings = Settings
 
 
 class ExampleAuthenticator(Authenticator):
-    """Used where `djinn serve --authenticator example` names it."""
+    """Used if `djinn serve --authenticator example` names it."""
 
     name = "example"
 
@@ -28,16 +28,16 @@ class ExampleAuthenticator(Authenticator):
         self._tenants = {digest: tenant for tenant, _, digest in (one.partition("=") for one in settings.digests)}
 
     def authenticate(self, credentials: Credentials) -> Identity | None:
-        """The tenant of the token; None for one that is not known."""
+        """Return the tenant of a token, or None for an unknown token."""
         digest = hashlib.sha256(credentials.token.encode()).hexdigest()
         return Identity(self._tenants[digest], key=digest[:16]) if digest in self._tenants else None
 
     def is_valid(self, key: str) -> bool:
-        """True while the settings have the digest: a server that starts without it ends the sessions that go on."""
+        """Return True while the settings have the digest of the token. The server ends sessions of invalid tokens."""
         return key in {digest[:16] for digest in self._tenants}
 
 
 @hookimpl
 def djinn_register_authenticators(settings: Settings) -> list[Authenticator]:
-    """The authenticators that this plugin offers."""
+    """Return the authenticators of this plugin."""
     return [ExampleAuthenticator(settings)]

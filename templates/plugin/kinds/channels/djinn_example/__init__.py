@@ -1,4 +1,4 @@
-"""A wrapper of channels for Djinn: counts the frames that sessions send."""
+"""A channel wrapper for Djinn: count the frames that a session sends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ djinn_api_version = "2.0"
 
 
 class CountingChannel(WrappedChannel):
-    """Count the frames that are sent, and log the count when the session ends."""
+    """Count sent frames, and log the count when the session ends."""
 
     def __init__(self, inner: ClientChannel, server: str) -> None:
         super().__init__(inner)
@@ -31,11 +31,11 @@ class ExampleChannels(ChannelWrapper):
     name = "example"
 
     def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-        """The channel, which counts its frames."""
+        """Return a channel that counts its frames."""
         return CountingChannel(channel, context.server)
 
 
 @hookimpl
 def djinn_register_channels() -> list[ChannelWrapper]:
-    """The wrappers of channels that this plugin offers."""
+    """Return the channel wrappers of this plugin."""
     return [ExampleChannels()]

@@ -1,4 +1,4 @@
-"""A command for Djinn: `djinn example` says what stands behind the remote device."""
+"""A command for Djinn: `djinn example` prints the devices behind the remote device."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pluggy
 
 djinn_api_version = "2.0"
 
-# This module is imported for `djinn --help`, which does not wait for PyTorch. So it imports neither torch nor djinn, and takes
-# the hooks' marker from pluggy; what a command needs is imported when it runs.
+# `djinn --help` imports this module and must not wait for PyTorch. So the module imports neither torch nor djinn, and takes
+# the hooks' marker from pluggy. A command imports other modules when it runs.
 hookimpl = pluggy.HookimplMarker("djinn")
 
 
 @click.command("example")
 @click.option("--short", is_flag=True, help="Print the name alone.")
 def command(short: bool) -> None:
-    """Say what stands behind the remote device."""
+    """Print the devices behind the remote device."""
     import djinn
 
     djinn.init()
@@ -25,5 +25,5 @@ def command(short: bool) -> None:
 
 @hookimpl
 def djinn_register_commands() -> list[click.Command]:
-    """The commands that this plugin offers."""
+    """Return the commands of this plugin."""
     return [command]

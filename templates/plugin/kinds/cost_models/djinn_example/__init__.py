@@ -1,4 +1,4 @@
-"""A cost model for Djinn: what a matrix product costs."""
+"""A cost model for Djinn: predict the time of matrix products."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ ASSUMED_FLOPS = 1e11  # for a device of unknown speed
 
 
 class ExampleCostModel(CostModel):
-    """Two floating-point operations for each multiply-add, at the device's peak."""
+    """Count two floating-point operations for each multiply-add, at the peak speed of the device."""
 
     name = "example"
-    operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and their like; by default a model is asked about every op
-    tolerates_growth = True  # the estimate of an op depends on its own sizes alone
+    operations = MATRIX_PRODUCT  # `mm`, `addmm`, `linear` and similar ops; by default Djinn asks a model about every op
+    tolerates_growth = True  # the estimate of an op depends only on its own sizes
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
         """Return the cost of `node`, or None to leave it to the next model."""
-        work = work_of(graph, node)  # FLOPs and bytes, from shapes and dtypes alone
+        work = work_of(graph, node)  # FLOPs and bytes, computed from shapes and dtypes
         seconds = work.flops / (device.flops or ASSUMED_FLOPS)
         return CostEstimate(work.flops, work.bytes_read, work.bytes_written, seconds)
 
 
 @hookimpl
 def djinn_register_cost_models() -> list[CostModel]:
-    """The cost models that this plugin offers."""
+    """Return the cost models of this plugin."""
     return [ExampleCostModel()]

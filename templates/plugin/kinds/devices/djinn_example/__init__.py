@@ -1,4 +1,4 @@
-"""A device for Djinn: the processors again, with a GiB of memory."""
+"""A device for Djinn: the CPU under another name, with 1 GiB of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine for Djinn: executors behind a command, here one that gives them a low priority. It needs djinn-launchers."""
+"""An engine for Djinn: start executors by a command, here with a low priority. It needs djinn-launchers."""
 
 from djinn.hooks import (
     ExecutorEngine,
@@ -14,19 +14,19 @@ djinn_api_version = "2.0"
 
 
 class ExampleEngine(ExecutorEngine):
-    """Used where `djinn.configure(engine="example")` or `djinn serve --engine example` names it."""
+    """Used if `djinn.configure(engine="example")` or `djinn serve --engine example` names it."""
 
     name = "example"
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorHandle:
         """Start an executor."""
-        # `ssh -o BatchMode=yes HOST` leads to another machine: with `holder_command(PYTHON)`, the interpreter there.
+        # To start it on another machine, use `ssh -o BatchMode=yes HOST` and `holder_command(PYTHON)` with the path of Python on that machine.
         command = ("nice", "-n", "5", *holder_command())
-        towards = "127.0.0.1"  # for an executor on another machine: an address of this one
+        towards = "127.0.0.1"  # for an executor on another machine: an address of this machine
         return PipedHandle(command, (options.encode(), request.place, towards), variables=request.runtime_env)
 
 
 @hookimpl
 def djinn_register_executors() -> list[ExecutorEngine]:
-    """The engines that this plugin offers."""
+    """Return the engines of this plugin."""
     return [ExampleEngine()]

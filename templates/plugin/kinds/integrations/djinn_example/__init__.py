@@ -1,4 +1,4 @@
-"""An integration for Djinn: `statistics.fmean` of a remote tensor is computed where the tensor is."""
+"""An integration for Djinn: compute `statistics.fmean` of a remote tensor on the remote device."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ djinn_api_version = "2.0"
 
 
 def adapt_statistics(module: Any) -> None:
-    """`statistics`: without this, `fmean` would fetch the elements one after the other."""
+    """Adapt the module `statistics`. Without it, `fmean` would fetch the elements one by one."""
     computed = module.fmean
 
     @functools.wraps(computed)

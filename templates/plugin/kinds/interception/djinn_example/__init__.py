@@ -13,11 +13,11 @@ class ExampleInterception(Interception):
     name = "example"
 
     def take(self, thread: int | None = None) -> list[Submission]:
-        """The program of what was recorded since the last call."""
+        """Return the ops that were recorded since the last call, as a program."""
         return []
 
 
 @hookimpl
 def djinn_register_interception() -> list[Interception]:
-    """The interception that this plugin offers."""
+    """Return the interception of this plugin."""
     return [ExampleInterception()]

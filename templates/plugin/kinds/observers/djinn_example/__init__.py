@@ -1,4 +1,4 @@
-"""An observer for Djinn: adds up for how long executors ran programs, in clients and in executors."""
+"""An observer for Djinn: add up the seconds in which executors ran programs, in clients and executors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ djinn_api_version = "2.0"
 
 
 class ExampleObserver(Observer):
-    """Adds up the seconds in which programs ran, by tenant; those of a client are its own."""
+    """Add up the seconds in which programs ran, by tenant. In a client, the tenant is empty."""
 
     name = "example"
     events = frozenset({"completed"})
@@ -22,13 +22,13 @@ class ExampleObserver(Observer):
         self._lock = Lock()
 
     def observe(self, event: Event) -> None:
-        """Add what a program took: `execute` in the events of clients, `duration` in those of executors."""
+        """Add the seconds of a program: `execute` in events of clients, `duration` in events of executors."""
         seconds = event.fields.get("execute", event.fields.get("duration", 0.0))
-        with self._lock:  # several threads of a client call it
+        with self._lock:  # several threads of a client call this method
             self.seconds[event.fields.get("tenant", "")] += seconds
 
 
 @hookimpl
 def djinn_register_observers() -> list[Observer]:
-    """The observers that this plugin offers."""
+    """Return the observers of this plugin."""
     return [ExampleObserver()]

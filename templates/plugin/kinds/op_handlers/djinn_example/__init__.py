@@ -17,12 +17,12 @@ class ExampleOpHandler(OpHandler):
     name = "example"
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Fetch the tensors and run the op here. Its results stay here, too."""
+        """Fetch the tensors and run the op on the client. Its results stay on the client."""
         here, named = tree_map(lambda one: one.cpu() if hasattr(one, "cpu") else one, (args, kwargs))
         return func(*here, **named)
 
 
 @hookimpl
 def djinn_register_op_handlers() -> list[OpHandler]:
-    """The op handlers of this plugin."""
+    """Return the op handlers of this plugin."""
     return [ExampleOpHandler()]

@@ -1,4 +1,4 @@
-"""An operations server for Djinn: a route that tells a load balancer if the server takes clients."""
+"""An operations server for Djinn: a route that tells a load balancer whether the server accepts clients."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,12 +9,12 @@ djinn_api_version = "2.0"
 
 
 class ExampleOperations(OperationsServer):
-    """`/ready`, for a token."""
+    """Serve the route `/ready`, which needs a token."""
 
     name, routes = "example", ("/ready",)
 
     def start(self, server: WatchedServer, address: OperationsAddress) -> str:
-        """Called once, while the executors start."""
+        """Begin to serve. The gateway calls this method once, while executors start."""
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -26,12 +26,12 @@ class ExampleOperations(OperationsServer):
         return f"http://{address.host}:{self.listener.server_port}"
 
     def close(self) -> None:
-        """Called once, after the last session has ended."""
+        """Stop serving. The gateway calls this method once, after the last session has ended."""
         self.listener.shutdown()
         self.listener.server_close()
 
 
 @hookimpl
 def djinn_register_operations() -> list[OperationsServer]:
-    """The operations server that this plugin offers."""
+    """Return the operations server of this plugin."""
     return [ExampleOperations()]

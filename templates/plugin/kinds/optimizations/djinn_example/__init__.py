@@ -1,4 +1,4 @@
-"""An optimization for Djinn: drops a ReLU of a ReLU."""
+"""An optimization for Djinn: drop the second of two consecutive ReLUs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ djinn_api_version = "2.0"
 
 
 class ExampleOptimization(Optimization):
-    """The ReLU of a ReLU is that ReLU."""
+    """Replace `relu(relu(x))` by `relu(x)`."""
 
     name = "example"
-    tolerates_growth = True  # the decision does not depend on how long a sequence or a cache is
+    tolerates_growth = True  # the decision does not depend on the length of a sequence or cache
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return a rewrite with the reason for it, or `applied=False` with the reason against."""
         running = [context.graph.nodes[node] for node in context.plan.nodes]
-        needed = context.kept.union(*(node.writes for node in running))  # by the client, or written later
+        needed = context.kept.union(*(node.writes for node in running))  # by the client, or written by a later op
         relus = {node.outputs[0]: node for node in running if node.op == "aten::relu"}
         again = [n for n in relus.values() if n.inputs[0] in relus and not needed & {*n.inputs, *n.outputs}]
         replace: dict[int, int] = {}
@@ -29,5 +29,5 @@ class ExampleOptimization(Optimization):
 
 @hookimpl
 def djinn_register_optimizations() -> list[Optimization]:
-    """The optimizations that this plugin offers."""
+    """Return the optimizations of this plugin."""
     return [ExampleOptimization()]

@@ -1,4 +1,4 @@
-"""A placement policy for Djinn: everything on the device with the most free memory."""
+"""A placement policy for Djinn: place all ops on the device with the most free memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ djinn_api_version = "2.0"
 
 
 class ExamplePolicy(PlacementPolicy):
-    """One device for the whole program. Chosen with `djinn.configure(placement_policy="example")`."""
+    """Choose one device for the whole program. `djinn.configure(placement_policy="example")` selects it."""
 
     name = "example"
-    tolerates_growth = True  # the decision does not depend on how long a sequence or a cache is
+    tolerates_growth = True  # the decision does not depend on the length of a sequence or cache
 
     def place(self, context: PlacementContext) -> Placement:
         """Return a device and a reason for every node of the plan, and a device for every value."""
@@ -23,5 +23,5 @@ class ExamplePolicy(PlacementPolicy):
 
 @hookimpl
 def djinn_register_placement_policies() -> list[PlacementPolicy]:
-    """The placement policies that this plugin offers."""
+    """Return the placement policies of this plugin."""
     return [ExamplePolicy()]

@@ -1,4 +1,4 @@
-"""A renderer for Djinn: the ops of a program as a table of comma-separated values."""
+"""A renderer for Djinn: write the ops of a program as comma-separated values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ djinn_api_version = "2.0"
 
 
 class ExampleRenderer(Renderer):
-    """A line for each op: its number, its name, and the device that it was placed on."""
+    """Write a line for each op: its number, its name, and its device."""
 
     name = "example"
     suffixes = (".example",)
     media_type = "text/csv"
 
     def render(self, result: PipelineResult) -> str:
-        """The whole table. Results of stages that did not run are None."""
+        """Return the whole table. Results of stages that did not run are None."""
         decisions = result.placement.decisions if result.placement is not None else ()
         devices = {decision.node: decision.device for decision in decisions}
         rows = ((node.id, node.op, devices.get(node.id, "")) for node in result.graph.nodes)
@@ -30,5 +30,5 @@ class ExampleRenderer(Renderer):
 
 @hookimpl
 def djinn_register_renderers() -> list[Renderer]:
-    """The renderers that this plugin offers."""
+    """Return the renderers of this plugin."""
     return [ExampleRenderer()]

@@ -13,11 +13,11 @@ class ExampleRouter(Router):
     name = "example"
 
     def route(self, submission: Submission) -> list[Part]:
-        """One part: the whole submission."""
+        """Return one part, which is the whole submission."""
         return [Part(self.executors.present[0], submission)]
 
 
 @hookimpl
 def djinn_register_routers() -> list[Router]:
-    """The router that this plugin offers."""
+    """Return the router of this plugin."""
     return [ExampleRouter()]

@@ -1,4 +1,4 @@
-"""A scheduler for Djinn: of the ops that are ready, the one whose results most other ops read runs first."""
+"""A scheduler for Djinn: run the ready op whose results most other ops read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ djinn_api_version = "2.0"
 
 
 class ExampleScheduler(Scheduler):
-    """The op with the most readers goes first. Chosen with `djinn.configure(scheduler="example")`."""
+    """Run the op with the most readers first. `djinn.configure(scheduler="example")` selects it."""
 
     name = "example"
-    tolerates_growth = True  # the decision does not depend on how long a sequence or a cache is
+    tolerates_growth = True  # the decision does not depend on the length of a sequence or cache
 
     def priority(self, context: SchedulingContext) -> NodePriority:
         """Return the sort key of a node: the ready node with the least key runs first."""
@@ -22,5 +22,5 @@ class ExampleScheduler(Scheduler):
 
 @hookimpl
 def djinn_register_schedulers() -> list[Scheduler]:
-    """The schedulers that this plugin offers."""
+    """Return the schedulers of this plugin."""
     return [ExampleScheduler()]

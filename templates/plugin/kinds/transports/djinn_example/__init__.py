@@ -1,4 +1,4 @@
-"""A transport for Djinn: frames over TCP sockets of this machine, under a URL scheme of its own."""
+"""A transport for Djinn: send frames over TCP sockets of this machine, with its own URL scheme."""
 
 from __future__ import annotations
 

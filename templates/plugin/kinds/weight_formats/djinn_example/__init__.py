@@ -10,18 +10,18 @@ from djinn.weights import read_bytes
 
 djinn_api_version = "2.0"
 
-# The header has these by name of the tensor: dtype, shape, and the byte of the file at which the tensor begins.
+# The header maps a tensor's name to its dtype, its shape, and its offset in the file in bytes.
 Stored = tuple[Literal["float32", "float16", "int32"], tuple[int, ...], int]
 
 
 class ExampleFormat(WeightFormat):
-    """Reads files that end in `.example`. The executor checks that the tensors lie in the file."""
+    """Read files that end in `.example`. The executor checks that the tensors lie in the file."""
 
     name = "example"
     suffixes = (".example",)
 
     def read_header(self, file: WeightFile) -> FileHeader:
-        """Decode the header. `msgspec` raises a `ValueError` for a header of another form."""
+        """Decode the header. For a malformed header, `msgspec` raises a `ValueError`."""
         length = int.from_bytes(read_bytes(file, 0, 8), "little")
         stored = msgspec.json.decode(read_bytes(file, 8, length), type=dict[str, Stored])
         return FileHeader({name: HeaderEntry(getattr(torch, one[0]), *one[1:]) for name, one in stored.items()})

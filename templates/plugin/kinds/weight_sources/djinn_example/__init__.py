@@ -1,4 +1,4 @@
-"""A weight source for Djinn: `example:NAME` is a model in a folder of that name, in any folder that the operator permits."""
+"""A weight source for Djinn: `example:NAME` is a model in a folder of this name, inside a folder that the operator permits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ djinn_api_version = "2.0"
 
 
 class ExampleSource(WeightSource):
-    """Opens `example:NAME`. `name` is the scheme."""
+    """Open `example:NAME`. `name` is the scheme."""
 
     name = "example"
 
