@@ -50,9 +50,9 @@ class CompiledTemplates(HotTemplates):
         super().__init__(thresholds or Thresholds())
         # Jobs with the largest share of time come first; None: prepare the compilers.
         self._jobs: queue.PriorityQueue[tuple[float, int, CompilationJob | None]] = queue.PriorityQueue()
-        self._numbers = itertools.count()
+        self._job_numbers = itertools.count()
         self._thread: threading.Thread | None = None
-        self._reported: set[tuple[str, str]] = set()
+        self._reported_errors: set[tuple[str, str]] = set()
 
     def begin(self, context: StrategyContext) -> bool:
         """Prepare the compilers, as in `RunStrategy.begin`. Return False if the operator named no compiler."""
@@ -92,24 +92,24 @@ class CompiledTemplates(HotTemplates):
         elif self.figures()["compiled_templates"] >= COMPILED_LIMIT:
             job.hot.give_up(f"the limit of {COMPILED_LIMIT} compiled templates is reached")
         else:
-            self._jobs.put((-job.share, next(self._numbers), job))
+            self._jobs.put((-job.share, next(self._job_numbers), job))
 
     def prepare(self) -> None:
         """Prepare the compilers on the background thread. The first call starts this thread."""
-        self._jobs.put((-math.inf, next(self._numbers), None))
+        self._jobs.put((-math.inf, next(self._job_numbers), None))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="djinn-compiling", daemon=True)
+            self._thread = threading.Thread(target=self._run_jobs, name="djinn-compiling", daemon=True)
             self._thread.start()
 
-    def _serve(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             job = self._jobs.get()[-1]
             if job is None:
-                self._prepare()
+                self._prepare_compilers()
             else:
                 self._compile(job)
 
-    def _prepare(self) -> None:
+    def _prepare_compilers(self) -> None:
         for compiler in self._compilers:
             try:
                 compiler.prepare()
@@ -118,42 +118,42 @@ class CompiledTemplates(HotTemplates):
 
     def _compile(self, job: CompilationJob) -> None:
         compiler = self._compilers[job.compiler]
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.counts.compilations += 1
         try:
-            replay = compiler.compile(self._context(job))
-            compiled = replay and self._region(compiler.name, replay, job)
+            replay = compiler.compile(self._compiler_context(job))
+            compiled_region = replay and self._compiled_region(compiler.name, replay, job)
         except Exception as error:
             self.counts.failures += 1
             self._warn_once(compiler.name, job.hot.name, repr(error))
             job.hot.try_next_compiler(job, compiler.name, f"it raised {type(error).__name__}")
             return
         finally:
-            self.counts.seconds += time.perf_counter() - began
-        if compiled is None:
+            self.counts.seconds += time.perf_counter() - start
+        if compiled_region is None:
             job.hot.try_next_compiler(job, compiler.name, "the compiler returned no code")
         else:
-            job.hot.check(job, compiled)
+            job.hot.start_checking(job, compiled_region)
 
-    def _region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
+    def _compiled_region(self, compiler: str, replay: Replay, job: CompilationJob) -> CompiledRegion:
         return CompiledRegion(
             compiler, replay, job.template, job.region, job.relation, self._runtime.receive, job.aliases
         )
 
     def _warn_once(self, compiler: str, template: str, error: str) -> None:
         """Log a warning once for each error of a compiler, although many templates may cause the error."""
-        log = _log.debug if (compiler, error) in self._reported else _log.warning
-        self._reported.add((compiler, error))
+        log = _log.debug if (compiler, error) in self._reported_errors else _log.warning
+        self._reported_errors.add((compiler, error))
         log("a compiler failed: the template runs uncompiled", compiler=compiler, template=template, error=error)
 
-    def _context(self, job: CompilationJob) -> CompilerContext:
+    def _compiler_context(self, job: CompilationJob) -> CompilerContext:
         device = self._runtime.device
         grows = {index: tuple(sizes) for index, sizes in job.relation.sizes.items()}
         return CompilerContext(
             region_graph(job, device),
             (*job.relation.example.metas, *_float_metas(job.relation)),
             device,
-            tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written]),
+            tuple([i for i, place in enumerate(job.region.inputs) if place in job.region.written_inputs]),
             grows,
             torch.get_num_threads(),
         )
@@ -161,7 +161,7 @@ class CompiledTemplates(HotTemplates):
 
 def _float_metas(relation: SizeRelation) -> tuple[TensorMeta, ...]:
     """Return the metadata of the additional input with the varying floats, or nothing if no float varies."""
-    return (tensor_meta((len(relation.floats),), (1,), 0, torch.float64),) if relation.floats else ()
+    return (tensor_meta((len(relation.float_slots),), (1,), 0, torch.float64),) if relation.float_slots else ()
 
 
 @hookimpl

@@ -21,9 +21,7 @@ from djinn_strategies.compiling.padded_steps import UnpaddableError
 from djinn_strategies.compiling.recorded_region import SKIPPED_OPS, RecordedRegion
 
 djinn_api_version = "2.0"
-MAYBE_DYNAMIC_OPS: Final = frozenset(
-    {"aten::index.Tensor"}
-)  # the sizes of its results depend on data if an index is a mask
+MAYBE_DYNAMIC_OPS: Final = frozenset({"aten::index.Tensor"})  # a mask as index makes result sizes depend on data
 _log = get_logger("djinn.server")
 
 
@@ -36,7 +34,7 @@ class GraphRecorder(HotTemplates):
     Attributes:
         runtime: the device.
         settings: numeric settings, which influence the choice of kernels.
-        names: names of storages. A replay changes the contents of storages.
+        names: content names of storages. A replay invalidates the names of its results.
         captures: number of graphs that were recorded since the executor started.
     """
 
@@ -56,7 +54,7 @@ class GraphRecorder(HotTemplates):
         self._stream: torch.Stream | None = None
 
     def begin(self, context: StrategyContext) -> bool:
-        """Return True if the device is an accelerator, as `RunStrategy.begin` does."""
+        """Return True if the device is an accelerator, as in `RunStrategy.begin`."""
         device = context.device
         self.runtime, self.settings, self.names = device.runtime, device.numeric_settings, device.names
         if self.runtime.device.type == "cpu":
@@ -73,13 +71,13 @@ class GraphRecorder(HotTemplates):
         elif job.relation.base is not None:
             job.hot.give_up("its sizes vary from run to run, and a graph has fixed sizes")
         else:
-            self.check(job, RecordedRegion(job, self))
+            self.start_checking(job, RecordedRegion(job, self))
 
-    def check(self, job: CompilationJob, region: RecordedRegion) -> None:
+    def start_checking(self, job: CompilationJob, region: RecordedRegion) -> None:
         """Start to check a region, and include its recordings in the counters."""
         with self._lock:
             self._regions.add(region)
-        job.hot.check(job, region)
+        job.hot.start_checking(job, region)
 
     def record(
         self, run: Callable[[], Sequence[torch.Tensor]]
@@ -88,7 +86,7 @@ class GraphRecorder(HotTemplates):
         device = self.runtime.device
         if self._stream is None:
             self._stream = torch.Stream(device)
-        # Threads of other sessions may use the device meanwhile, for copies: only calls of this thread are recorded.
+        # Only calls of this thread are recorded: threads of other sessions may copy on the device meanwhile.
         graph, recording = _new_graph()
         with self._stream, recording:
             before = torch.accelerator.memory_reserved(device)
@@ -110,7 +108,7 @@ class GraphRecorder(HotTemplates):
             region.drop_recordings(only_dead=dead)
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters, the numbers of recorded templates and graphs, and the device memory of the graphs."""
+        """Return the counters, the numbers of recorded templates and graphs, and the bytes of the graphs."""
         with self._lock:
             regions = list(self._regions)
         recordings = [recording for region in regions for recording in region.recordings]
@@ -150,7 +148,7 @@ class GrowingGraphs(HotTemplates):
             job.hot.give_up("its sizes are fixed")
         else:
             try:
-                self._recorder.check(job, GrowingRegion(job, self._recorder))
+                self._recorder.start_checking(job, GrowingRegion(job, self._recorder))
             except UnpaddableError as error:
                 job.hot.give_up(str(error))
 

@@ -21,22 +21,22 @@ from djinn_server.hookspecs.assignment_policies import (
 djinn_api_version = "2.0"
 
 
-def _pairs(texts: Iterable[str], wanted: str) -> list[tuple[str, str]]:
-    split = [text.partition("=") for text in texts]
-    pairs = [(left.strip(), right.strip()) for left, _, right in split]
-    if not all(left and right for left, right in pairs):
-        raise ValueError(f"must be entries like {wanted}")
+def _parse_pairs(texts: Iterable[str], example: str) -> list[tuple[str, str]]:
+    parts = [text.partition("=") for text in texts]
+    pairs = [(key.strip(), value.strip()) for key, _, value in parts]
+    if not all(key and value for key, value in pairs):
+        raise ValueError(f"must be entries like {example}")
     return pairs
 
 
 def _check_shares(_: object, __: object, shares: Iterable[str]) -> None:
-    for _tenant, share in _pairs(shares, "alice=2"):
+    for _tenant, share in _parse_pairs(shares, "alice=2"):
         if not 0.0 < float(share) < float("inf"):
             raise ValueError("must be shares above 0, like alice=2")
 
 
 def _check_reservations(_: object, __: object, reservations: Iterable[str]) -> None:
-    _pairs(reservations, "0=alice")
+    _parse_pairs(reservations, "0=alice")
 
 
 @attrs.frozen
@@ -44,11 +44,11 @@ class AssignmentSettings:
     """Settings of `affinity` and `fair_share`, from the table `[plugins.assignment]`.
 
     Attributes:
-        margin: how much more load than the least loaded executor the preferred executor may have. A load of 1 is a
-            whole device.
+        margin: the preferred executor may have this much more load than the least loaded executor. A load of 1 is a
+            fully used device.
         shares: shares of tenants, such as `alice=2`. A tenant that is not listed has the share 1.
-        reservations: devices that only some tenants may use, such as `0=alice`. A device is given by number or id. Each
-            entry names one tenant.
+        reservations: devices that only some tenants may use, such as `0=alice`. Each entry has the device's number or
+            id, and one tenant.
     """
 
     margin: float = attrs.field(default=0.5, validator=attrs.validators.ge(0))
@@ -67,23 +67,23 @@ def _least_loaded(loads: Sequence[ExecutorLoad]) -> ExecutorLoad:
 class Affinity(AssignmentPolicy):
     """Assign a session to the executor that holds its data, unless another executor has much less load.
 
-    Executors on which a session with the same hint began come first. Without a hint, the executor with most data of the
-    tenant comes first.
+    If the session has a hint, it prefers executors on which a session with the same hint began. Otherwise it prefers
+    the executor with most data of the tenant.
     """
 
     name = "affinity"
     margin: float = 0.5
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Return the executor with the tenant's data, as `AssignmentPolicy.assign` does."""
+        """Return the number of the preferred executor, as `AssignmentPolicy.assign` does."""
         best = _least_loaded(request.executors)
         limit = best.device_load + self.margin
         near = [load for load in request.executors if load.device_load <= limit]
         if request.hint:
-            alike = [load for load in near if request.hint in load.hints]
-            return _least_loaded(alike or request.executors).number
-        most = max(load.held for load in near)
-        return _least_loaded([load for load in near if load.held == most]).number
+            hinted = [load for load in near if request.hint in load.hints]
+            return _least_loaded(hinted or request.executors).number
+        max_held = max(load.held for load in near)
+        return _least_loaded([load for load in near if load.held == max_held]).number
 
 
 @attrs.frozen
@@ -101,13 +101,13 @@ class FairShareAssignment(AssignmentPolicy):
     def of(cls, settings: AssignmentSettings) -> FairShareAssignment:
         """Return the configured policy."""
         reserved: dict[str, set[str]] = {}
-        for device, tenant in _pairs(settings.reservations, "0=alice"):
+        for device, tenant in _parse_pairs(settings.reservations, "0=alice"):
             reserved.setdefault(device, set()).add(tenant)
-        shares = {tenant: float(share) for tenant, share in _pairs(settings.shares, "alice=2")}
+        shares = {tenant: float(share) for tenant, share in _parse_pairs(settings.shares, "alice=2")}
         return cls(shares, {device: frozenset(tenants) for device, tenants in reserved.items()})
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:
-        """Return the least loaded executor within the tenant's share, as `AssignmentPolicy.assign` does."""
+        """Return the number of the least loaded executor within the tenant's share, or a refusal."""
         reserved = [load for load in request.executors if request.tenant in self._owners(load)]
         allowed = reserved or [load for load in request.executors if not self._owners(load)]
         if not allowed:
@@ -115,23 +115,25 @@ class FairShareAssignment(AssignmentPolicy):
             return AssignmentRefusal(f"{devices} is reserved for other tenants: ask for another device")
         if reserved:
             return _least_loaded(reserved).number
-        used = [load for load in allowed if load.sessions or load.beginning]
-        return _least_loaded(used if len(used) >= self._most(request, len(allowed)) else allowed).number
+        occupied = [load for load in allowed if load.sessions or load.beginning]
+        return _least_loaded(
+            occupied if len(occupied) >= self._max_executors(request, len(allowed)) else allowed
+        ).number
 
     def _owners(self, load: ExecutorLoad) -> frozenset[str]:
         none: frozenset[str] = frozenset()
         return self.reservations.get(str(load.number), none) | self.reservations.get(load.device, none)
 
-    def _most(self, request: AssignmentRequest, executors: int) -> int:
+    def _max_executors(self, request: AssignmentRequest, executors: int) -> int:
         """Return the number of executors that the tenant's sessions may use."""
-        mine = self.shares.get(request.tenant, 1.0)
-        others = {other.tenant for load in request.executors for other in load.others if other.sessions}
-        every = mine + sum(self.shares.get(tenant, 1.0) for tenant in others)
-        return max(1, round(executors * mine / every))
+        share = self.shares.get(request.tenant, 1.0)
+        other_tenants = {other.tenant for load in request.executors for other in load.others if other.sessions}
+        total_shares = share + sum(self.shares.get(tenant, 1.0) for tenant in other_tenants)
+        return max(1, round(executors * share / total_shares))
 
 
 @hookimpl
 def djinn_register_assignment_policies(settings: Any) -> list[AssignmentPolicy]:
     """Return the assignment policies `affinity` and `fair_share`."""
-    given = settings if isinstance(settings, AssignmentSettings) else AssignmentSettings()
-    return [Affinity(given.margin), FairShareAssignment.of(given)]
+    assignment_settings = settings if isinstance(settings, AssignmentSettings) else AssignmentSettings()
+    return [Affinity(assignment_settings.margin), FairShareAssignment.of(assignment_settings)]

@@ -415,7 +415,9 @@ def test_an_unknown_compiler_is_named():
     djinn.shut_down()
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
-        with pytest.raises(djinn.errors.StartupError, match=r"no compiler 'nothing' here .*djinn plugins"):
+        with pytest.raises(
+            djinn.errors.StartupError, match=r"no installed plugin has the compiler 'nothing' .*djinn plugins"
+        ):
             djinn.init()
     finally:
         djinn.shut_down()
@@ -485,4 +487,4 @@ def test_a_training_step_is_compiled_whole(compiling_with, foreach):
     targets = [str(node.target) for node in context.graph_module.graph.nodes if node.op == "call_function"]
     assert {"aten.addmm.default", "aten.native_layer_norm_backward.default"} <= {*targets}, "forward and backward"
     assert context.metas[-1].dtype is torch.float64, "bias corrections and learning rates"
-    assert any(isinstance(phase, AdoptedPhase) and phase.job.relation.floats for phase in phases())
+    assert any(isinstance(phase, AdoptedPhase) and phase.job.relation.float_slots for phase in phases())

@@ -41,7 +41,7 @@ def real(argument):
     if isinstance(argument, list):
         return [real(one) for one in argument]
     if isinstance(argument, SymbolicNumber):
-        return argument.expression.at(N)
+        return argument.expression.value_at(N)
     return argument.tensor if isinstance(argument, Grows) else argument
 
 

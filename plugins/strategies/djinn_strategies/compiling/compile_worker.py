@@ -35,7 +35,7 @@ _SUCCEEDED: Final = b"1"
 class CompileProcess:
     """Call functions in a compile process, one call at a time. A call starts the process if it does not run.
 
-    The process ends with this object at the latest.
+    The process ends when this object is deleted, or earlier.
 
     Args:
         nice: how much to increase the niceness of the process, as in `os.nice`.
@@ -60,13 +60,13 @@ class CompileProcess:
             process = self._process
             if process is not None and process.poll() is None:
                 with contextlib.suppress(EOFError):  # it has ended after all
-                    return self._ask(process, function, data, seconds)
+                    return self._exchange(process, function, data, seconds)
             process = self._start()
             try:
-                return self._ask(process, function, data, seconds)
+                return self._exchange(process, function, data, seconds)
             except EOFError:
-                said = self._output_tail() or f"exit status {process.wait()}"
-                raise UnsupportedOperation(f"{function} failed: {said}") from None
+                output = self._output_tail() or f"exit status {process.wait()}"
+                raise UnsupportedOperation(f"{function} failed: {output}") from None
 
     def close(self) -> None:
         """End the process. A later call starts a new process."""
@@ -77,17 +77,17 @@ class CompileProcess:
         from djinn_server.launch.command import executor_environment
 
         self._end()
-        ours, theirs = socket.socketpair()
-        self._calls = Connection(ours.detach())
-        command = [sys.executable, "-P", "-m", __name__, *self._arguments, str(theirs.fileno())]
+        own_end, worker_end = socket.socketpair()
+        self._calls = Connection(own_end.detach())
+        command = [sys.executable, "-P", "-m", __name__, *self._arguments, str(worker_end.fileno())]
         self._output = output = tempfile.TemporaryFile(mode="a+b")  # noqa: SIM115 - closed by `_end`
-        with theirs:
+        with worker_end:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(worker_end.fileno(),),
                 env=executor_environment(),
             )
         self._ending = weakref.finalize(self, _end, self._process, self._calls, output)
@@ -98,7 +98,7 @@ class CompileProcess:
         if self._ending is not None:
             self._ending()  # once
 
-    def _ask(self, process: subprocess.Popen[bytes], function: str, data: bytes, seconds: float) -> bytes:
+    def _exchange(self, process: subprocess.Popen[bytes], function: str, data: bytes, seconds: float) -> bytes:
         """Send a call to the process, and return its result.
 
         Raises:
@@ -139,7 +139,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _answer(calls: Connection) -> None:
+def _answer_calls(calls: Connection) -> None:
     function, data = calls.recv_bytes().decode(), calls.recv_bytes()
     module, _, name = function.partition(":")
     try:
@@ -160,7 +160,7 @@ def main() -> None:
     idle, calls = float(sys.argv[2]), Connection(int(sys.argv[3]))
     with contextlib.suppress(EOFError, OSError):
         while calls.poll(idle):
-            _answer(calls)
+            _answer_calls(calls)
 
 
 if __name__ == "__main__":

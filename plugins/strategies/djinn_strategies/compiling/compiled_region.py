@@ -58,7 +58,7 @@ class CompiledRegion:
         self._inputs = inputs_getter(region)
         self._slots = slots_of(template)
         self._views = [template.steps[index].store for index in region.views]
-        self._floats = [self._slots.start + slot for slot in relation.floats]
+        self._floats = [self._slots.start + slot for slot in relation.float_slots]
         self._guard = relation.guard()
 
     @property
@@ -76,7 +76,7 @@ class CompiledRegion:
         """
         tensors = self._inputs(env)
         n = self._guard.check(tensors, env[self._slots])
-        return None if n is None or (self.region.written and self._has_other_aliases(env, tensors)) else n
+        return None if n is None or (self.region.written_inputs and self._has_other_aliases(env, tensors)) else n
 
     def run(self, env: Environment) -> None:
         """Run the compiled code on `env`, and store the results in `env`."""
@@ -86,7 +86,7 @@ class CompiledRegion:
             floats = torch.tensor(numbers, dtype=torch.float64).view(torch.uint8)
             inputs = (*inputs, self._receive(floats).view(torch.float64))
         results = self._replay(inputs)
-        for place, tensor in zip(self.region.fresh, results, strict=True):
+        for place, tensor in zip(self.region.owned_results, results, strict=True):
             env[place] = tensor
         for view in self._views:
             view(env)
@@ -95,7 +95,7 @@ class CompiledRegion:
         """Return True if an input aliases written memory, unless the code was compiled for this alias."""
         known_views = {alias.view for alias in self._aliases}
         addresses = [address_of(tensor) for index, tensor in enumerate(tensors) if index not in known_views]
-        if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written):
+        if any(addresses.count(address_of(env[place])) > 1 for place in self.region.written_inputs):
             return True
         return not are_followed(self._aliases, tensors)
 

@@ -216,11 +216,11 @@ class GrowingRegion(RecordedRegion):
         self._write_numbers()
         recording = self._next_recording
         assert isinstance(recording, GrowingRecording)
-        for place, tensor in zip(self.region.fresh, self._replay(self._inputs(env)), strict=True):
+        for place, tensor in zip(self.region.owned_results, self._replay(self._inputs(env)), strict=True):
             env[place] = tensor
         for view in self._views:
             view(env)
-        self.growing_results = frozenset([self.region.fresh[at] for at in recording.buffer_results])
+        self.growing_results = frozenset([self.region.owned_results[at] for at in recording.buffer_results])
         self.result_views += len(self.growing_results)
 
     def _write_numbers(self) -> None:
@@ -257,7 +257,7 @@ class GrowingRegion(RecordedRegion):
 
         def results() -> Sequence[torch.Tensor]:
             runs.append(run := self._run_padded(example_inputs, capacity))
-            rewritten_inputs.update(_copy_back(run, self.region.fresh, growing_buffers))
+            rewritten_inputs.update(_copy_back(run, self.region.owned_results, growing_buffers))
             return [_tensor_of(value) for value in self._results(run) if not _is_buffer(value)]
 
         launch, own_results, nbytes = self._recorder.record(results)
@@ -295,7 +295,7 @@ class GrowingRegion(RecordedRegion):
             raise UnpaddableError("a result shares memory with another result or with an input")
 
     def _results(self, run: PaddedRun) -> list[Any]:
-        return [run.env[place] for place in self.region.fresh]
+        return [run.env[place] for place in self.region.owned_results]
 
     def _run_padded(self, inputs: Sequence[Any], capacity: int) -> PaddedRun:
         """Run the steps on inputs that are padded to `capacity`."""
@@ -308,7 +308,7 @@ class GrowingRegion(RecordedRegion):
             env[self._slots.start + slot] = SymbolicNumber(line)
         run, fresh = (
             PaddedRun(env, capacity, n.to(torch.int64), self._n, writes=any(step.writes for step in self.steps)),
-            frozenset(self.region.fresh),
+            frozenset(self.region.owned_results),
         )
         for step, takes_float in self._steps:
             if not run.step(step):

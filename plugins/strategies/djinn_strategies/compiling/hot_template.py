@@ -1,8 +1,8 @@
 """State machine of one template's compilation: cold, hot, compiling, checked, timed, then adopted or rejected.
 
 In each run, the present phase may replace the instructions of a region. Then it chooses the next phase. The arbiter
-measures the times. Sessions run one at a time. Therefore only one transition comes from another thread: from compiling
-to checking.
+measures the times. Sessions run one at a time, so they make all transitions but one: the compiling thread makes the
+transition from compiling to checking.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Thresholds:
     A template is hot once it reaches `runs` and `seconds`, or else `long_runs` and `long_seconds`.
 
     Attributes:
-        runs: number of runs of a fast template.
-        seconds: total time of the runs of a fast template.
-        long_runs: number of runs of a slow template.
-        long_seconds: total time of the runs of a slow template.
+        runs: least number of runs of a fast template.
+        seconds: least total time of these runs.
+        long_runs: least number of runs of a slow template.
+        long_seconds: least total time of these runs.
         observed: number of runs from which the relation of the sizes is inferred.
-        checks: number of runs that must give equal results.
-        misses: after this many consecutive runs that the compiled code does not fit, the code is dropped. After this
-            many consecutive comparisons that raise, the template is never compiled again.
+        checks: number of runs in which compiled code must give equal results before it is timed.
+        misses: number of consecutive runs that do not fit the compiled code until it is dropped. After this many
+            consecutive comparisons that raise, the template is never compiled again.
         tries: maximum number of compilations of a template.
     """
 
@@ -60,7 +60,7 @@ class Thresholds:
 
 @attrs.define
 class CompilationCounters:
-    """Counters of the compilations for one device. Sessions and the compiling thread increment them.
+    """Counters of the compilations for one device. Session threads and the compiling thread increment them.
 
     Attributes:
         compilations: number of calls of compilers.
@@ -93,28 +93,28 @@ class Phase(Protocol):
         """The instructions that the phase observes or replaces."""
 
     def try_run(self, env: Environment) -> bool:
-        """Compute the region, and store its results in `env`. Return False if the instructions have to run instead.
+        """Compute the region, and store its results in `env`.
 
-        If it returns False, nothing was written.
+        Return False if nothing was written, and the instructions have to run instead.
 
         Raises:
             WrittenError: the compiled code failed and may have written into its inputs.
         """
 
     def after_run(self, seconds: float, /) -> None:
-        """Count a run of `seconds`, as in `RunOffer.ran`, and enter the next phase if the run completes this phase."""
+        """Count a run of `seconds`, as in `RunOffer.ran`, and enter the next phase if this phase is complete."""
 
 
 @attrs.frozen
 class CompilationJob:
-    """A region to compile, with everything that a compiler needs to know.
+    """A region to compile, with the facts that a compiler needs.
 
     Attributes:
-        hot: the template's state, which gets the result.
+        hot: state of the template. It receives the result.
         template: the template.
         region: the instructions to compile.
         relation: how the sizes vary between runs.
-        share: the template's running time as a share of the time since its first run. This is the possible saving.
+        share: the template's running time as a share of the time since its first run: the largest possible saving.
         aliases: inputs that alias memory which the region writes.
         compiler: index of the compiler to call.
     """
@@ -139,7 +139,7 @@ class HotTemplate(RunOffer):
     Attributes:
         template: the template.
         thresholds: when to compile the template and when to adopt the result.
-        submit: starts a compilation job.
+        submit: `HotTemplates.submit` of the run strategy.
         name: the first digits of the template's digest, for logs.
         counts: counters of the device.
         tries: number of compilations so far.
@@ -218,43 +218,40 @@ class HotTemplate(RunOffer):
         else:
             self.try_next_compiler(phase.job, phase.compiled.compiler, reason)
 
-    def check(self, job: CompilationJob, compiled: CompiledRegion) -> None:
-        """Start to check compiled code. The background thread calls this."""
+    def start_checking(self, job: CompilationJob, compiled: CompiledRegion) -> None:
+        """Enter the phase that checks `compiled`. The compiling thread calls this."""
         self.phase = CheckingPhase(self, job, compiled)
 
-    def begin(self, job: CompilationJob) -> None:
-        """Submit a compilation. The phase changes before, because another thread delivers the result."""
-        self.phase = CompilingPhase()
+    def start_compiling(self, job: CompilationJob) -> None:
+        """Submit a compilation job."""
+        self.phase = CompilingPhase()  # before `submit`: the compiling thread may set the next phase at once
         self.submit(job)
 
     def give_up(self, reason: str) -> None:
         """Run the template uncompiled from now on."""
         self._count_unused()
-        self._report("a template stays as it is", reason=reason)
+        self._report("a template runs uncompiled", reason=reason)
         self.phase, self.refusal = NotCompiledPhase(), reason
 
     def try_next_compiler(self, job: CompilationJob, compiler: str, reason: str) -> None:
-        """Reject the result of a compiler, and submit the job to the next compiler."""
+        """Reject the result of `compiler`, log `reason`, and submit the job to the next compiler."""
         self._count_unused()
         self._report("a compiled template is not used", compiler=compiler, reason=reason)
         self.refusal = reason
-        self.begin(attrs.evolve(job, compiler=job.compiler + 1))
+        self.start_compiling(attrs.evolve(job, compiler=job.compiler + 1))
 
     def restart(self, reason: str) -> None:
-        """Drop the compiled code and observe the template anew. If `tries` is reached, give up."""
+        """Drop the compiled code, and count the template's runs anew. If `Thresholds.tries` is reached, give up."""
         self.tries += 1
         if self.tries >= self.thresholds.tries:
             self.give_up(reason)
             return
         self._count_unused()
-        self._report("a template is watched again", reason=reason)
+        self._report("a template will be compiled again once it is hot", reason=reason)
         self.phase = ColdPhase(self)
 
-    def give_up_recording(self, job: CompilationJob, reason: str) -> None:
-        """Stop compiling the region.
-
-        If it contains ops whose result sizes may depend on data, try again without these ops.
-        """
+    def give_up_region(self, job: CompilationJob, reason: str) -> None:
+        """Give up, or choose another region if this region contains ops whose result sizes may depend on data."""
         if self.maybe_dynamic.isdisjoint(step.op for step in self.template.steps[job.region.start : job.region.stop]):
             self.give_up(reason)
         else:
@@ -262,7 +259,7 @@ class HotTemplate(RunOffer):
             self.phase = HotPhase(self, job.share)
 
     def adopt(self, job: CompilationJob, compiled: CompiledRegion, ratio: float) -> None:
-        """Adopt the compiled code."""
+        """Adopt the compiled code. `ratio`: its time, divided by the time of the instructions."""
         grows = "no" if job.relation.base is None else "yes"
         self._report("a template is compiled", compiler=compiled.compiler, time_ratio=round(ratio, 3), grows=grows)
         self.phase, self.refusal = AdoptedPhase(self, job, compiled), ""
@@ -319,10 +316,7 @@ class ColdPhase(NotCompiledPhase):
 
 @attrs.define(eq=False)
 class HotPhase(NotCompiledPhase):
-    """Phase of a hot template until its next run.
-
-    The numeric arguments of this run show which ops draw random numbers.
-    """
+    """Phase of a hot template until its next run, whose numeric arguments show which ops draw random numbers."""
 
     stage: ClassVar[Stage] = "watching"
     hot: HotTemplate
@@ -351,18 +345,18 @@ class ObservingPhase:
         """
         self.hot, self.region, self._share, self._nonlinear = hot, region, share, nonlinear
         self._inputs, self._slots = inputs_getter(region), slots_of(hot.template)
-        self._observed: list[ObservedRun] = []
+        self._observed_runs: list[ObservedRun] = []
         self._aliases: tuple[WrittenView, ...] = ()  # of the latest run
         self._unsupported = 0
 
     def try_run(self, env: Environment) -> bool:
         """Record the sizes and numbers of a run. The instructions run as usual."""
         tensors = self._inputs(env)
-        seen = observe(tensors, env[self._slots])
-        if seen is None:
+        observed_run = observe(tensors, env[self._slots])
+        if observed_run is None:
             self._unsupported += 1
         else:
-            self._observed.append(seen)
+            self._observed_runs.append(observed_run)
             self._aliases = written_views(self.region, tensors)
         return False
 
@@ -370,29 +364,25 @@ class ObservingPhase:
         """Start the compilation once enough runs were observed."""
         if self._unsupported >= self.hot.thresholds.misses:
             self.hot.give_up("its inputs are not plain tensors of real numbers")
-        elif len(self._observed) >= self.hot.thresholds.observed:
-            # An earlier library was dropped, perhaps because of a rarely changing number: float slots may vary now if
-            # the template allows it.
+        elif len(self._observed_runs) >= self.hot.thresholds.observed:
+            # If compiled code was dropped before, perhaps because of a rarely changing number, float slots may vary now.
             template, region = self.hot.template, self.region
             relation = infer_size_relation(
-                self._observed,
+                self._observed_runs,
                 liftable_slots(template, region),
                 not self.hot.tries,
                 region.slots,
                 counters=self.hot.counters,
             )
             if isinstance(relation, SizeRelation):
-                self.hot.begin(
+                self.hot.start_compiling(
                     CompilationJob(self.hot, template, region, relation, self._share, self._fixed_aliases(relation))
                 )
-            elif not (isinstance(relation, NonlinearSlots) and self._go_around(relation.slots)):
+            elif not (isinstance(relation, NonlinearSlots) and self._exclude_slots(relation.slots)):
                 self.hot.restart("its sizes or numbers change from run to run, and not linearly with one size")
 
-    def _go_around(self, slots: frozenset[int]) -> bool:
-        """Observe a smaller region without the instructions of `slots`.
-
-        Return False if no such region is long enough.
-        """
+    def _exclude_slots(self, slots: frozenset[int]) -> bool:
+        """Observe a region without the instructions of `slots`. Return False if no such region is long enough."""
         nonlinear = self._nonlinear | slots
         region = find_region(self.hot.template, self.hot.slots, nonlinear, self.hot.skipped, self.hot.maybe_dynamic)
         if region is not None:
@@ -400,7 +390,7 @@ class ObservingPhase:
         return region is not None
 
     def _fixed_aliases(self, relation: SizeRelation) -> tuple[WrittenView, ...]:
-        """Return the aliases whose sizes and strides are constant."""
+        """Return the aliases between inputs whose sizes and strides are constant."""
         varying = {*relation.sizes, *relation.strides}
         return tuple([alias for alias in self._aliases if varying.isdisjoint((alias.view, alias.base))])
 
@@ -413,7 +403,7 @@ class _RegionPhase:
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         self.hot, self.job, self.compiled = hot, job, compiled
         self.region = job.region
-        self._missed = 0
+        self._consecutive_misses = 0
         self._failed_comparisons = 0  # consecutive comparisons that raised
         self._comparison_error = ""
 
@@ -424,23 +414,20 @@ class _RegionPhase:
         except Exception as error:
             if not is_out_of_memory(error):
                 name = "" if isinstance(error, DjinnError) else f"{type(error).__name__}: "
-                self.hot.give_up_recording(self.job, f"it cannot be recorded: {name}{error}")
+                self.hot.give_up_region(self.job, f"it cannot be recorded: {name}{error}")
             n = None
-        self._missed = self._missed + 1 if n is None else 0
+        self._consecutive_misses = self._consecutive_misses + 1 if n is None else 0
         return n
 
     def missed_too_often(self) -> bool:
         """Return True after `misses` consecutive runs that did not fit the compiled region."""
-        return self._missed >= self.hot.thresholds.misses
+        return self._consecutive_misses >= self.hot.thresholds.misses
 
     def compare(self, env: Environment) -> str | None:
-        """Describe how the compiled results differ, as `difference` does.
-
-        If the comparison itself raises, return None.
-        """
+        """Return how the compiled results differ, as `difference` does, or None if the comparison raises."""
         try:
             self.compiled.copy_overwritten_inputs(env)
-            found = difference(self.compiled, env)
+            difference_text = difference(self.compiled, env)
         except Exception as error:
             _log.debug("results cannot be compared", template=self.hot.name, error=repr(error))
             self._failed_comparisons, self._comparison_error = (
@@ -449,7 +436,7 @@ class _RegionPhase:
             )
             return None
         self._failed_comparisons = 0
-        return found
+        return difference_text
 
     def stops_comparing(self) -> bool:
         """Give up after `misses` consecutive comparisons that raised. Return True in this case."""
@@ -458,17 +445,17 @@ class _RegionPhase:
         self.hot.give_up(f"comparing its results failed {self._failed_comparisons} times: {self._comparison_error}")
         return True
 
-    def use(self, env: Environment) -> bool:
-        """Run the compiled code. Return False if it failed and the instructions can still run.
+    def run_compiled(self, env: Environment) -> bool:
+        """Run the compiled code. If it raises, give up, and return False so that the instructions run.
 
         Raises:
-            WrittenError: the compiled code failed and may have written.
+            WrittenError: the compiled code failed and may have written into its inputs.
         """
         try:
             self.compiled.run(env)
         except Exception as error:
             self.hot.give_up(f"its compiled code raised {type(error).__name__}: {error}")
-            if self.region.written or self.compiled.may_have_overwritten:
+            if self.region.written_inputs or self.compiled.may_have_overwritten:
                 raise WrittenError(
                     f"code that {self.compiled.compiler} compiled for these ops raised {type(error).__name__}: {error}"
                 ) from error
@@ -482,39 +469,39 @@ class CheckingPhase(_RegionPhase):
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
-        self._seen: list[int] = []
+        self._equal_sizes: list[int] = []
         self._difference = ""
 
     def try_run(self, env: Environment) -> bool:
-        """Compare the results. Return False, so that the instructions run."""
+        """Compare the results if the run fits. Return False, so that the instructions run."""
         n = self.check_guard(env)
-        found = None if n is None else self.compare(env)
-        if n is not None and found is not None:
-            self._difference = found
-            self._seen.append(n)
+        difference_text = None if n is None else self.compare(env)
+        if n is not None and difference_text is not None:
+            self._difference = difference_text
+            self._equal_sizes.append(n)
         return False
 
     def after_run(self, _: float, /) -> None:
-        """Start timing once enough runs had equal results."""
+        """Enter the timing phase after enough equal results, or reject compiled code with other results."""
         if self._difference:
             self.hot.try_next_compiler(self.job, self.compiled.compiler, self._difference)
         elif self.missed_too_often():
             self.hot.restart("later runs had other sizes or numbers than the observed ones")
-        elif not self.stops_comparing() and len(self._seen) >= self.hot.thresholds.checks:
+        elif not self.stops_comparing() and len(self._equal_sizes) >= self.hot.thresholds.checks:
             self.hot.phase = TimingPhase(self.hot, self.job, self.compiled)
 
 
 class TimingPhase(_RegionPhase):
-    """Phase in which the arbiter measures alternately the compiled code and the instructions."""
+    """Phase in which the arbiter times compiled code and instructions alternately."""
 
     stage: ClassVar[Stage] = "ready"
 
     def try_run(self, env: Environment) -> bool:
         """Run the compiled code if it fits the run."""
-        return self.check_guard(env) is not None and self.use(env)
+        return self.check_guard(env) is not None and self.run_compiled(env)
 
     def after_run(self, _: float, /) -> None:
-        """Observe the template anew after too many consecutive runs that did not fit."""
+        """Drop the compiled code after too many consecutive runs that did not fit."""
         if self.missed_too_often():
             self.hot.restart("later runs had other sizes or numbers than the timed ones")
 
@@ -526,28 +513,28 @@ class AdoptedPhase(_RegionPhase):
 
     def __init__(self, hot: HotTemplate, job: CompilationJob, compiled: CompiledRegion) -> None:
         super().__init__(hot, job, compiled)
-        self._compared: set[int] = set()  # powers of two
+        self._compared_magnitudes: set[int] = set()  # powers of two
         self._difference = ""
 
     def try_run(self, env: Environment) -> bool:
         """Run the compiled code if it fits the run.
 
-        If a size has another order of magnitude than the checked sizes, compare the results first.
+        In the first run whose `n` has another power of two than all earlier runs, only compare the results.
         """
         n = self.check_guard(env)
         if n is None:
             return False
-        if n.bit_length() not in self._compared:
-            found = self.compare(env)
-            if found is not None:
-                self._difference = found
-                self._compared.add(n.bit_length())
+        if n.bit_length() not in self._compared_magnitudes:
+            difference_text = self.compare(env)
+            if difference_text is not None:
+                self._difference = difference_text
+                self._compared_magnitudes.add(n.bit_length())
             return False
-        return self.use(env)
+        return self.run_compiled(env)
 
     def after_run(self, _: float, /) -> None:
-        """Drop the compiled code after too many consecutive runs that did not fit."""
+        """Drop the compiled code after different results, or after too many consecutive runs that did not fit."""
         if self._difference:
-            self.hot.give_up(f"compiled code gave other results for other sizes: {self._difference}")
+            self.hot.give_up(f"compiled code returned different results for a new size: {self._difference}")
         elif not self.stops_comparing() and self.missed_too_often():
             self.hot.restart("recent runs do not have the sizes or numbers that it was compiled for")

@@ -18,8 +18,8 @@ class HotTemplates(RunStrategy):
 
     Attributes:
         counts: counters since the executor started.
-        skipped: ops that a replaced region may contain, as in `find_region`.
-        maybe_dynamic: ops that a replaced region may contain, as in `find_region`.
+        skipped: ops that a region may contain but that run separately, as in `find_region`.
+        maybe_dynamic: ops that a region may contain although result sizes may depend on data, as in `find_region`.
         counters: as in `infer_size_relation`.
     """
 
@@ -60,6 +60,6 @@ class HotTemplates(RunStrategy):
     def submit(self, job: CompilationJob) -> None:
         """Compile or record the region of a job.
 
-        Pass the result to `check` of the job's `HotTemplate`. If there is no result, call its `try_next_compiler` or
-        `give_up`.
+        Implementations pass the result to `start_checking` of `job.hot`. Without a result, they call
+        `try_next_compiler` or `give_up` of `job.hot`.
         """

@@ -16,7 +16,7 @@ from djinn_core.ir.operators import resolve
 from djinn_core.ir.values import tensor_meta
 from djinn_server.hookspecs.compilers import CompilerContext
 from djinn_server.running.template_compiler import enumerated
-from djinn_strategies.compiling.region import PLAIN
+from djinn_strategies.compiling.region import PLAIN_TEXT
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "getitem": operator.getitem,
@@ -69,14 +69,14 @@ def pack(context: CompilerContext) -> bytes:
             kwargs = {name: _packed(value, numbers) for name, value in node.kwargs.items()}
             nodes.append(_Node(_name(node.target), [_packed(value, numbers) for value in node.args], kwargs))
         elif node.op == "output":
-            outputs = [numbers[made] for made in node.args[0]]
+            outputs = [numbers[output] for output in node.args[0]]
         elif node.op != "placeholder":
             raise UnsupportedOperation(
                 f"the graph contains a node of kind {node.op}, which cannot be sent to a compile process"
             )
     metas = tuple([_Meta(m.shape, m.stride, str(m.dtype).removeprefix("torch.")) for m in context.metas])
-    packed = _Packed(nodes, outputs, metas, str(context.device), context.writes, dict(context.grows), context.threads)
-    return msgspec.msgpack.encode(packed)
+    request = _Packed(nodes, outputs, metas, str(context.device), context.writes, dict(context.grows), context.threads)
+    return msgspec.msgpack.encode(request)
 
 
 def unpack(data: bytes) -> CompilerContext:
@@ -87,33 +87,33 @@ def unpack(data: bytes) -> CompilerContext:
         UnsupportedOperation: the context contains an op that programs may not contain.
     """
     try:
-        packed = _programs.decode(data)
+        request = _programs.decode(data)
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"the compile process got a request that it cannot read: {error}") from error
     graph = fx.Graph()
-    made: list[Any] = [graph.placeholder(f"x{index}") for index in range(len(packed.metas))]
-    for node in packed.nodes:
-        args = tuple([_unpacked(value, made) for value in node.args])
-        kwargs = {name: _unpacked(value, made) for name, value in node.kwargs.items()}
-        made.append(graph.call_function(_target(node.target), args, kwargs))
-    graph.output(tuple([made[number] for number in packed.outputs]))
-    metas = tuple([tensor_meta(m.shape, m.stride, 0, _dtype(m.dtype)) for m in packed.metas])
+    nodes: list[Any] = [graph.placeholder(f"x{index}") for index in range(len(request.metas))]
+    for node in request.nodes:
+        args = tuple([_unpacked(value, nodes) for value in node.args])
+        kwargs = {name: _unpacked(value, nodes) for name, value in node.kwargs.items()}
+        nodes.append(graph.call_function(_target(node.target), args, kwargs))
+    graph.output(tuple([nodes[number] for number in request.outputs]))
+    metas = tuple([tensor_meta(m.shape, m.stride, 0, _dtype(m.dtype)) for m in request.metas])
     module = fx.GraphModule({}, graph)
-    return CompilerContext(module, metas, torch.device(packed.device), packed.writes, packed.grows, packed.threads)
+    return CompilerContext(module, metas, torch.device(request.device), request.writes, request.grows, request.threads)
 
 
 def _dtype(name: str) -> torch.dtype:
-    found: torch.dtype = enumerated(Enumerated("dtype", name))
-    return found
+    dtype: torch.dtype = enumerated(Enumerated("dtype", name))
+    return dtype
 
 
 def _name(target: Any) -> str:
     if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001 - the class has no public name
         return str(target.name())
-    found = next((name for name, function in _FUNCTIONS.items() if function is target), None)
-    if found is None:
+    function_name = next((name for name, function in _FUNCTIONS.items() if function is target), None)
+    if function_name is None:
         raise UnsupportedOperation(f"the graph calls {target}, which cannot be sent to a compile process")
-    return found
+    return function_name
 
 
 def _target(name: str) -> Any:
@@ -134,7 +134,11 @@ def _packed(value: Any, numbers: dict[fx.Node, int]) -> Any:
             return {kind.__name__: str(value).removeprefix("torch.")}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
-    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and PLAIN.fullmatch(value)):
+    if (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and PLAIN_TEXT.fullmatch(value))
+    ):
         return value
     raise UnsupportedOperation(f"an argument is a {type(value).__name__}, which cannot be sent to a compile process")
 

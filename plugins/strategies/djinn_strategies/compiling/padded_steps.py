@@ -217,14 +217,14 @@ class PaddedRun:
         if bound is None or (isinstance(bound, int) and bound > _TO_THE_END):
             return default if bound is None else size
         line = bound.expression if isinstance(bound, SymbolicNumber) else LinearSize(0, bound)
-        if line.at(self._example) < 0:
+        if line.value_at(self._example) < 0:
             self._require_sign(line, below=0)
             line = LinearSize(line.times + size.times, line.plus + size.plus)
-        now = line.at(self._example)
+        now = line.value_at(self._example)
         if now < 0:
             self._require_sign(line, below=0)
             return LinearSize(0, 0)
-        if now > size.at(self._example):
+        if now > size.value_at(self._example):
             self._require_sign(LinearSize(line.times - size.times, line.plus - size.plus), below=None)
             return size
         self._require_sign(line, below=None)

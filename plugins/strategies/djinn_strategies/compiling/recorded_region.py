@@ -155,9 +155,9 @@ class RecordedRegion(CompiledRegion):
         )
         self._template, self._recorder, self._runtime = job.template, recorder, recorder.runtime
         self._steps = [(step, self._takes_float(step)) for step in self.steps if step.op not in SKIPPED_OPS]
-        consumed = {*job.template.consumed} - {*self.region.written}
+        consumed = {*job.template.consumed} - {*self.region.written_inputs}
         self._consumed_inputs = [i for i, place in enumerate(self.region.inputs) if place in consumed]
-        self._written_inputs = [i for i, place in enumerate(self.region.inputs) if place in self.region.written]
+        self._written_inputs = [i for i, place in enumerate(self.region.inputs) if place in self.region.written_inputs]
         self._numbers: torch.Tensor | None = None  # the varying floats
         self.recordings: list[Recording] = []
         self._next_recording: Recording | None = None  # for the present run
@@ -300,7 +300,7 @@ class RecordedRegion(CompiledRegion):
         return Recording(launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes)
 
     def _run_steps(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        env, fresh = self._environment(inputs), frozenset(self.region.fresh)
+        env, fresh = self._environment(inputs), frozenset(self.region.owned_results)
         if self._numbers is not None:
             for place, number in zip(self._floats, self._numbers.view(torch.float64).unbind(), strict=True):
                 env[place] = number
@@ -309,7 +309,7 @@ class RecordedRegion(CompiledRegion):
             for place in step.release:
                 if place not in fresh:
                     env[place] = None
-        return [env[place] for place in self.region.fresh]
+        return [env[place] for place in self.region.owned_results]
 
     def _environment(self, inputs: Sequence[Any]) -> Environment:
         template = self._template
@@ -363,7 +363,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
     Afterwards the written inputs are restored. `mismatch` returns how two results at a place differ; empty if equal.
     """
     region = compiled.region
-    written_storages = {address_of(env[place]): env[place].untyped_storage() for place in region.written}
+    written_storages = {address_of(env[place]): env[place].untyped_storage() for place in region.written_inputs}
     before = {address: storage.clone() for address, storage in written_storages.items()}
     expected, actual = list(env), list(env)
     try:
@@ -386,7 +386,7 @@ def difference_in_place(compiled: RecordedRegion, env: Environment, mismatch: Ca
                 return difference
         written_otherwise = [
             place
-            for place in region.written
+            for place in region.written_inputs
             if mismatch(place, _like(env[place], after[address_of(env[place])]), env[place])
         ]
         if written_otherwise:

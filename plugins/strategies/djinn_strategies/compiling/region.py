@@ -18,7 +18,7 @@ from djinn_server.running.drawing import ALWAYS, draw_condition
 from djinn_server.running.input_aliases import written_places
 from djinn_server.running.template_compiler import CompiledTemplate
 
-PLAIN: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # names of modes, and equations of `einsum`
+PLAIN_TEXT: Final = re.compile(r"[A-Za-z0-9_ .,>+-]{0,256}")  # matches names of modes, and equations of `einsum`
 SHORTEST: Final = 4  # fewest instructions that are worth compiling
 _REFUSED_TAGS: Final = frozenset({
     torch.Tag.dynamic_output_shape,
@@ -34,19 +34,18 @@ class Region:
     Attributes:
         start: the first instruction.
         stop: the instruction after the last.
-        inputs: earlier values that the region reads.
-        written: inputs whose memory the region writes.
-        fresh: results that own their memory and that are read after the region.
-        views: instructions to run after the region. They make its other results: views, and results of ops without
-            operands.
+        inputs: values from before the region that it reads.
+        written_inputs: inputs whose memory the region writes.
+        owned_results: results that own their memory and that are read after the region.
+        views: numbers of instructions that run after the region: they make its views, and results of skipped ops.
         slots: range of the template's slots (numeric arguments) that the region uses.
     """
 
     start: int
     stop: int
     inputs: tuple[int, ...]
-    written: tuple[int, ...]
-    fresh: tuple[int, ...]
+    written_inputs: tuple[int, ...]
+    owned_results: tuple[int, ...]
     views: tuple[int, ...]
     slots: range
 
@@ -58,7 +57,7 @@ def find_region(
     skipped: Collection[str] = (),
     maybe_dynamic: Collection[str] = (),
 ) -> Region | None:
-    """Return the longest run of consecutive instructions that can be compiled. If it is too short, return None.
+    """Return the longest region that can be compiled, or None if it has fewer than `SHORTEST` instructions.
 
     Args:
         template: the template to search.
@@ -69,25 +68,28 @@ def find_region(
     """
     forms = [template.source.forms[code] for code in template.source.code]
     firsts = [*accumulate([form.slot_count for form in forms], initial=0)]
-    taken = [range(first, end) for first, end in pairwise(firsts)]
-    wanted = [
+    slot_ranges = [range(first, end) for first, end in pairwise(firsts)]
+    is_compilable = [
         form.op in skipped
-        or (not any(slot in own for slot in nonlinear) and _compilable(form, slots[own.start :], maybe_dynamic))
-        for form, own in zip(forms, taken, strict=True)
+        or (
+            not any(slot in own_slots for slot in nonlinear)
+            and _compilable(form, slots[own_slots.start :], maybe_dynamic)
+        )
+        for form, own_slots in zip(forms, slot_ranges, strict=True)
     ]
-    start, stop = _longest(wanted)
+    start, stop = _longest(is_compilable)
     if stop - start < SHORTEST:
         return None
     return _AliasAnalysis(template, start, stop, skipped).region(range(firsts[start], firsts[stop]))
 
 
-def _longest(wanted: Sequence[bool]) -> tuple[int, int]:
+def _longest(is_compilable: Sequence[bool]) -> tuple[int, int]:
     best = (0, 0)
     start = 0
-    for at, good in enumerate([*wanted, False]):
-        if not good:
-            best = max(best, (start, at), key=lambda found: found[1] - found[0])
-            start = at + 1
+    for index, compilable in enumerate([*is_compilable, False]):
+        if not compilable:
+            best = max(best, (start, index), key=lambda limits: limits[1] - limits[0])
+            start = index + 1
     return best
 
 
@@ -101,22 +103,22 @@ def _compilable(form: Form, slots: Sequence[int | float], maybe_dynamic: Collect
     return (
         tensors
         and not resizes
-        and _plain(form)
+        and _has_plain_strings(form)
         and (_REFUSED_TAGS.isdisjoint(overload.tags) or form.op in maybe_dynamic)
-        and not _random(form, slots)
+        and not _draws_random(form, slots)
     )
 
 
-def _plain(form: Form) -> bool:
+def _has_plain_strings(form: Form) -> bool:
     """Return True if all string arguments contain only harmless characters.
 
     Compilers write strings unescaped into source code, so a quotation mark would end the string.
     """
     texts = [a.value for a in form.arguments() if isinstance(a, Constant) and isinstance(a.value, str)]
-    return all(PLAIN.fullmatch(text) for text in texts)
+    return all(PLAIN_TEXT.fullmatch(text) for text in texts)
 
 
-def _random(form: Form, slots: Sequence[int | float]) -> bool:
+def _draws_random(form: Form, slots: Sequence[int | float]) -> bool:
     """Return True if a call draws random numbers. Compiled code would draw different numbers."""
     chance = draw_condition(form)
     return chance is not None and (chance == ALWAYS or slots[chance] != 0)
@@ -129,10 +131,10 @@ class _AliasAnalysis:
         self.skipped = skipped
         self.start, self.stop = start, stop
         self.steps = template.steps
-        self.maker: dict[int, int] = {}  # the producer of each place
-        self.looks_into: dict[int, tuple[int, ...]] = {}  # the places that each place may alias
+        self.producers: dict[int, int] = {}  # the producer of each place
+        self.aliased_places: dict[int, tuple[int, ...]] = {}  # the places that each place may alias
         forms = [template.source.forms[code] for code in template.source.code[start:stop]]
-        self.writes = {
+        self.written_places = {
             place
             for step, form in zip(self.steps[start:stop], forms, strict=True)
             if step.op not in skipped
@@ -141,53 +143,53 @@ class _AliasAnalysis:
         inputs: dict[int, None] = {}
         for index in range(start, stop):
             step = self.steps[index]
-            inputs.update(dict.fromkeys(place for place in step.reads if place not in self.maker))
-            views = {} if step.op in skipped else _viewed(step)
+            inputs.update(dict.fromkeys(place for place in step.reads if place not in self.producers))
+            views = {} if step.op in skipped else _aliased_operands(step)
             for result, place in step.makes:
-                self.maker[place] = index
-                self.looks_into[place] = views.get(result, ())
-        later = {place for step in self.steps[stop:] for place in step.reads} | set(template.outputs)
+                self.producers[place] = index
+                self.aliased_places[place] = views.get(result, ())
+        later_reads = {place for step in self.steps[stop:] for place in step.reads} | set(template.outputs)
         self.inputs = tuple(inputs)
-        self.needed = sorted(later & self.maker.keys())
+        self.needed_results = sorted(later_reads & self.producers.keys())
 
     def region(self, slots: range) -> Region:
         """Return the part as a region that uses these slots."""
-        fresh: set[int] = set()
+        owned_results: set[int] = set()
         views: set[int] = set()
-        waiting = list(self.needed)
-        while waiting:
-            place = waiting.pop()
-            if place not in self.maker or place in fresh:
+        pending = list(self.needed_results)
+        while pending:
+            place = pending.pop()
+            if place not in self.producers or place in owned_results:
                 continue
-            if self.steps[self.maker[place]].op in self.skipped:
-                views.add(self.maker[place])
-            elif not self.looks_into[place]:
-                fresh.add(place)
-            elif self.maker[place] not in views:
-                views.add(self.maker[place])
-                waiting += self.steps[self.maker[place]].reads
-        written = {root for place in self.writes for root in self._roots(place)}
+            if self.steps[self.producers[place]].op in self.skipped:
+                views.add(self.producers[place])
+            elif not self.aliased_places[place]:
+                owned_results.add(place)
+            elif self.producers[place] not in views:
+                views.add(self.producers[place])
+                pending += self.steps[self.producers[place]].reads
+        written_roots = {root for place in self.written_places for root in self._roots(place)}
         return Region(
             self.start,
             self.stop,
             self.inputs,
-            tuple(place for place in self.inputs if place in written),
-            tuple(sorted(fresh)),
+            tuple(place for place in self.inputs if place in written_roots),
+            tuple(sorted(owned_results)),
             tuple(sorted(views)),
             slots,
         )
 
     def _roots(self, place: int) -> Iterable[int]:
         """Return the places whose memory `place` may alias."""
-        into = self.looks_into.get(place, ())
-        return [root for other in into for root in self._roots(other)] if into else [place]
+        aliased = self.aliased_places.get(place, ())
+        return [root for source in aliased for root in self._roots(source)] if aliased else [place]
 
 
 def _writes(step: CompiledStep, form: Form) -> tuple[int, ...]:
-    """Return the operands that a call may write. A batch norm in training writes its statistics."""
+    """Return the places of operands that a call may write. A batch norm in training also writes its statistics."""
     names = [argument.name for argument in torch_private.schema_of(resolve(form.op)).arguments]
-    given = dict(zip(names, form.args, strict=False)) | dict(form.kwargs)
-    return step.writes if given.get("training") == Constant(False) else written_places(step)
+    arguments = dict(zip(names, form.args, strict=False)) | dict(form.kwargs)
+    return step.writes if arguments.get("training") == Constant(False) else written_places(step)
 
 
 def is_view(op: str) -> bool:
@@ -195,12 +197,12 @@ def is_view(op: str) -> bool:
     return any(result.alias_info is not None for result in torch_private.schema_of(resolve(op)).returns)
 
 
-def _viewed(step: CompiledStep) -> dict[int, tuple[int, ...]]:
-    """Return, for each result, the operands that it may alias."""
+def _aliased_operands(step: CompiledStep) -> dict[int, tuple[int, ...]]:
+    """Return for each result that may be a view the places of the operands that it may alias."""
     returns = torch_private.schema_of(resolve(step.op)).returns
-    found: dict[int, tuple[int, ...]] = {}
+    operands: dict[int, tuple[int, ...]] = {}
     for result, _ in step.makes:
         info = returns[min(result, len(returns) - 1)].alias_info if returns else None
         if info is not None:
-            found[result] = step.reads  # only views of a list have several operands
-    return found
+            operands[result] = step.reads  # only views of a list have several operands
+    return operands

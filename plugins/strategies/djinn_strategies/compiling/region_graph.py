@@ -31,8 +31,8 @@ from djinn_strategies.compiling.written_views import WrittenView
 
 
 def region_graph(job: CompilationJob, device: torch.device) -> fx.GraphModule:
-    """Return a job's region as an FX graph. Numbers that depend on the size of an input are computed in the graph."""
-    return _RegionGraphBuilder(job, device).make()
+    """Return a job's region as an FX graph. The graph computes varying numbers from the size of an input."""
+    return _RegionGraphBuilder(job, device).build()
 
 
 class _RegionGraphBuilder:
@@ -40,16 +40,16 @@ class _RegionGraphBuilder:
         self.template, self.region, self.relation, self.device = job.template, job.region, job.relation, device
         self.graph = fx.Graph()
         self.nodes: dict[int, Any] = {place: self.graph.placeholder(f"x{place}") for place in self.region.inputs}
-        self.floats = self.graph.placeholder("floats") if self.relation.floats else None
-        self._look_into_written(job.aliases)
+        self.floats = self.graph.placeholder("floats") if self.relation.float_slots else None
+        self._add_written_views(job.aliases)
         places = zip(self.region.inputs, self.relation.example.metas, strict=True)
         self._empty = [self.nodes[place] for number, (place, meta) in enumerate(places) if self._is_empty(number, meta)]
-        self.moved = False  # True if the current call takes one of the floats
-        self.slot = 0  # index of the next slot
+        self.takes_float = False  # True if the current call takes one of the floats
+        self.next_slot = 0  # index of the next slot
         self.n: Any = None
         self.expressions: dict[LinearSize, Any] = {}
 
-    def _look_into_written(self, aliases: Iterable[WrittenView]) -> None:
+    def _add_written_views(self, aliases: Iterable[WrittenView]) -> None:
         inputs, metas = self.region.inputs, self.relation.example.metas
         for alias in aliases:
             base, meta = self.nodes[inputs[alias.base]], metas[alias.view]
@@ -59,44 +59,44 @@ class _RegionGraphBuilder:
     def _is_empty(self, number: int, meta: TensorMeta) -> bool:
         return meta.shape == (0,) and number not in self.relation.sizes
 
-    def make(self) -> fx.GraphModule:
+    def build(self) -> fx.GraphModule:
         source = self.template.source
         for index, code in enumerate(source.code[: self.region.stop]):
             form = source.forms[code]
             if index < self.region.start:
-                self.slot += form.slot_count
+                self.next_slot += form.slot_count
             else:
-                self._call(form, index)
-        self.graph.output(tuple([self.nodes[place] for place in self.region.fresh]))
+                self._add_call(form, index)
+        self.graph.output(tuple([self.nodes[place] for place in self.region.owned_results]))
         return fx.GraphModule({}, self.graph)
 
-    def _call(self, form: Form, index: int) -> None:
+    def _add_call(self, form: Form, index: int) -> None:
         step = self.template.steps[index]
         operands = iter([self.nodes[place] for place in step.reads])
-        self.moved = False
+        self.takes_float = False
         args = tuple([self._argument(a, operands) for a in form.args])
         kwargs = {name: self._argument(a, operands) for name, a in form.kwargs}
         if form.op == "aten::cat" and not kwargs:
-            result = self._joined(*args)
-        elif self.moved:
+            result = self._concatenate(*args)
+        elif self.takes_float:
             result = call_with_tensors(form.op, args, kwargs, self.graph.call_function)
         else:
             result = self.graph.call_function(resolve(form.op), args, kwargs)
         for number, place in step.makes:
-            self.nodes[place] = self._taken(result, number) if form.sequence else result
+            self.nodes[place] = self._list_item(result, number) if form.sequence else result
 
-    def _joined(self, tensors: Sequence[Any], *dimension: Any) -> Any:
+    def _concatenate(self, tensors: Sequence[Any], *dimension: Any) -> Any:
         """Return a concatenation without the empty tensors, such as a KV cache before its first token.
 
         With empty tensors, inductor chooses another layout for the result.
         """
-        some = [tensor for tensor in tensors if tensor not in self._empty]
-        if len(some) == 1:
+        nonempty = [tensor for tensor in tensors if tensor not in self._empty]
+        if len(nonempty) == 1:
             clone = torch.ops.aten.clone.default
-            return self.graph.call_function(clone, (*some,), {"memory_format": torch.contiguous_format})
-        return self.graph.call_function(torch.ops.aten.cat.default, (some or tensors, *dimension))
+            return self.graph.call_function(clone, (*nonempty,), {"memory_format": torch.contiguous_format})
+        return self.graph.call_function(torch.ops.aten.cat.default, (nonempty or tensors, *dimension))
 
-    def _taken(self, result: Any, number: int) -> Any:
+    def _list_item(self, result: Any, number: int) -> Any:
         if isinstance(result, list):
             return result[number]
         return self.graph.call_function(operator.getitem, (result, number))
@@ -105,11 +105,11 @@ class _RegionGraphBuilder:
         if isinstance(argument, Operand):
             return next(operands)
         if isinstance(argument, SlotArg):
-            return self._slot()
+            return self._take_slot()
         if isinstance(argument, ListArg):
             return [self._argument(item, operands) for item in argument.items]
         if isinstance(argument, ComplexSlot):
-            return complex(self._slot(), self._slot())
+            return complex(self._take_slot(), self._take_slot())
         if isinstance(argument, ScalarTensor):
             return self._scalar_tensor(argument)
         if isinstance(argument, Constant):
@@ -122,23 +122,23 @@ class _RegionGraphBuilder:
 
     def _scalar_tensor(self, argument: ScalarTensor) -> Any:
         dtype = enumerated(Enumerated("dtype", argument.dtype))
-        value = complex(self._slot(), self._slot()) if dtype.is_complex else self._slot()
+        value = complex(self._take_slot(), self._take_slot()) if dtype.is_complex else self._take_slot()
         make = torch.ops.aten.scalar_tensor.default
         return self.graph.call_function(make, (value,), {"dtype": dtype, "device": torch.device("cpu")})
 
-    def _slot(self) -> Any:
-        index, self.slot = self.slot, self.slot + 1
-        if index in self.relation.floats:
-            self.moved = True
-            place = self.relation.floats.index(index)
+    def _take_slot(self) -> Any:
+        index, self.next_slot = self.next_slot, self.next_slot + 1
+        if index in self.relation.float_slots:
+            self.takes_float = True
+            place = self.relation.float_slots.index(index)
             return self.graph.call_function(torch.ops.aten.select.int, (self.floats, 0, place))
         line = self.relation.slots.get(index)
         return self.relation.example.slots[index] if line is None else self._expression(line)
 
     def _expression(self, line: LinearSize) -> Any:
-        """Return nodes that compute `line`. Each line is computed once."""
+        """Return the node that computes `line`. Equal lines share a node."""
         if line not in self.expressions:
-            value = self._base()
+            value = self._base_size()
             if line.times != 1:
                 value = self.graph.call_function(operator.mul, (value, line.times))
             if line.plus:
@@ -146,7 +146,7 @@ class _RegionGraphBuilder:
             self.expressions[line] = value
         return self.expressions[line]
 
-    def _base(self) -> Any:
+    def _base_size(self) -> Any:
         if self.n is None:
             assert isinstance(self.relation.base, tuple)
             source, dimension = self.relation.base

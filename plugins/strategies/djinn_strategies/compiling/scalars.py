@@ -20,41 +20,38 @@ aten: Final = torch.ops.aten
 _NAME: Final = re.compile(
     r"aten::(?P<lists>_foreach_)?(?P<name>[a-z]+)(?P<in_place>_)?(\.(Scalar|ScalarList|Tensor|List))?"
 )
-_PLAIN: Final = frozenset({"add", "sub", "mul", "div"})
-_OF_TWO: Final[Mapping[str, Any]] = {"addcmul": aten.mul.Tensor, "addcdiv": aten.div.Tensor}
-_WEIGHT: Final = {"add": (2, "alpha"), "sub": (2, "alpha"), "addcmul": (3, "value"), "addcdiv": (3, "value")}
+_ARITHMETIC: Final = frozenset({"add", "sub", "mul", "div"})
+_BINARY_PART: Final[Mapping[str, Any]] = {"addcmul": aten.mul.Tensor, "addcdiv": aten.div.Tensor}
+_WEIGHTS: Final = {"add": (2, "alpha"), "sub": (2, "alpha"), "addcmul": (3, "value"), "addcdiv": (3, "value")}
 Call = Callable[..., Any]
 
 
 def liftable_slots(template: CompiledTemplate, region: Region) -> frozenset[int]:
-    """Return the slots of a region that can become tensors.
-
-    `call_with_tensors` supports all other arguments of such a call.
-    """
-    found: list[int] = []
+    """Return the slots of a region that can become 0-dim tensors in `call_with_tensors`."""
+    slots: list[int] = []
     first = 0
     for index, code in enumerate(template.source.code[: region.stop]):
         form = template.source.forms[code]
         if index >= region.start:
-            found += [first + offset for offset in _liftable(form)]
+            slots += [first + offset for offset in _liftable(form)]
         first += form.slot_count
-    return frozenset(found)
+    return frozenset(slots)
 
 
 def _liftable(form: Form) -> Iterator[int]:
-    """Return the offsets of such slots within the slots of one call."""
+    """Return the liftable slots of one call, as offsets within the call's slots."""
     match = _NAME.fullmatch(form.op)
     name = match["name"] if match else ""
-    if name not in _PLAIN and name not in _OF_TWO:
+    if name not in _ARITHMETIC and name not in _BINARY_PART:
         return
-    place, weight = _WEIGHT.get(name, (None, None))
+    weight_position, weight = _WEIGHTS.get(name, (None, None))
     if len(form.args) > 4 or any(key != weight for key, _ in form.kwargs):  # a rounding mode, for example
         return
-    taken = 0
+    slot_count = 0
     for position, argument in (*enumerate(form.args), *form.kwargs):
-        if position in {place, weight} or (position == 1 and name in _PLAIN):
-            yield from [taken + offset for offset, item in enumerate(_items(argument)) if type(item) is SlotArg]
-        taken += _slots(argument)
+        if position in {weight_position, weight} or (position == 1 and name in _ARITHMETIC):
+            yield from [slot_count + offset for offset, item in enumerate(_items(argument)) if type(item) is SlotArg]
+        slot_count += _slots(argument)
 
 
 def _items(argument: Argument) -> Sequence[Argument]:
@@ -66,7 +63,10 @@ def _slots(argument: Argument) -> int:
 
 
 def call_with_tensors(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
-    """Call an op with tensors in place of numbers, and return its results. If `op` works on lists, return a list."""
+    """Call `op` with 0-dim tensors in place of numbers, by means of `call`, and return its result.
+
+    If `op` works on lists of tensors (`_foreach`), return a list.
+    """
     match = _NAME.fullmatch(op)
     assert match is not None
     if not match["lists"]:
@@ -80,10 +80,10 @@ def _row(argument: Any, count: int) -> Iterable[Any]:
 
 
 def _call_one(name: str, in_place: bool, args: Sequence[Any], kwargs: Mapping[str, Any], call: Call) -> Any:
-    place, key = _WEIGHT.get(name, (len(args), ""))
-    weight = args[place] if place < len(args) else kwargs.get(key)
-    other = args[1] if weight is None else call(aten.mul.Tensor, (args[1], weight))
-    if name in _OF_TWO:  # in the order of PyTorch's kernels for CPUs, so that results have the same bits there
-        other = call(_OF_TWO[name], (other, args[2]))
-    packet = getattr(aten, ("add" if name in _OF_TWO else name) + "_" * in_place)
-    return call(packet.Tensor, (args[0], other))
+    weight_position, key = _WEIGHTS.get(name, (len(args), ""))
+    weight = args[weight_position] if weight_position < len(args) else kwargs.get(key)
+    operand = args[1] if weight is None else call(aten.mul.Tensor, (args[1], weight))
+    if name in _BINARY_PART:  # in the order of PyTorch's kernels for CPUs, so that results have the same bits there
+        operand = call(_BINARY_PART[name], (operand, args[2]))
+    packet = getattr(aten, ("add" if name in _BINARY_PART else name) + "_" * in_place)
+    return call(packet.Tensor, (args[0], operand))

@@ -1,6 +1,6 @@
 """Find inputs that are views of a written input, such as the transpose of a weight that an optimizer updates.
 
-Compiled code creates such a view from the written input.
+Compiled code creates such a view from the written input, so that it sees the writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WrittenView:
     Attributes:
         view: index of the view among the inputs.
         base: index of the written input.
-        offset: first element of the view, as an offset into the memory.
+        offset: offset of the view's first element in the storage, in elements.
     """
 
     view: int
@@ -31,13 +31,15 @@ class WrittenView:
 
 def written_views(region: Region, tensors: Sequence[torch.Tensor]) -> tuple[WrittenView, ...]:
     """Return the inputs that are views of dense written inputs and that the region only reads."""
-    written = {address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written}
-    found: list[WrittenView] = []
+    written_by_address = {
+        address_of(tensors[i]): i for i, place in enumerate(region.inputs) if place in region.written_inputs
+    }
+    views: list[WrittenView] = []
     for index, (place, tensor) in enumerate(zip(region.inputs, tensors, strict=True)):
-        base = written.get(address_of(tensor))
-        if base is not None and place not in region.written and _lies_within(tensor, tensors[base]):
-            found.append(WrittenView(index, base, int(tensor.storage_offset())))
-    return tuple(found)
+        base = written_by_address.get(address_of(tensor))
+        if base is not None and place not in region.written_inputs and _lies_within(tensor, tensors[base]):
+            views.append(WrittenView(index, base, int(tensor.storage_offset())))
+    return tuple(views)
 
 
 def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]) -> bool:
@@ -51,7 +53,7 @@ def are_followed(aliases: Sequence[WrittenView], tensors: Sequence[torch.Tensor]
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory."""
+    """Return the address of a tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
