@@ -104,13 +104,10 @@ def _stand_in(name: str, public_module: str, package: str, load: Callable[[str],
 
 
 def _missing(full_name: str, package: str) -> Exception:
-    from djinn_core.errors import PluginError
+    from djinn_core.errors import PluginError, install_hint
 
-    folder, distribution = f"plugins/{package.removeprefix('djinn_')}", package.replace("_", "-")
-    return PluginError(
-        f"`{full_name}` is in the package {distribution}, which is not installed. Run `pip install ./{folder}` in a checkout of "
-        "Djinn's repository"
-    )
+    hint, distribution = install_hint(f"plugins/{package.removeprefix('djinn_')}"), package.replace("_", "-")
+    return PluginError(f"`{full_name}` is in the package {distribution}, which is not installed: run {hint}")
 
 
 def attach() -> None:

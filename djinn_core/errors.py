@@ -1,4 +1,4 @@
-"""The hierarchy of errors.
+"""The hierarchy of errors, and the words of messages about missing packages.
 
 Every error that Djinn raises on purpose derives from `DjinnError`. Its message says what happened, to which op, plugin
 or server, and what to do next.
@@ -10,6 +10,15 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 E = TypeVar("E", bound="type[DjinnError]")
+
+
+def install_hint(folder: str) -> str:
+    """Return the commands that install a package of Djinn, from a checkout or from a folder of wheels, for an error message.
+
+    `folder`: the package's folder in a checkout, such as `plugins/ray`.
+    """
+    wheel = folder.replace("plugins/", "djinn_")
+    return f"`pip install ./{folder}` in a checkout of Djinn, or `pip install FOLDER/{wheel}-*.whl` from a FOLDER of its wheels"
 
 
 def public(code: str) -> Callable[[E], E]:

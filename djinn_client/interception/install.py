@@ -23,6 +23,7 @@ from djinn_client.interception.tensors.batched_fetch import fetch_modules_togeth
 from djinn_client.interception.tensors.printing import print_fetched, show_in_notebooks
 from djinn_client.torch_dispatch import replace_classes, wrap_engine, wrap_module_apply, wrap_module_call
 from djinn_client.torch_tracing import spare_dynamo
+from djinn_core.errors import install_hint
 from djinn_core.logs import get_logger
 
 _log = get_logger("djinn.interception")
@@ -47,8 +48,8 @@ def _name_package(_: Any) -> None:
     if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
         return
     _log.warning(
-        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them eagerly, and has the "
-        "backend 'djinn': run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
+        "torch.compile cannot compile functions with remote tensors without djinn-integrations, which runs them eagerly and has the "
+        "backend 'djinn': run " + install_hint("plugins/integrations")
     )
 
 

@@ -37,7 +37,7 @@ from djinn_client.runtime.session import Session
 from djinn_client.runtime.sink import ClientSink
 from djinn_client.sink import OpHandler
 from djinn_client.tracebacks import for_users
-from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost
+from djinn_core.errors import ConfigurationError, DjinnError, ForkedProcess, SessionLost, install_hint
 from djinn_core.hookspecs.observers import Observer
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.short_repr import ShortRepr
@@ -171,8 +171,8 @@ def _apply(settings: Settings, registry: Registry) -> None:
     fallback = _handler_in(registry, "fallback") if settings.client_fallback else None
     if settings.client_fallback and fallback is None:
         raise ConfigurationError(
-            "client_fallback is set, and no plugin offers the op handler 'fallback'. Install the package in "
-            "plugins/integrations: run `pip install ./plugins/integrations` in a checkout of Djinn's repository"
+            "client_fallback is set, and no plugin offers the op handler 'fallback': run "
+            + install_hint("plugins/integrations")
         )
     if context.settings is not None and settings != context.settings:
         _stop_early()
@@ -326,9 +326,8 @@ def _chosen_router() -> Router:
     missing = f"no plugin offers {settings.router!r}" if settings.router else "no plugin offers one"
     found = [one.name for one in registry.routers]
     raise ConfigurationError(
-        f"several executors need a router, and {missing}; available are {', '.join(sorted(found)) or 'none'}. The "
-        "package plugins/pool has a router: run `pip install ./plugins/pool` in a checkout of Djinn's repository, "
-        "and add it to the setting `plugins` if that is set"
+        f"several executors need a router, and {missing}; available are {', '.join(sorted(found)) or 'none'}. Install the "
+        f"router `pool`: run {install_hint('plugins/pool')}. If the setting `plugins` is set, add `pool` to it"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from djinn_core.errors import ConfigurationError, DjinnError
+from djinn_core.errors import ConfigurationError, DjinnError, install_hint
 
 if TYPE_CHECKING:
     from djinn_core.registry.commands import PluginCommands
@@ -143,8 +143,8 @@ def _to_install(command: str) -> str:
 
         return f"`djinn {command}` is in the package djinn-server, which is not installed. {INSTALL_SERVER}"
     return (
-        f"`djinn {command}` is in a package of Djinn's repository that is not in use: `pip install ./{place}` in a "
-        "checkout. `djinn plugins` shows what is installed, disabled or broken."
+        f"`djinn {command}` is in a package of Djinn that is not in use: run {install_hint(place)}. "
+        "`djinn plugins` shows installed, disabled and broken plugins."
     )
 
 
@@ -171,7 +171,7 @@ def _plugin_failure(ctx: click.Context, owner: PluginRow, error: Exception) -> s
     if package.startswith("djinn_"):
         return (
             f"`djinn {ctx.invoked_subcommand}` needs the package {package.replace('_', '-')}, which is not installed: run "
-            f"`pip install ./plugins/{package.removeprefix('djinn_')}` in a checkout of Djinn's repository."
+            f"{install_hint(package.replace('djinn_', 'plugins/'))}."
         )
     return (
         f"`djinn {ctx.invoked_subcommand}`, a command of {owner.label}, raised {shown(error)}. "

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from djinn_core.errors import DjinnError, StartupError
+from djinn_core.errors import DjinnError, StartupError, install_hint
 from djinn_core.system.processes import CLIENT_ONLY
 
 if TYPE_CHECKING:
@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from djinn_core.wire.executor_reports import Ready
 
 STARTER: Final = "djinn_server.launch.embedded"  # the module is an `ExecutorStarter`
-INSTALL_SERVER: Final = (
-    "Install it: `pip install ./djinn_server` in a checkout of Djinn, or `pip install FOLDER/djinn_server-*.whl` from the folder of a "
-    "release's wheels."
-)
+INSTALL_SERVER: Final = f"Install it: {install_hint('djinn_server')}."
 LOCAL: Final = "local"  # the engine that starts processes on this machine
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.errors import PluginError
+from djinn_core.errors import PluginError, install_hint
 from djinn_core.logs import get_logger
 from djinn_core.registry.registry import Registry
 from djinn_core.wire.executor_reports import Sessions
@@ -127,8 +127,8 @@ class Assigner:
                 return cls(policy, registry.owner("assignment_policies", name), counts)
         offered = ", ".join([LEAST_LOADED, *(policy.name for policy in registry.assignment_policies)])
         raise PluginError(
-            f"no plugin in use offers the assignment policy {name!r}; there are: {offered}. The package in plugins/strategies has affinity and "
-            "fair_share: run `pip install ./plugins/strategies` in a checkout of Djinn's repository"
+            f"no plugin in use offers the assignment policy {name!r}; available are {offered}. djinn-strategies has affinity and fair_share: run "
+            + install_hint("plugins/strategies")
         )
 
     def assign(self, request: AssignmentRequest) -> int | AssignmentRefusal:

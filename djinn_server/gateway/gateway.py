@@ -14,7 +14,7 @@ from typing import Final
 
 import attrs
 
-from djinn_core.errors import ConfigurationError, PluginError, StartupError
+from djinn_core.errors import ConfigurationError, PluginError, StartupError, install_hint
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import is_loopback, reaches_network
 from djinn_core.protocol.connection_file import ConnectionFile, remove_connection_file, write_connection_file
@@ -225,9 +225,8 @@ class Gateway:
             return ""
         if not registry.operations:
             raise PluginError(
-                "no plugin serves operations: the package in plugins/observability of the checkout does (run `pip install "
-                "./plugins/observability`). `djinn plugins` shows what is installed, and what is broken or disabled. Or leave out "
-                "--operations-port"
+                f"--operations-port needs a plugin that serves operations, and none is in use: run {install_hint('plugins/observability')}, "
+                "or remove --operations-port. `djinn plugins` shows installed, disabled and broken plugins"
             )
         address = OperationsAddress(network.listen_at.host, access.operations_port, network.tls, access.open_probes)
         operations = registry.operations[0]

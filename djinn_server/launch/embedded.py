@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from djinn_core.errors import ConfigurationError, StartupError
+from djinn_core.errors import ConfigurationError, StartupError, install_hint
 from djinn_core.logs import get_logger
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
@@ -91,8 +91,8 @@ def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
     offered = tuple(entry_points(group=FORK_SERVERS))
     if not offered:
         raise StartupError(
-            "the setting `prepared_seconds` needs the package in plugins/launchers of Djinn's repository: run `pip install "
-            "./plugins/launchers`, or set `prepared_seconds` to 0"
+            "the setting `prepared_seconds` needs djinn-launchers, which is not installed: set `prepared_seconds` to 0, or run "
+            + install_hint("plugins/launchers")
         )
     find: Callable[[float, ExecutorConfig], ForkServer | None] = offered[0].load()
     return find(seconds, config)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import attrs
 
-from djinn_core.errors import PluginError
+from djinn_core.errors import PluginError, install_hint
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.settings import Settings
 from djinn_server.hookspecs.executors import ExecutorEngine, ExecutorOptions, LaunchRequest
@@ -66,9 +66,8 @@ def engine_named(engine: str, engines: Iterable[ExecutorEngine]) -> ExecutorEngi
     by_name = {engine.name: engine for engine in engines}
     if engine not in by_name:
         raise PluginError(
-            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *by_name}))}). Install one from "
-            "plugins of Djinn's repository, for example `pip install ./plugins/launchers './plugins/ray[ray]'`. `djinn plugins` "
-            "lists installed, broken and disabled plugins"
+            f"no engine {engine!r} is installed (installed: {', '.join(sorted({LOCAL, *by_name}))}). For the engine ray, run "
+            f"{install_hint('plugins/ray')}. `djinn plugins` shows installed, disabled and broken plugins"
         )
     return by_name[engine]
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from djinn_core.errors import UnsupportedOperation
+from djinn_core.errors import UnsupportedOperation, install_hint
 from djinn_core.hookspecs.operators import OperatorLibrary
 from djinn_core.ir.operators import (
     ELAPSED_TIME,
@@ -60,8 +60,8 @@ def _implementation(op: str, libraries: Sequence[OperatorLibrary]) -> Callable[.
 
 def _call_without_plugin(*_args: Any, **_kwargs: Any) -> NoReturn:
     raise UnsupportedOperation(
-        "sparse, quantized and nested tensors need a package that this server lacks. Install the package in plugins/layouts on the server: "
-        "run `pip install ./plugins/layouts` in a checkout of Djinn's repository"
+        "sparse, quantized and nested tensors need djinn-layouts, which this server lacks. On the server, run "
+        + install_hint("plugins/layouts")
     )
 
 

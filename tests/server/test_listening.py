@@ -265,7 +265,7 @@ main()
     [
         (
             ["--operations-port", "0"],
-            "no plugin serves operations: the package in plugins/observability of the checkout does",
+            "--operations-port needs a plugin that serves operations, and none is in use",
         ),
         ([], "or leave the transport out: --without-transport http"),
     ],

@@ -15,7 +15,7 @@ from djinn_client.interception.device.device_state import DEVICE_NAME
 from djinn_client.interception.native.library import ops, set_kernel
 from djinn_client.interception.runtime_interface import port
 from djinn_client.torch_dispatch import cast_by_autocast, has_kernel
-from djinn_core.errors import UnsupportedOperation
+from djinn_core.errors import UnsupportedOperation, install_hint
 from djinn_core.ir.operators import allow_custom
 from djinn_core.torch_private import defining_module, overload_called, python_operator, schema_of
 
@@ -91,8 +91,7 @@ def refusal(func: Any) -> str:
     if namespace in _FOLDERS:
         folder = _FOLDERS[namespace]
         return (
-            f"{begin}Install the package in plugins/{folder} on the server: run `pip install ./plugins/{folder}` in a checkout "
-            f"of Djinn's repository. Then allow the op: {_start_with(folder)}"
+            f"{begin}On the server, run {install_hint(f'plugins/{folder}')}. Then allow the op: {_start_with(folder)}"
         )
     definition = python_operator(func)
     if definition is None:

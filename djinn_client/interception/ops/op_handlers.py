@@ -19,7 +19,7 @@ from djinn_client.interception.native.install import hide_frames_of
 from djinn_client.interception.native.library import set_kernel
 from djinn_client.interception.runtime_interface import port
 from djinn_client.sink import OpHandler
-from djinn_core.errors import UnsupportedOperation
+from djinn_core.errors import UnsupportedOperation, install_hint
 from djinn_core.ir.layout_operators import CONVERSIONS
 from djinn_core.ir.operators import resolve_for_layouts
 from djinn_core.torch_private import schema_of
@@ -107,8 +107,8 @@ def _find(name: str, func: Any) -> OpHandler:
     if handler is None:
         folder = _FOLDERS[name]
         raise UnsupportedOperation(
-            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Install the package in "
-            f"plugins/{folder}: run `pip install ./plugins/{folder}` in a checkout of Djinn's repository"
+            f"{func.name()} cannot run on {DEVICE_NAME}: no plugin offers the op handler {name!r}. Run "
+            + install_hint(f"plugins/{folder}")
         )
     hide_frames_of(type(handler).__module__)
     return handler

@@ -40,7 +40,7 @@ from djinn_client.runtime.connecting.servers import (
     server_tls,
     standby_servers,
 )
-from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError
+from djinn_core.errors import AccessRefused, DjinnError, PluginError, ServerBusy, TransportError, install_hint
 from djinn_core.ir.operators import allowed_operators
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import has_transport, server_name
@@ -251,9 +251,8 @@ def _check_standby(settings: Settings, registry: Registry) -> None:
     """Raise `PluginError` if the settings name standby servers, and no plugin continues sessions on them."""
     if settings.standby and not any(wrapper.takes_over for wrapper in registry.channels):
         raise PluginError(
-            "the setting `standby` needs a plugin that continues a lost session on another server, and none is in use. Install the "
-            "package in plugins/standby: run `pip install ./plugins/standby` in a checkout of Djinn's repository. If the setting "
-            "`plugins` is set, add `standby` to it"
+            "the setting `standby` needs a plugin that continues a lost session on another server, and none is in use: run "
+            f"{install_hint('plugins/standby')}. If the setting `plugins` is set, add `standby` to it"
         )
 
 

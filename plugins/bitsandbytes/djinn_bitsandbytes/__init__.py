@@ -23,7 +23,10 @@ class Bitsandbytes(OperatorLibrary):
 
     name = "bitsandbytes"
     module = "bitsandbytes"
-    package = "bitsandbytes and the package in plugins/bitsandbytes (run `pip install ./plugins/bitsandbytes` in a checkout of Djinn's repository)"
+    package = (
+        "bitsandbytes and djinn-bitsandbytes (`pip install ./plugins/bitsandbytes` in a checkout of Djinn, or "
+        "`pip install FOLDER/djinn_bitsandbytes-*.whl` from a FOLDER of its wheels)"
+    )
     operators = frozenset(f"bitsandbytes::{name}" for name in _OPS.split())
     every_tenant = False
 

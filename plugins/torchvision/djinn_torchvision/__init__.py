@@ -18,7 +18,10 @@ class Torchvision(OperatorLibrary):
 
     name = "torchvision"
     module = "torchvision"
-    package = "torchvision and the package in plugins/torchvision (run `pip install ./plugins/torchvision` in a checkout of Djinn's repository)"
+    package = (
+        "torchvision and djinn-torchvision (`pip install ./plugins/torchvision` in a checkout of Djinn, or "
+        "`pip install FOLDER/djinn_torchvision-*.whl` from a FOLDER of its wheels)"
+    )
     operators = frozenset(CHECKS)
     data_dependent = frozenset({"torchvision::nms"})
 

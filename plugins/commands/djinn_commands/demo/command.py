@@ -53,8 +53,8 @@ def _require_libraries() -> None:
         from djinn.errors import StartupError
 
         raise StartupError(
-            f"The demo needs {', '.join(lacking)}: run `make demo`, or install from the checkout with "
-            "`pip install -e 'plugins/commands[models]'`."
+            f"`djinn demo` needs the libraries {', '.join(lacking)}: run `make demo` in a checkout of Djinn, or "
+            "`pip install scikit-learn sentence-transformers transformers`"
         )
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from djinn_client.hookspecs.renderers import Renderer
-from djinn_core.errors import ConfigurationError, DjinnError, PluginError
+from djinn_core.errors import ConfigurationError, DjinnError, PluginError, install_hint
 from djinn_core.ir.result import PipelineResult
 from djinn_core.registry.registry import Registry
 
-_INSTALL = (
-    "Packages with renderers bring others: `pip install ./plugins/observability` in a checkout of Djinn those for .svg and "
-    ".html. `djinn plugins` shows what is installed and what is broken or disabled"
-)
+_INSTALL = f"For .svg and .html, run {install_hint('plugins/observability')}. `djinn plugins` shows installed, disabled and broken plugins"
 
 
 def renderer_of(name: str, registry: Registry) -> Renderer:
