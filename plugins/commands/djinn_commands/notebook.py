@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register `%djinn_status` and `%%djinn_profile`; IPython calls this for `%load_ext djinn`."""
+    """Register `%djinn_status` and `%%djinn_profile` with IPython's shell. IPython calls this for `%load_ext djinn`."""
     from djinn_commands.notebook_magics import DjinnMagics
 
     shell.register_magics(DjinnMagics)

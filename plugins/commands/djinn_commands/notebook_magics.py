@@ -31,7 +31,9 @@ class DjinnMagics(Magics):
 
     @magic_arguments()
     @argument(
-        "servers", nargs="*", help="log-ins or URLs; none: the configured servers, or this program's own executors"
+        "servers",
+        nargs="*",
+        help="log-ins or URLs of servers. Default: the configured servers, or this program's own executors",
     )
     @line_magic
     def djinn_status(self, line: str) -> None:
@@ -57,12 +59,14 @@ class DjinnMagics(Magics):
             try:
                 arguments.save.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise UsageError(f"there can be no folder '{arguments.save.parent}' for the trace: {error}") from None
+                raise UsageError(
+                    f"the folder '{arguments.save.parent}' for the trace cannot be created ({error}): choose another --save FILE"
+                ) from None
         shell: Any = self.shell
         # The kernel's event loop already runs in this call.
         if shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)):
             raise UsageError(
-                "`%%djinn_profile` runs no cell with `await`: use `with djinn.profile() as prof:` around the awaited code"
+                "`%%djinn_profile` cannot run a cell with `await`: use `with djinn.profile() as prof:` around the awaited code"
             )
         with profile(ops=arguments.ops) as timeline:
             shell.run_cell(cell)  # shows results and errors; work before an error is also profiled
@@ -75,7 +79,10 @@ class DjinnMagics(Magics):
 
 
 def _of_servers(names: tuple[str, ...]) -> str:
-    """Return the status of the named servers, by default of the servers of this program; empty without servers."""
+    """Return the status of the named servers, or of the configured servers if `names` is empty.
+
+    Return an empty string if no server is configured.
+    """
     settings = djinn_client.settings()
     hurried = attrs.evolve(
         settings, connect_timeout=min(settings.connect_timeout, PATIENCE)
@@ -87,7 +94,7 @@ def _of_servers(names: tuple[str, ...]) -> str:
 
 
 def _of_this_program() -> str:
-    """Return the status of the executors that this program has started for itself. Servers do not know them."""
+    """Return the status of the executors that this program started without a server."""
     if not djinn_client.is_initialized():
         return "no server is configured, and no executor runs yet: the first use of the device starts one"
     state = djinn_client.get_runtime_state()

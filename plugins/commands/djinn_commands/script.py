@@ -22,18 +22,24 @@ from djinn_client.tracebacks import shorten_through
 
 @attrs.frozen
 class Script:
-    """A file or folder (`python PATH`), or a module name (`python -m NAME`), with its arguments."""
+    """A user's script with its arguments.
+
+    Attributes:
+        name: path of a file or folder (`python PATH`), or name of a module (`python -m NAME`).
+        arguments: arguments of the script.
+        is_module: True if `name` names a module.
+    """
 
     name: str
     arguments: tuple[str, ...] = ()
     is_module: bool = False
 
     def run(self) -> None:
-        """Run the script to its end. Its exception is printed as by Python, without the frames of this runner.
+        """Run the script to its end. Print its exception as Python does, without the frames of this runner.
 
         Raises:
             SystemExit: the script exited, or raised an exception (status 1).
-            KeyboardInterrupt: the script was interrupted; the traceback is already printed.
+            KeyboardInterrupt: Ctrl-C interrupted the script. Its traceback is already printed.
         """
         argv, path = sys.argv, sys.path[:]
         sys.argv = [self.name, *self.arguments]
@@ -70,14 +76,14 @@ class Script:
 
 
 class _ScriptLoader(SourceFileLoader):
-    """Module loader that compiles a script without writing a compiled file."""
+    """Module loader that compiles a script without writing a `.pyc` file."""
 
     def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Do not write compiled files."""
+        """Do nothing in place of writing a compiled file."""
 
 
 def _run_file(file: Path) -> None:
-    """Run a file as the module `__main__`. The module stays in place, because exit handlers may use it."""
+    """Run a file as the module `__main__`. The module remains in `sys.modules`, because exit handlers may use it."""
     main = ModuleType("__main__")
     loader = _ScriptLoader("__main__", str(file))
     vars(main).update(__file__=str(file), __loader__=loader, __cached__=None, __annotations__={})
@@ -86,7 +92,7 @@ def _run_file(file: Path) -> None:
 
 
 def _without_runner(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the first frames, which belong to the runner."""
+    """Return the traceback without its outermost frames, which belong to this runner."""
     while trace is not None and _is_runner(trace.tb_frame):
         trace = trace.tb_next
     return trace
@@ -101,9 +107,9 @@ def _is_runner(frame: FrameType) -> bool:
 
 
 def end_by_interrupt() -> Callable[[], None]:
-    """Return a function that makes the process die of Ctrl-C at its very end, as `python` does.
+    """Return a function. If it was called, the process ends by SIGINT after all exit handlers, as `python` does after Ctrl-C.
 
-    Call this before anything registers with `atexit`: functions that were registered last run first.
+    Call `end_by_interrupt` before other code registers with `atexit`, because handlers run in reverse order.
     """
     interrupted = Event()
     atexit.register(_die_if, interrupted)

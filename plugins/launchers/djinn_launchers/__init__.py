@@ -1,4 +1,4 @@
-"""Executors that are started by a command, such as `ssh`, or forked from a prepared process.
+"""Executors that a command such as `ssh` starts, and executors that are forked from a prepared process.
 
 - `holder`: the parent of an executor on another machine.
 - `piped_handle`, `piped_holder`, `piped_messages`: a holder that a command starts.

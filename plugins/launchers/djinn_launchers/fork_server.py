@@ -1,7 +1,7 @@
 """Fork server: imports the modules of executors once, and forks executors on request over a socket.
 
-Its client is `djinn_launchers.fork_server_client`. It has one thread, holds no device, outlives the process that
-started it, and ends after some time without executors.
+Its client is `djinn_launchers.fork_server_client`. The server has one thread and uses no device. It outlives the process
+that started it, and ends after some time without executors.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from djinn_core.system.role import become_server
 from djinn_server.launch.executor_config import ExecutorConfig, decode_config
 
 assert sys.platform == "linux", "elsewhere each executor is started anew"
-_MOST_BYTES = 8 << 20  # of an order
+_MOST_BYTES = 8 << 20  # largest request
 _ORDER_SECONDS = 10.0
 
 
 class ForkServer:
-    """Fork executors for the clients of a socket, and tell each client when its executor ends."""
+    """Forks executors for the clients of a socket, and sends each client the exit status of its executor."""
 
     def __init__(self, place: Path, seconds: float) -> None:
         """Listen at the socket `place`. `serve` returns after `seconds` without an executor.
@@ -45,14 +45,14 @@ class ForkServer:
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(place))
         self._listening.listen(64)
-        self._running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of a process: its id, who is told
+        self._running: dict[int, tuple[int, socket.socket]] = {}  # process id and client's connection, by pidfd
         self._events = select.poll()
         self._events.register(self._listening, select.POLLIN)
 
     def serve(self) -> list[str] | None:
-        """Fork executors until none has run for a while.
+        """Fork executors until none has run for `seconds`.
 
-        Return the executor's arguments in each fork, and None in the server process.
+        Return None in the server process. In each forked child, return the command arguments of its executor.
         """
         while True:
             events = self._events.poll(None if self._running else self._seconds * 1000)
@@ -73,7 +73,7 @@ class ForkServer:
             pipe.sendall(b"%d\n" % status)
 
     def _take_order(self) -> list[str] | None:
-        """Accept a request, and fork. Return the executor's arguments in the fork, and None in the server process."""
+        """Accept a connection, read its request, and fork. Return the executor's arguments in the child, None in the server."""
         connection, _ = self._listening.accept()
         connection.settimeout(_ORDER_SECONDS)
         descriptors: list[int] = []
@@ -99,7 +99,13 @@ class ForkServer:
         return None
 
     def _begin(self, order: dict[str, Any], given: list[int], told: socket.socket) -> list[str]:
-        """Turn the fork into the executor's process, or end it."""
+        """Make the forked child the executor's process, and return the executor's arguments. On an error, end the child.
+
+        Args:
+            order: the client's request.
+            given: descriptors from the client.
+            told: connection to the client, which only the server keeps.
+        """
         try:
             told.close()
             self._listening.close()
@@ -112,7 +118,7 @@ class ForkServer:
             os._exit(1)
 
     def _become(self, order: dict[str, Any], given: list[int]) -> list[str]:
-        """Take over the streams, descriptors, folder and environment of the executor, and return its arguments."""
+        """Take over the client's streams, descriptors, folder and environment. Return the executor's arguments."""
         stdin, stderr, *passed_descriptors = given
         os.dup2(stdin, 0)
         os.dup2(stderr, 2)
@@ -132,19 +138,20 @@ def _close(descriptors: list[int]) -> None:
 
 
 def _received(told: socket.socket, length: int) -> bytes:
-    """Receive `length` bytes and descriptors.
+    """Receive `length` bytes from a client.
 
     Raises:
-        OSError, ValueError: the connection fails, or the number is too large.
+        OSError: the connection fails.
+        ValueError: `length` is 0 or too large.
     """
     if not 0 < length <= _MOST_BYTES:
-        raise ValueError("an order of no size")
+        raise ValueError(f"a request has {length} bytes; allowed are 1 to {_MOST_BYTES}")
     with told.makefile("rb") as file:
         return file.read(length)
 
 
 def main() -> None:
-    """Import the modules of executors, and serve. In forks, run an executor."""
+    """Import the modules of executors and serve. In forked children, run an executor."""
     parser = argparse.ArgumentParser(prog="djinn prepared", description="Started by djinn itself.")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -153,7 +160,7 @@ def main() -> None:
     try:
         lock_file(lock)
     except BlockingIOError:
-        sys.exit(0)  # there is one
+        sys.exit(0)  # another fork server runs
     config = decode_config(sys.stdin.buffer.read())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _serve(options.socket, options.seconds, lock, config)

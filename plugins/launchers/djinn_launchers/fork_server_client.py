@@ -1,7 +1,7 @@
 """Client of the fork server (`djinn_launchers.fork_server`): executors are forked from a process that has imported PyTorch.
 
-The import takes most of the time in which an executor starts, two seconds of a processor. The fork server outlives the parents of
-its executors: a program that is run again finds it. It holds no device and no tensors, and ends when it was not used for a while.
+The import is most of an executor's start: two processor seconds. The fork server outlives the programs that use it, so a later run of
+a program finds it. It holds no device and no tensors, and ends after some time without executors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ class ForkedExecutor:
     """A forked executor, as a `ChildProcess`. The fork server sends its process id and its exit status."""
 
     def __init__(self, server: socket.socket, stdin: IO[bytes]) -> None:
-        """`server`: connection to the fork server.
+        """Wait for the process id of the executor.
+
+        Args:
+            server: connection to the fork server, which has the request.
+            stdin: the executor's standard input.
 
         Raises:
             OSError: the fork server sends no process id.
@@ -55,11 +59,11 @@ class ForkedExecutor:
         self._lock = threading.Lock()
         self._status: int | None = None
         if not select.select([server], [], [], _REPLY_SECONDS)[0]:
-            raise TimeoutError("no executor is forked")
+            raise TimeoutError(f"the fork server did not answer in {_REPLY_SECONDS:g} s")
         self.pid = self._number()
 
     def _number(self) -> int:
-        """Receive the next number from the fork server."""
+        """Receive the next line from the fork server, a process id or an exit status, as an integer."""
         line = b""
         while not line.endswith(b"\n"):
             byte = self._server.recv(1)
@@ -75,7 +79,10 @@ class ForkedExecutor:
         return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, as `ChildProcess.wait` does. A killed fork server takes its executors with it."""
+        """Wait for the end and return the exit status, as `ChildProcess.wait` does.
+
+        If the fork server ends first, return the status of a killed process.
+        """
         if self._status is None and not self._has_ended(timeout):
             raise subprocess.TimeoutExpired("executor", timeout or 0.0)
         with self._lock:
@@ -109,12 +116,12 @@ class ForkedExecutor:
 
 @attrs.frozen
 class ForkServerClient:
-    """Start fork servers on this machine, and ask them to fork executors.
+    """Starts fork servers on this machine, and requests executors from them.
 
     Attributes:
         folder: folder of the servers' sockets, which only this user can enter.
-        seconds: time without executors after which a fork server ends.
-        plugins: configuration of an executor that names only the plugins to import.
+        seconds: seconds without executors after which a fork server ends.
+        plugins: encoded `ExecutorConfig` with only the plugins that fork servers import.
     """
 
     folder: Path
@@ -124,12 +131,12 @@ class ForkServerClient:
     def fork(
         self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
     ) -> ForkedExecutor | None:
-        """Fork an executor. Return None if no fork server runs or answers.
+        """Fork an executor and return it. Return None if no fork server runs or answers.
 
         Args:
             arguments: arguments of the executor's command, without `--report-fd`, which the fork server adds.
             environment: environment variables of the executor.
-            given: descriptor for the executor's reports, and further descriptors that it keeps open.
+            given: descriptor for the executor's reports, then descriptors that the executor inherits.
         """
         if sys.platform == "win32":
             return None
@@ -148,7 +155,7 @@ class ForkServerClient:
                 server.settimeout(None)
                 return ForkedExecutor(server, stdin)
             except (OSError, ValueError) as error:
-                _log.debug("an executor is started anew", reason=str(error))
+                _log.debug("no fork server answered, starting an executor without it", reason=str(error))
                 stdin.close()
                 server.close()
                 return None
@@ -173,28 +180,32 @@ class ForkServerClient:
                 start_new_session=True,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            _log.warning("no executors can be prepared on this machine", reason=str(error))
+            _log.warning("the fork server cannot be started, executors will start without it", reason=str(error))
 
     def _socket(self, environment: Mapping[str, str]) -> Path:
-        """Return the socket's path of the fork server for executors with this environment."""
+        """Return the path of the socket of the fork server for executors with this environment."""
         variables = sorted(_read_by_imports(environment).items())
         facts = json.dumps([sys.executable, djinn_version(), variables]).encode() + self.plugins
         return self.folder / f"prepared-{hashlib.sha256(facts).hexdigest()[:12]}"
 
 
 def _read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that an executor's imports may read. `_` is omitted, which a shell sets to the command."""
+    """Return the variables of `environment` that an executor's imports may read, without `_`, which shells set per command."""
     return {n: value for n, value in environment.items() if n != "_" and not n.startswith(_OF_ONE_EXECUTOR)}
 
 
 def own_fork_server(seconds: float, config: ExecutorConfig) -> ForkServerClient | None:
-    """Return the client of this user's fork server for executors with the plugins of `config`, or None.
+    """Return a client of this user's fork servers, or None if a fork server cannot run on this machine.
 
-    Return None if a fork server cannot run on this machine. The server ends `seconds` after its last executor.
+    Args:
+        seconds: seconds without executors after which a fork server ends.
+        config: configuration of executors. Its plugins are imported in advance.
     """
     try:  # the path of a socket is short
         folder = private_directory(Path(tempfile.gettempdir()) / f"djinn-prepared-{user_id()}", "prepared executors")
     except (OSError, ConfigurationError) as error:
-        _log.warning("no executors are prepared", error=str(error))
+        _log.warning(
+            "the fork server has no private folder for its socket, executors will start without it", error=str(error)
+        )
         return None
     return ForkServerClient(folder, seconds, ExecutorConfig(plugins=config.plugins).encode())

@@ -1,8 +1,8 @@
 """Holder of an executor: the parent of an executor process on the machine that an engine has chosen.
 
-An engine runs the holder in a process of its own (an actor, a task, a container) and carries calls of its methods from the
-process that launched the executor. Arguments and results are strings, bytes and numbers, so no engine has to unpickle
-anything. This module does not import PyTorch.
+An engine runs the holder in a separate process (an actor, a task, a container) and forwards method calls from the process
+that launched the executor. Arguments and results are strings, bytes and numbers, so no engine unpickles data. This module
+does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ _log = get_logger("djinn.launch")
 
 
 class ExecutorHolder:
-    """Parent of an executor process for clients on other machines, with a folder for its certificate and journals.
+    """Parent of an executor process that serves clients on other machines. It owns a folder for certificate and journals.
 
     Methods may be called from several threads.
+
+    Attributes:
+        fingerprint: fingerprint of the executor's certificate.
     """
 
     def __init__(
@@ -63,19 +66,19 @@ class ExecutorHolder:
         without: Collection[str] = (),
         prepared_seconds: float = 0.0,
     ) -> None:
-        """Start the process and return at once.
+        """Start the executor process and return at once.
 
         Args:
-            config: encoded configuration of the executor (`ExecutorOptions.encode`).
-            name: name of the folder, which an executor shares only with its replacements.
+            config: encoded configuration of the executor (`ExecutorConfig.encode`).
+            name: name of the executor's folder. Only replacements of the executor use the same name.
             towards: address of another machine. The executor listens with TLS at this machine's address on the route to
                 that machine.
-            base: shared folder for journals, so that sessions outlive this machine; empty: the temporary directory of
-                this machine.
+            base: folder for journals that machines share, so that sessions outlive this machine. If it is empty, journals
+                are in this machine's temporary directory.
             share: number of executors that share the disk.
-            threads: torch threads, if `config` sets none; 0: torch's default.
-            without: environment variables to remove.
-            prepared_seconds: how long this machine keeps an idle fork server; 0: none.
+            threads: torch threads if `config` sets none. 0 stands for torch's default.
+            without: names of environment variables that the executor must not inherit.
+            prepared_seconds: seconds for which this machine keeps an idle fork server. If 0, it starts none.
 
         Raises:
             StartupError: the process cannot be started.
@@ -97,56 +100,70 @@ class ExecutorHolder:
             self._unlock()
             if isinstance(error, StartupError):
                 raise
-            raise StartupError(f"an executor finds no folder or no address on its machine: {error}") from error
+            raise StartupError(
+                f"the machine {socket.gethostname()} has no folder or no address for an executor: {error}"
+            ) from error
 
     def version(self) -> str:
         """Return the version of Djinn on this machine."""
         return djinn_version()
 
     def issue_ticket(self, client: str, lifetime: float, badge: bytes) -> str:
-        """Return a ticket for one connection. It expires by the clock of this machine. `badge`: as JSON."""
+        """Return a ticket for one connection to the executor.
+
+        Args:
+            client: name of the client.
+            lifetime: seconds until the ticket expires, by the clock of this machine.
+            badge: the client's `Badge` as JSON.
+        """
         return self._process.issue_ticket(client, lifetime, _badges.decode(badge))
 
     def status(self, timeout: float) -> bytes:
         """Return the executor's `Sessions` report as JSON.
 
         Raises:
-            StartupError: the executor does not answer.
+            StartupError: the executor does not answer in `timeout` seconds.
         """
         return msgspec.json.encode(self._process.status(timeout))
 
     def full(self) -> str:
-        """Return the reason why the executor refuses clients, as `ExecutorProcess.full` does."""
+        """Return why the executor refuses clients, or an empty string if it accepts them (`ExecutorProcess.full`)."""
         return self._process.full()
 
     def send(self, order: bytes) -> None:
-        """Send an order, as `ExecutorProcess.send` does. `order`: a line of JSON."""
+        """Send an order to the executor (`ExecutorProcess.send`). `order`: the order as a line of JSON."""
         self._process.send(read_order(order))
 
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor has ended. Return its exit status and the result of `ExecutorProcess.ending`."""
+        """Wait until the executor has ended. Return its exit status, and how it ended in words (`ExecutorProcess.ending`)."""
         status = self._process.wait()
         return status, self._process.ending()
 
     def wait_ready(self, timeout: float) -> tuple[bytes, str, str]:
-        """Wait until the executor listens. Return its report as JSON, its fingerprint and the name of this host.
+        """Wait until the executor listens. Return its `Ready` report as JSON, its fingerprint and the name of this host.
 
         The report has only addresses that other machines can reach.
 
         Raises:
-            StartupError: as `ExecutorProcess.wait_ready`, or no transport listens for other machines.
+            StartupError: the executor ends or is not ready in `timeout` seconds, or no transport listens for other machines.
         """
         ready = self._process.wait_ready(timeout)
         urls = tuple(url for url in ready.urls if urlsplit(url).hostname == self._host)
         if not urls:
             self._process.close(0.0)
             raise StartupError(
-                "the executor listens for no other machine: install a transport plugin there that does so under TLS, such as that for tcp"
+                f"the executor on {socket.gethostname()} has no address for other machines: install a transport plugin with TLS there, such as "
+                "djinn-tcp"
             )
         return msgspec.json.encode(msgspec.structs.replace(ready, urls=urls)), self.fingerprint, socket.gethostname()
 
     def close(self, drain_seconds: float, for_good: bool) -> None:
-        """End the executor. `for_good`: True to remove its journals, because no executor will replace it."""
+        """End the executor.
+
+        Args:
+            drain_seconds: seconds for which its sessions may finish their work.
+            for_good: True to remove its journals, because no executor will replace it.
+        """
         self._process.close(drain_seconds)
         self._unlock()
         if for_good:
@@ -158,22 +175,25 @@ class ExecutorHolder:
             os.close(self._locks.pop())
 
     def _identity(self, host: str) -> TlsOptions:
-        """Return a certificate for this executor only. Its key never leaves the folder of this process."""
+        """Create a certificate for this executor at the address `host`. Its key remains in the executor's folder."""
         folder = self._folder / "tls"
-        shutil.rmtree(folder, ignore_errors=True)  # the certificate of an executor before this one
+        shutil.rmtree(folder, ignore_errors=True)  # the certificate of the replaced executor
         identity = self_signed(folder, (host,))
         self.fingerprint = fingerprint_of_file(identity.certificate)
         return TlsOptions(identity.certificate, identity.key)
 
     def _adapted(self, config: ExecutorConfig, host: str, tls: TlsOptions, share: int, threads: int) -> ExecutorConfig:
-        """Return the configuration with paths and addresses of this machine."""
+        """Return `config` with paths, addresses, thread count and journal limit for this machine."""
         journals, recovery = None, config.recovery
         room = room_for_journals(self._journals)
         if config.recoverable and room >= LEAST_ROOM:
             journals = self._journals / "journals"
             journals.mkdir(mode=0o700, exist_ok=True)
         elif config.recoverable:
-            _log.warning("sessions will not outlive their executor: no room for journals", folder=str(self._journals))
+            _log.warning(
+                "sessions will not outlive their executor, because the disk has no space for journals",
+                folder=str(self._journals),
+            )
         return attrs.evolve(
             config,
             network=NetworkConfig(ListenAddresses(host), tls),
@@ -191,22 +211,22 @@ class ExecutorHolder:
 
 
 def _own_folder(base: Path, name: str, locks: list[int]) -> Path:
-    """Return a folder that is locked for this process. The descriptor of the lock is added to `locks`.
+    """Create the folder `base / name` and lock it for this process. Append the descriptor of the lock to `locks`.
 
     Raises:
-        OSError: the folder cannot be made, other users have access to `base`, or another process has locked the folder.
+        OSError: the folder cannot be created, other users have access to `base`, or another process has locked the folder.
     """
     make_private_folder(base)
     folder = base / name
     folder.mkdir(mode=0o700, exist_ok=True)
-    # A file, since network file systems lock nothing that is not open for writing.
+    # A separate file, because network file systems lock only files that are open for writing.
     locks.append(os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | CLOEXEC, 0o600))
     lock_file(locks[-1])
     return folder
 
 
 def _remove_abandoned(base: Path) -> None:
-    """Remove folders that no process has locked and that were unchanged for `_ABANDONED_SECONDS`."""
+    """Remove the folders in `base` that no process has locked and that have not changed for `_ABANDONED_SECONDS`."""
     for folder in base.iterdir():
         with contextlib.suppress(OSError):  # a process has locked it, or it has just been removed
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))

@@ -1,4 +1,4 @@
-"""Handle of an executor whose holder runs behind a command, such as `ssh`, that passes on standard input and output."""
+"""Handle of an executor whose holder runs behind a command, such as `ssh`, that forwards standard input and output."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log = get_logger("djinn.launch")
 class PipedHandle(ExecutorHandle):
     """Handle of an executor whose holder runs behind a command that forwards standard input and output.
 
-    The command line ends with `holder_command()`, or runs it in another environment: `unshare ...`, `numactl ...`, `ssh
-    HOST ...`. When this process ends, the holder's standard input ends, so the holder ends too. Logs of holder and
+    The command ends with `holder_command()`, which it runs in another environment: `unshare ...`, `numactl ...`, `ssh
+    HOST ...`. When this process ends, the holder's standard input ends, so the holder also ends. Logs of holder and
     executor go to standard error.
     """
 
@@ -71,7 +71,9 @@ class PipedHandle(ExecutorHandle):
                 process_group=0,  # Ctrl-C is for the user's program only
             )
         except OSError as error:
-            raise StartupError(f"cannot start an executor with `{self._shown}`: {error}") from error
+            raise StartupError(
+                f"the command `{self._shown}`, which starts an executor, cannot be run: {error}"
+            ) from error
         self._placed = self._ask("", arguments)
         self._ask("wait", ()).add_done_callback(self._hear_end)
         threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
@@ -83,11 +85,12 @@ class PipedHandle(ExecutorHandle):
             holder_version = self._placed.result(seconds)
         except TimeoutError:
             raise StartupError(
-                f"`{self._shown}` did not start a holder in {seconds:g} s. The command cannot ask for a password, and must pass on its standard input and output"
+                f"`{self._shown}` did not start the executor's parent process in {seconds:g} s: let the command forward standard input and output, "
+                "and ask for no password"
             ) from None
         if holder_version != djinn_version():
             raise StartupError(
-                f"`{self._shown}` leads to Djinn {holder_version}, and this is Djinn {djinn_version()}: install the same version there"
+                f"`{self._shown}` runs Djinn {holder_version}, and this process Djinn {djinn_version()}: install the same version on both machines"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
@@ -95,7 +98,9 @@ class PipedHandle(ExecutorHandle):
         try:
             return self._ask(method, arguments).result(timeout)
         except TimeoutError:
-            raise StartupError(f"the holder behind `{self._shown}` did not answer in {timeout:g} s") from None
+            raise StartupError(
+                f"the executor's parent process behind `{self._shown}` did not answer the call {method} in {timeout:g} s"
+            ) from None
 
     def send(self, method: str, *arguments: Any) -> None:
         """Send a call without waiting, as `ExecutorHandle.send` does."""
@@ -107,19 +112,19 @@ class PipedHandle(ExecutorHandle):
 
     @property
     def ended(self) -> bool:
-        """True after the command has ended, as `ExecutorHandle.ended`."""
+        """Return True if the command has ended, as `ExecutorHandle.ended` does."""
         return self._over.done()
 
     def end(self) -> None:
         """End the holder and the command, as `ExecutorHandle.end` does."""
         if not self._close_input(_END_SECONDS):
-            _log.warning("a holder takes no calls any more, killing its command", command=self._shown)
+            _log.warning("an executor's parent process reads no more calls, killing its command", command=self._shown)
             self._process.kill()
             return
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            _log.warning("a command does not end with its holder, killing it", command=self._shown)
+            _log.warning("a launch command did not end with its standard input, killing it", command=self._shown)
             self._process.kill()
 
     def restart(self) -> PipedHandle:
@@ -129,7 +134,10 @@ class PipedHandle(ExecutorHandle):
         return PipedHandle(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
     def _close_input(self, timeout: float = -1) -> bool:
-        """Close the command's input. Return False if a write still runs after `timeout` seconds (-1: no timeout)."""
+        """Close the command's input. Return False if another thread still writes after `timeout` seconds.
+
+        With `timeout` -1, wait without a limit.
+        """
         assert self._process.stdin is not None
         if not self._writing.acquire(timeout=timeout):
             return False
@@ -141,7 +149,7 @@ class PipedHandle(ExecutorHandle):
         return True
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
-        """Send a call. Return a future of the reply, or of a `StartupError`."""
+        """Send a call to the holder. Return a future of the result, which raises `StartupError` if the call fails."""
         number, future = next(self._numbers), Future[Any]()
         with self._lock:
             self._pending[number] = future
@@ -152,7 +160,7 @@ class PipedHandle(ExecutorHandle):
         except (OSError, ValueError):  # the command has ended, or its input is closed
             with self._lock:
                 self._pending.pop(number, None)
-            _settle(future, StartupError(f"the holder behind `{self._shown}` has ended"))
+            _settle(future, StartupError(f"the executor's parent process behind `{self._shown}` has ended"))
         return future
 
     def _read(self) -> None:
@@ -163,7 +171,7 @@ class PipedHandle(ExecutorHandle):
                 while (line := lines.read_line()) is not None:
                     self._take(line)
             except StartupError as error:
-                _log.warning("closing the pipe to a holder process", command=self._shown, reason=str(error))
+                _log.warning("closing the pipe to an executor's parent process", command=self._shown, reason=str(error))
         self._close_input()
         status = self._process.wait()
         how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"
@@ -172,7 +180,7 @@ class PipedHandle(ExecutorHandle):
             self._pending.clear()
         _settle(self._over, (_LOST, f"was lost: `{self._shown}` {how}"))
         for future in pending:
-            _settle(future, StartupError(f"`{self._shown}` {how}; see its messages on the standard error output"))
+            _settle(future, StartupError(f"`{self._shown}` {how}: see its messages on standard error"))
 
     def _take(self, line: bytes) -> None:
         try:

@@ -1,7 +1,7 @@
-"""Process that holds an executor, and receives calls of its `ExecutorHolder` over standard input and output.
+"""Parent process of an executor that receives calls of its `ExecutorHolder` on standard input, and replies on standard output.
 
-A command starts it in the executor's environment (`PipedHandle`): namespaces, a container, another machine. It does not
-import PyTorch. When its standard input ends, its launcher is gone or asks it to end.
+A command starts the process in the executor's environment (`PipedHandle`): namespaces, a container, another machine. The
+process does not import PyTorch. It ends when its standard input ends, because the launcher is gone or asks it to end.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _log = get_logger("djinn.launch")
 def holder_command(python: str = sys.executable) -> tuple[str, ...]:
     """Return the command that runs a holder. Append it to a command that enters the executor's environment.
 
-    `python`: interpreter in that environment, which needs the same version of Djinn as this process.
+    `python`: interpreter in that environment, with the same version of Djinn as this process.
     """
     return python, "-P", "-m", "djinn_launchers.piped_holder"
 
 
 class _CallServer:
-    """Answer calls, each in a separate thread."""
+    """Answers calls of a holder's methods, each in a separate thread. `replies`: descriptor for the replies."""
 
     def __init__(self, holder: ExecutorHolder, replies: int) -> None:
         self._holder, self._replies = holder, replies
@@ -41,7 +41,13 @@ class _CallServer:
 
     def _answer(self, call: HolderCall) -> None:
         if call.method not in METHODS:
-            self._say(reply_line(call.number, None, f"a holder has no method {call.method!r}"))
+            self._say(
+                reply_line(
+                    call.number,
+                    None,
+                    f"the executor's parent process has no method {call.method!r}: install the same version of Djinn there",
+                )
+            )
             return
         try:
             result = getattr(self._holder, call.method)(*call.arguments)
@@ -49,7 +55,11 @@ class _CallServer:
             self._say(reply_line(call.number, None, str(error)))
         except Exception as error:
             _log.exception("a call of a holder failed", method=call.method)
-            self._say(reply_line(call.number, None, f"{call.method} failed where the executor is: {error!r}"))
+            self._say(
+                reply_line(
+                    call.number, None, f"the call {call.method} failed in the executor's parent process: {error!r}"
+                )
+            )
         else:
             self._say(reply_line(call.number, result))
 
@@ -73,12 +83,15 @@ def main() -> None:
     holding = _CallServer(holder, replies)
     for line in calls:
         holding.take(read_call(line))
-    # Ends without telling the executor's clients: they continue on the next executor, which finds the journals.
+    # End without a message to the executor's clients: they continue on the replacement, which finds the journals.
     os._exit(0)
 
 
 def _take_pipes() -> tuple[BinaryIO, int]:
-    """Return the file for calls and the descriptor for replies, after moving them out of reach of other code."""
+    """Duplicate standard input and output, and return a file for calls and a descriptor for replies.
+
+    Afterwards, standard input is empty, and prints of other code go to standard error.
+    """
     calls, replies = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -12,7 +12,13 @@ _BYTES: Final = "base64"
 
 
 class HolderCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a method of the holder. The first call has no method: its arguments create the holder."""
+    """A call of a method of the holder.
+
+    Attributes:
+        number: number of the call, which its reply repeats.
+        method: name of the method, empty in the first call, whose arguments create the holder.
+        arguments: positional arguments.
+    """
 
     number: int
     method: str
@@ -20,7 +26,13 @@ class HolderCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HolderReply(msgspec.Struct, frozen=True, array_like=True):
-    """Reply to the call with this number: a result, or the text of a `StartupError`."""
+    """Reply to a call.
+
+    Attributes:
+        number: number of the call.
+        result: the method's result, or None after an error.
+        error: message of a `StartupError`, or None.
+    """
 
     number: int
     result: Any
@@ -72,5 +84,5 @@ def _unpacked(value: Any) -> Any:
         try:
             return base64.b64decode(value[_BYTES], validate=True)
         except (KeyError, TypeError, ValueError) as error:
-            raise msgspec.ValidationError("an object that stands for no bytes") from error
+            raise msgspec.ValidationError(f"a JSON object is not encoded bytes: it needs the key {_BYTES!r}") from error
     return tuple(map(_unpacked, value)) if isinstance(value, list) else value

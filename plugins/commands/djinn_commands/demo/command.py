@@ -16,16 +16,17 @@ NEEDED = ("sentence_transformers", "sklearn", "transformers")
 
 @click.command("demo", short_help="Show Djinn at work on this machine, no GPU needed.")
 @click.option("--device", default="cpu", show_default=True, help="Device of the demo's server, such as cuda:0.")
-@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Run only this program. May be given twice.")
-@click.option("--threads", type=click.IntRange(1), help="Torch threads on each side; half the processors by default.")
+@click.option("--only", type=click.Choice(PARTS), multiple=True, help="Run only this program. May be repeated.")
+@click.option("--threads", type=click.IntRange(1), help="Torch threads on each side. Default: half the processors.")
 @click.option(
-    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also write the printed table to a picture."
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Also write the printed table to an SVG file."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | None, as_json: bool) -> None:
-    """Run three programs locally and on a server, and compare them: embeddings, generation and training.
+    """Run three programs locally and on a server, and compare their results: embeddings, generation and training.
 
-    Starts a server of its own on this machine. Both sides get the same number of torch threads. Exits with 1 if a result differs.
+    The command starts a server process on this machine. Both sides get the same number of torch threads. The exit status is 1 if a
+    result differs.
     """
     _require_libraries()
     _quieten_libraries()

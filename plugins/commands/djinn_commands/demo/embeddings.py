@@ -74,7 +74,7 @@ class EmbeddingSearch:
         return vectors
 
     def compare(self, local: torch.Tensor, remote: torch.Tensor) -> Verdict:
-        """Return whether the embeddings are equal within `TOLERANCE`."""
+        """Compare the embeddings. They count as equal within `TOLERANCE`."""
         difference = (local - remote).abs().max().item()
         return Verdict(difference <= TOLERANCE, difference_text(difference))
 

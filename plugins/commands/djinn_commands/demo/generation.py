@@ -16,7 +16,7 @@ BLOCK_GAIN = 8.0
 
 
 class Generation:
-    """Continue a prompt token by token: a remote run takes one round trip per token."""
+    """The task that continues a prompt token by token. A remote run takes one round trip per token."""
 
     name = "generation"
     title = "GPT-2 small"
@@ -53,7 +53,7 @@ class Generation:
         return token_ids
 
     def compare(self, local: list[int], remote: list[int]) -> Verdict:
-        """Return whether the tokens are equal."""
+        """Compare the tokens. They must be identical."""
         same = sum(a == b for a, b in zip(local, remote, strict=False))
         return Verdict(local == remote, f"{same} tokens" if same == len(local) else f"{same} of {len(local)} tokens")
 
@@ -64,7 +64,7 @@ class Generation:
 
 
 class _Counter:
-    """A logits processor that only counts steps, without a round trip."""
+    """A logits processor that counts steps for the progress bar, without a round trip."""
 
     def __init__(self, advance: Advance) -> None:
         self._advance = advance

@@ -18,14 +18,19 @@ LONGEST = 300
 
 @attrs.frozen
 class Passage:
-    """A text that describes a function or class, by its full name."""
+    """A text that describes a function or class.
+
+    Attributes:
+        name: full name of the function or class.
+        text: first paragraph of its docstring.
+    """
 
     name: str
     text: str
 
 
 def passages() -> list[Passage]:
-    """Return one passage for each public function and class of `MODULES`, by name."""
+    """Return one passage for each public function and class of `MODULES`, sorted by name."""
     passage_list = []
     for module in MODULES:
         members = vars(importlib.import_module(module))
@@ -37,7 +42,7 @@ def passages() -> list[Passage]:
 
 
 def _summary(name: str, member: object) -> str:
-    """Return the first paragraph of a docstring that is not a signature, or an empty string."""
+    """Return the first paragraph of a member's docstring that is not a signature, or an empty string."""
     is_error = isinstance(member, type) and issubclass(member, BaseException)
     if name.startswith("_") or is_error or not callable(member):
         return ""

@@ -15,14 +15,20 @@ REMOTE = "remote_accelerator:0"
 
 @attrs.frozen
 class Findings:
-    """Findings of the semantic stages: kinds of workload, phases, and the most matches of each pattern in one program."""
+    """What the annotation of programs recognised.
+
+    Attributes:
+        workloads: kinds of workload, such as `llm`.
+        phases: phases, such as `llm_decode`.
+        patterns: for each pattern, its largest number of matches in one program.
+    """
 
     workloads: tuple[str, ...]
     phases: tuple[str, ...]
     patterns: Mapping[str, int]
 
     def lines(self) -> list[str]:
-        """Return short lines: kinds of workload, then their phases, then the patterns."""
+        """Return short lines for the table: workloads, phases, then patterns. Return `nothing` if all are empty."""
         phases = (phase.removeprefix("llm_").replace("_", " ") for phase in self.phases if phase not in self.workloads)
         lines = [", ".join(self.workloads), ", ".join(phases)]
         lines += [f"{count} {name}" for name, count in sorted(self.patterns.items())]
@@ -31,7 +37,7 @@ class Findings:
 
 @attrs.frozen
 class MeasuredRun:
-    """A run of a task: its seconds, and the counters of `djinn.stats()`."""
+    """Measurements of one run of a task: its seconds, and the counters of `djinn.stats()`."""
 
     seconds: float
     counters: Mapping[str, int]
@@ -39,14 +45,19 @@ class MeasuredRun:
 
 @attrs.frozen
 class Measured:
-    """Measurements of one task, local and remote. Times in seconds, sizes in bytes.
+    """All measurements of one task.
 
     Attributes:
+        name: name of the task.
+        title: name of its model.
+        verdict: comparison of the local and remote results.
         local_first: the first local run.
-        local: the second local run, which is compared.
+        local: the second local run.
         upload: the move of the model and its data to the server.
         remote_first: the first remote run, which plans and sends the templates.
-        remote: the second remote run, which is compared.
+        remote: the second remote run.
+        recognised: what the annotation of the remote programs recognised.
+        highlights: lines that show the remote result.
     """
 
     name: str
@@ -61,12 +72,12 @@ class Measured:
     highlights: tuple[str, ...]
 
 
-# Called before each piece of work with a description. Returns a progress callback.
+# Called with a description before each step of the measurement. Returns a progress callback.
 Announce = Callable[[str], Advance]
 
 
 def measure(task: Task, announce: Announce) -> Measured:
-    """Run `task` twice locally, then twice on `remote_accelerator:0`, and compare."""
+    """Run `task` twice locally and twice on `remote_accelerator:0`. Compare both remote results with the first local result."""
     from djinn_client.runtime.client import record_plans
 
     task.move("cpu")
@@ -117,7 +128,7 @@ def _worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def summarise(profiles: Sequence[Any]) -> Findings:
-    """Return the findings of several profiles together, without unknown and generic entries."""
+    """Return the merged findings of workload profiles, without the kinds `generic`, `unknown` and `forward`."""
     patterns: dict[str, int] = {}
     for profile in profiles:
         for name, count in profile.pattern_counts().items():

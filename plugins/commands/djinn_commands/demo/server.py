@@ -23,10 +23,14 @@ STOP_SECONDS = 15.0
 
 @contextlib.contextmanager
 def running_server(device: str, threads: int) -> Iterator[Path]:
-    """Start `djinn serve` on this machine. Yield its connection file, and stop the server afterwards.
+    """Start `djinn serve` on this machine and yield its connection file. Stop the server at the end of the block.
+
+    Args:
+        device: device of the executor.
+        threads: torch threads of the executor.
 
     Raises:
-        StartupError: the server ended or did not become ready; the message has its output.
+        StartupError: the server ended or did not become ready. The message has its output.
     """
     with tempfile.TemporaryDirectory(prefix="djinn-demo-") as folder:
         connection, log = Path(folder, "connection.json"), Path(folder, "server.log")
@@ -42,7 +46,7 @@ def running_server(device: str, threads: int) -> Iterator[Path]:
 
 
 def _djinn() -> list[str]:
-    """Return the command `djinn` of this installation, or the slower interpreter call if the script is missing."""
+    """Return the command line of this installation's `djinn`: its script, or `python -m djinn` if the script is missing."""
     script = Path(sysconfig.get_path("scripts"), "djinn")
     return [str(script)] if script.exists() else [sys.executable, "-P", "-m", "djinn"]
 

@@ -1,4 +1,4 @@
-"""The whole demo: start a server and run one task after the other, with a progress bar."""
+"""The whole demo: start a server and run the tasks in turn, with a progress bar."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_demo(names: Sequence[str], setting: Setting, console: Console) -> list[M
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        starting = progress.add_task("starting a server of our own", total=None)
+        starting = progress.add_task("starting the demo's server", total=None)
         with running_server(setting.device, setting.threads) as connection:
             progress.remove_task(starting)
             djinn.configure(connection_file=connection)
@@ -59,7 +59,7 @@ def _measure_one(make: Callable[[], Task], progress: Progress) -> Measured:
 
 
 def _announcer(progress: Progress) -> Announce:
-    """Return a callback that shows one bar at a time: a new run replaces the last bar."""
+    """Return a callback that replaces the progress bar of the previous step by a new bar."""
 
     def announce(words: str) -> Advance:
         for old in progress.task_ids:

@@ -25,7 +25,7 @@ Line = tuple[str, Callable[[Measured], Text | str]]
 
 @attrs.frozen
 class Setting:
-    """Hardware of the runs: the server's device, and the torch threads of each side."""
+    """Options of a demo: the server's device, and the number of torch threads of each side."""
 
     device: str
     threads: int
@@ -34,21 +34,21 @@ class Setting:
 def show(results: Sequence[Measured], setting: Setting, console: Console) -> None:
     """Print the table, then the findings of each remote run."""
     console.print()
-    console.print(Padding(Text("The same program here and on a server", style="bold"), (0, 1)))
+    console.print(Padding(Text("The same programs here and on a server", style="bold"), (0, 1)))
     console.print()
     console.print(Padding(_facts(results), (0, 1)))
     console.print()
     console.print(Padding(_findings(results), (0, 0, 0, 1)))
     console.print()
     lines = (
-        f"Both ways with {setting.threads} torch thread{'s' if setting.threads > 1 else ''} on {setting.device}; times "
-        "and counters are those of second runs unless marked first. The server is a process of its own on this machine."
+        f"Both sides use {setting.threads} torch thread{'s' if setting.threads > 1 else ''}, and the server {setting.device}. Rows show "
+        "the second run unless they say first run. The server is another process on this machine."
     )
     console.print(Padding(Text(lines, style="dim"), (0, 1)), width=WIDTH)
 
 
 def picture(results: Sequence[Measured], setting: Setting) -> str:
-    """Return the output of `show`, as SVG."""
+    """Return the output of `show` as an SVG document."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     show(results, setting, console)
     # Without web fonts.
@@ -56,12 +56,12 @@ def picture(results: Sequence[Measured], setting: Setting) -> str:
 
 
 def as_json(results: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Return the same facts as JSON."""
+    """Return the measurements as JSON values."""
     return [attrs.asdict(measured) for measured in results]
 
 
 def bytes_text(size: float) -> str:
-    """Format a size: 1,500 becomes `1.5 kB`."""
+    """Return a size in bytes as text: 1,500 becomes `1.5 kB`."""
     unit = 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1

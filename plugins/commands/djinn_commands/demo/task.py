@@ -1,4 +1,4 @@
-"""Interface of a demonstration: the same work on two devices, and the comparison of its results."""
+"""Interface of the demo's tasks: the same work on two devices, and the comparison of its results."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any, Protocol
 
 import attrs
 
-# Called with the number of completed steps and of all steps.
+# Called with the number of completed steps and the number of all steps.
 Advance = Callable[[int, int], None]
 
 
 @attrs.frozen
 class Verdict:
-    """Comparison of two results: whether they agree, and the difference in words."""
+    """Comparison of two results: True if they agree, and the difference in words."""
 
     equal: bool
     detail: str
 
 
 def difference_text(difference: float) -> str:
-    """Return the difference between two results as text."""
+    """Return a difference between two results as text, such as `within 1e-06`."""
     return "bitwise" if difference == 0 else f"within {difference:.0e}"
 
 
 class Task(Protocol):
-    """Interface of a demonstration.
+    """A program of the demo.
 
     Attributes:
-        name: its name in `djinn demo --only`.
+        name: name of the task in `djinn demo --only`.
         title: name of the model, in two or three words.
     """
 
@@ -36,13 +36,13 @@ class Task(Protocol):
     title: str
 
     def move(self, device: str) -> None:
-        """Move a new copy of the model to `device`. Its time is the upload time."""
+        """Move a new copy of the model to `device`. The caller measures this call as the upload."""
 
     def run(self, device: str, advance: Advance) -> Any:
-        """Do the work on `device`. Return the result on the CPU. Each call gives the same result."""
+        """Do the work on `device` and return the result on the CPU. Repeated calls return equal results."""
 
     def compare(self, local: Any, remote: Any) -> Verdict:
-        """Return the comparison of both results."""
+        """Return the comparison of a local and a remote result."""
 
     def highlights(self, remote: Any) -> list[str]:
         """Return lines of at most 64 characters that show the remote result."""

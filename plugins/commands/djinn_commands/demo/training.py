@@ -23,14 +23,14 @@ ACCURACY_TOLERANCE = 0.01
 
 @attrs.frozen
 class TrainingResult:
-    """Mean loss of each epoch, and the accuracy on held-out digits."""
+    """Result of a training run: the mean loss of each epoch, and the accuracy on held-out digits, from 0 to 1."""
 
     losses: tuple[float, ...]
     accuracy: float
 
 
 class DigitTraining:
-    """Train with Adam. The data are uploaded once, and one number is fetched per epoch."""
+    """The task that trains with Adam. The data are uploaded once, and one number is fetched per epoch."""
 
     name = "training"
     title = "CNN on digits"
@@ -86,7 +86,7 @@ class DigitTraining:
         return right.float().mean().item()
 
     def compare(self, local: TrainingResult, remote: TrainingResult) -> Verdict:
-        """Return whether loss curve and accuracy are equal within the tolerances."""
+        """Compare loss curve and accuracy. They count as equal within the tolerances."""
         worst = max(abs(a - b) for a, b in zip(local.losses, remote.losses, strict=True))
         close = worst <= LOSS_TOLERANCE and abs(local.accuracy - remote.accuracy) <= ACCURACY_TOLERANCE
         return Verdict(close, difference_text(worst))

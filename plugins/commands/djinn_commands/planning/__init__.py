@@ -3,7 +3,7 @@
 This module is imported for `djinn --help`, so the other modules are imported when they are needed.
 
 - `plan_command`, `explain_command`: the command line. `model`: models without weights, and the programs of their steps.
-- `fit`: whether a model fits on present servers. `peak`: peak memory of a program.
+- `fit`: whether a model fits on running servers. `peak`: peak memory of a program.
 - `forecast`: memory, latency and throughput of a plan for a described cluster.
 """
 

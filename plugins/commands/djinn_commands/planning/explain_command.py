@@ -27,14 +27,18 @@ _SUMMARISED = 30  # maximum number of programs that are listed before the detail
 
 @click.command("explain", context_settings={"ignore_unknown_options": True})
 @click.option("--until", type=click.Choice(_STAGES), default=_STAGES[-1], help="The last stage to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a program: the format json.")
-@click.option("--format", "form", help="Print as text (the default), json, or in a format of a renderer, such as svg.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw into FILE.svg or FILE.html.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="The same as --format json: print a list with one object per program."
+)
+@click.option("--format", "form", help="Output format: text (default), json, or a renderer's format, such as svg.")
+@click.option(
+    "--picture", type=click.Path(path_type=Path, dir_okay=False), help="Write a picture to FILE.svg or FILE.html."
+)
 @click.option("--program", type=click.IntRange(1), help="Show only the program with this number.")
-@click.option("--unfold", is_flag=True, help="List equal layers one by one.")
-@click.option("--depth", type=click.IntRange(0), help="How many levels of modules to list.")
+@click.option("--unfold", is_flag=True, help="List equal layers separately.")
+@click.option("--depth", type=click.IntRange(0), help="Number of nested module levels to list.")
 @click.option("--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What a model does.")
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of a model at a time.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size of a model's inputs.")
 @click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Tokens of each input.")
 @click.argument("target")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -69,7 +73,7 @@ def explain(
     from djinn_core.ir.result import shown_until
 
     if as_json and form not in {None, "json"}:
-        raise click.UsageError(f"--json means --format json and contradicts --format {form}: remove one of them")
+        raise click.UsageError(f"--json is --format json and contradicts --format {form}: remove --json or --format")
     form = "json" if as_json else form
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results, decisions = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
@@ -107,7 +111,7 @@ def _results(
             return 0, [captured_model(target, step, until)], ()
     if not path.is_file():
         raise click.BadParameter(
-            f"there is no file {target}. Give a script, a config.json, or module:function", param_hint="TARGET"
+            f"there is no file {target}: name a script, a config.json, or module:function", param_hint="TARGET"
         )
     _refuse_options_of_models(model)
     from djinn_commands.script import Script
@@ -121,13 +125,16 @@ def _refuse_options_of_models(names: Iterable[str]) -> None:
     flags = [f"--{name}" for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     if flags:
         raise click.UsageError(
-            f"{', '.join(flags)} is for models without weights; options of the script come after --, as in "
+            f"{', '.join(flags)} works only for a config.json or module:function. To pass an option to the script, write it after --, as in "
             f"`djinn explain script.py -- {flags[0]} ...`"
         )
 
 
 def _run(script: Script) -> tuple[int, Sequence[PipelineResult], Sequence[TemplateDecision]]:
-    """Run the script to its end, even after an error. Return its exit status, the plans of its programs, and the executors' decisions."""
+    """Run the script. Return its exit status, the plans of its programs, and the executors' decisions about hot templates.
+
+    If the script raises, return status 1 and the plans up to that moment.
+    """
     from djinn_client.runtime.client import record_plans, template_decisions
 
     status = 0
@@ -145,7 +152,9 @@ def _chosen(results: Sequence[PipelineResult], number: int | None) -> Sequence[P
     if number is None:
         return results
     if number > len(results):
-        raise click.BadParameter(f"there are only {len(results)} programs", param_hint="--program")
+        raise click.BadParameter(
+            f"program {number} does not exist: choose a number from 1 to {len(results)}", param_hint="--program"
+        )
     return [results[number - 1]]
 
 
@@ -168,7 +177,7 @@ def _print_text(results: Sequence[PipelineResult], chosen: int | None, *, unfold
 
 
 def _print_decisions(decisions: Sequence[TemplateDecision]) -> None:
-    """Print how executors run hot templates, and why not in another way."""
+    """Print the run strategy of each hot template, and why the executor chose it."""
     if decisions:
         click.secho("executor", bold=True)
     for one in decisions:
@@ -179,7 +188,7 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
     """Print one line per program, so that users can choose one."""
     from djinn_core.planning.units import duration
 
-    click.secho(f"{len(results)} programs; --program N shows one, --depth 1 shows less of each", bold=True)
+    click.secho(f"{len(results)} programs. Show program N with --program N, or fewer modules with --depth 1", bold=True)
     every = sum(map(_seconds, results))
     for number, result in enumerate(results[:_SUMMARISED], 1):
         workload = result.profile.workload.value if result.profile else ""
@@ -192,13 +201,19 @@ def _print_summary(results: Sequence[PipelineResult]) -> None:
 
 
 def _seconds(result: PipelineResult) -> float:
-    """Return the predicted seconds of all ops; 0 without predictions."""
+    """Return the sum of the ops' predicted seconds, or 0 if the result has no predictions."""
     return sum(result.costs.seconds(device) for device in result.costs.by_device) if result.costs else 0.0
 
 
 @attrs.frozen
 class _Drawer:
-    """Draw programs with renderers of plugins, to a file or to standard output."""
+    """Draws programs with renderers of plugins.
+
+    Attributes:
+        registry: registry with the renderers.
+        printer: renderer for standard output, or None.
+        picture: path of the picture file, or None.
+    """
 
     registry: Registry
     printer: Renderer | None
@@ -206,7 +221,7 @@ class _Drawer:
 
     @classmethod
     def of(cls, form: str | None, picture: Path | None) -> _Drawer | None:
-        """Return the drawer; None without a picture.
+        """Return the drawer for the options --format and --picture, or None if they need no renderer.
 
         Raises:
             ConfigurationError: no renderer has the format or the file's suffix, or the folder does not exist.
@@ -223,11 +238,13 @@ class _Drawer:
         return cls(registry, None if form is None or is_own else renderer_of(form, registry), picture)
 
     def draw(self, results: Sequence[PipelineResult]) -> None:
-        """Draw the longest program."""
+        """Draw the program with the longest predicted time."""
         from djinn_profiler.explain.rendering import render, renderer_for
 
         if not results:
-            raise click.ClickException("the script ran no program, so there is nothing to draw")
+            raise click.ClickException(
+                "there is nothing to draw: the script ran no program on remote_accelerator. Move a model or a tensor there with .to(...)"
+            )
         seconds = [_seconds(result) for result in results]
         longest = seconds.index(max(seconds))
         which = f"program {longest + 1} of {len(results)}, the longest" if len(results) > 1 else "the program"

@@ -1,4 +1,4 @@
-"""`djinn plan` for servers: whether a model fits now, and which changes would make it fit."""
+"""`djinn plan` for servers: whether a model fits on them now, and which changes would make it fit."""
 
 from __future__ import annotations
 
@@ -44,7 +44,13 @@ _TRIES: Final = 4
 
 @attrs.frozen
 class Program:
-    """A program of the step, planned for one device like an executor's: its peak, and its predicted seconds."""
+    """A program of the step, planned for one device.
+
+    Attributes:
+        name: `forward`, `prompt`, `decode` or `train`.
+        peak: peak memory of the program.
+        seconds: predicted seconds of one step.
+    """
 
     name: str
     peak: Peak
@@ -52,33 +58,34 @@ class Program:
 
     @property
     def needed(self) -> int:
-        """Return the bytes that the program needs, with the allowance."""
+        """Return the free bytes that the program needs: its peak with the allowance."""
         return with_allowance(self.peak.bytes)
 
 
 @attrs.frozen
 class Executor:
-    """A device of a server.
+    """A device of a server, at the time of the query.
 
     Attributes:
-        free: free bytes; None if unknown.
+        server: URL of the server.
+        device: the device's capabilities and free memory.
     """
 
     server: str
     device: DeviceCapabilities
 
     def fits(self, needed: int) -> bool:
-        """Return True if this many bytes are free."""
+        """Return True if `needed` bytes are free, or if the free memory is unknown."""
         return self.device.memory_free is None or needed <= self.device.memory_free
 
 
 @attrs.frozen
 class Suggestion:
-    """A change that reduces memory.
+    """A change that reduces the memory that a step needs.
 
     Attributes:
-        change: the command or options for the change.
-        needed: bytes with the change.
+        change: the command or the options that make the change.
+        needed: free bytes that the step needs after the change.
         fits: True if these bytes are free.
         reason: consequence of the change, or why it does not help.
     """
@@ -90,7 +97,7 @@ class Suggestion:
 
 
 def with_allowance(counted: int) -> int:
-    """Return the free bytes that a program with this peak of its tensors needs."""
+    """Return the free bytes that a program needs whose tensors take `counted` bytes at their peak."""
     return int(counted * ALLOWANCE) + SMALL
 
 
@@ -104,6 +111,14 @@ def print_fit(
     as_json: bool,
 ) -> None:
     """Print whether the model fits. Exit with status 1 if it does not.
+
+    Args:
+        target: the model: a configuration file, its folder, or `module:function`.
+        step: the work of the model.
+        servers: names or URLs of servers. If empty, the configured servers are asked.
+        connection_file: a file that `djinn serve` wrote, or None.
+        policies: names of placement policy and scheduler. An empty name stands for the preferred one.
+        as_json: True to print one JSON object.
 
     Raises:
         ConfigurationError: no server is configured, the model cannot be built, or the policy or scheduler does not exist.
@@ -122,7 +137,7 @@ def print_fit(
 
 
 def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[Executor, ...]:
-    """Return the servers' devices, each once. If some servers do not answer, name them on stderr.
+    """Return the devices of the servers. If some servers do not answer, name them on stderr.
 
     Raises:
         ConfigurationError: no server is named or configured.
@@ -142,17 +157,28 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
     if not executors:
         raise next(iter(silent.values()), _no_executor())
     for url, error in silent.items():
-        click.echo(f"without {url}: {error}", err=True)
+        click.echo(f"djinn plan ignores {url}, which did not answer: {error}", err=True)
     return tuple(executors.values())
 
 
 def _no_executor() -> DjinnError:
-    return ConfigurationError("the servers have no executor; `djinn status` shows their state")
+    return ConfigurationError(
+        "no server has an executor: see `djinn status`, and repeat the command when one has started"
+    )
 
 
 @attrs.define
 class Fit:
-    """A model, its step, and the candidate executors."""
+    """Computes whether a step of a model fits on executors.
+
+    Attributes:
+        model: the model.
+        step: its work.
+        executors: the candidate devices.
+        registry: the plugins that plan.
+        policy: placement policy for several devices. If empty, the preferred policy is used.
+        scheduler: scheduler for several devices. If empty, the preferred scheduler is used.
+    """
 
     model: BuiltModel
     step: Step
@@ -162,7 +188,7 @@ class Fit:
     scheduler: str = ""
 
     def programs(self, step: Step) -> tuple[Program, ...]:
-        """Return the programs of a step, each planned for one device like the executor with most free memory."""
+        """Return the programs of `step`, each planned for the device with the most free memory."""
         return tuple(self._program(name, one, step) for name, one in self.model.captured(step, passes=PASSES).items())
 
     def _program(self, name: str, captured: Captured, step: Step) -> Program:
@@ -228,7 +254,7 @@ class Fit:
         return tuple(one.device for one in self.executors)
 
     def _divided(self, step: Step, devices: Sequence[DeviceCapabilities]) -> dict[str, int]:
-        """Return the bytes by device if the step is divided between these devices; empty if it does not fit."""
+        """Divide the step between `devices`. Return the free bytes that each device needs, or an empty dict if it does not fit."""
         roomy = tuple(_less_allowance(device) for device in devices)
         request = Request(
             NetworkTopology(roomy),
@@ -249,11 +275,14 @@ class Fit:
     # --- changes that make it fit ---------------------------------------------------------------------------------
 
     def _suggestions(self, fullest: Program) -> Iterator[Suggestion]:
-        """Yield changes that may make the model fit. Each change was planned."""
+        """Yield changes that may make the model fit. Each was planned, so its bytes are known.
+
+        `fullest`: the program that needs the most bytes.
+        """
         step, free = self.step, self._executor_with_most_free_memory.device.memory_free or 0
         narrow = attrs.evolve(step, dtype="bfloat16")
         if self._itemsize > 2:
-            yield self._changed("--dtype bfloat16", narrow, "weights and activations of two bytes")
+            yield self._changed("--dtype bfloat16", narrow, "2 bytes per element of weights and activations")
         if step.kind == "train" and step.optimizer.lower() != "sgd":
             yield self._changed("--optimizer sgd", attrs.evolve(step, optimizer="sgd"), "no optimizer state")
         if self.model.own_inputs is None:
@@ -263,7 +292,7 @@ class Fit:
         yield self._spilling(fullest, free)
         yield from self._more_executors(fullest)
         if self._itemsize > 2 and step.batch > 1 and self.model.own_inputs is None:
-            yield self._changed("--dtype bfloat16 --batch 1", attrs.evolve(narrow, batch=1), "both")
+            yield self._changed("--dtype bfloat16 --batch 1", attrs.evolve(narrow, batch=1), "both changes")
 
     @property
     def _itemsize(self) -> int:
@@ -282,7 +311,13 @@ class Fit:
         return Suggestion(change, bytes_needed, self._executor_with_most_free_memory.fits(bytes_needed), reason)
 
     def _smaller(self, name: str, step: Step, free: int) -> Iterator[Suggestion]:
-        """Yield the suggestion of the largest batch, or number of tokens, that fits. If none fits, suggest size 1."""
+        """Yield a suggestion of the largest fitting size. If no size fits, suggest size 1. Yield nothing if the size is 1 now.
+
+        Args:
+            name: the size to reduce: `batch` or `tokens`.
+            step: the work with its present size.
+            free: free bytes of the device.
+        """
         now = int(getattr(step, name))
         if now == 1:
             return
@@ -291,29 +326,34 @@ class Fit:
             "tokens": lambda size: attrs.evolve(step, tokens=size),
         }
         bytes_needed, size = _largest(lambda size: self._needed(variants[name](size)), now, free)
-        reason = "" if bytes_needed <= free else "not even that fits"
+        reason = "" if bytes_needed <= free else f"not even {name} {size} fits"
         yield Suggestion(f"--{name} {size}", bytes_needed, bytes_needed <= free, reason)
 
     def _spilling(self, fullest: Program, free: int) -> Suggestion:
-        """Return the suggestion of a memory limit with spilling. The limit must hold the operands of the largest op."""
+        """Return the suggestion to spill values. It fits if the operands of the largest op fit into the memory limit.
+
+        Args:
+            fullest: the program that needs the most bytes.
+            free: free bytes of the device.
+        """
         device, least = self._executor_with_most_free_memory.device, with_allowance(fullest.peak.largest_step)
         if device.spill:
             room = free + device.spill
-            reason = f"the executor has a memory limit and can spill {binary_size(device.spill)}; steps take longer"
+            reason = f"the executor has a memory limit and may spill {binary_size(device.spill)}. Steps take longer"
             return Suggestion(
-                "nothing: it spills", fullest.needed, fullest.needed <= room and least <= BUDGET * free, reason
+                "none: the executor spills", fullest.needed, fullest.needed <= room and least <= BUDGET * free, reason
             )
         gib = math.floor(free / (1 << 30) * 100) / 100
         reason = (
-            f"values are spilled, at least {binary_size(fullest.needed - int(BUDGET * free))}, and steps take longer; the largest "
-            f"op needs {binary_size(least)} at once"
+            f"the executor spills at least {binary_size(fullest.needed - int(BUDGET * free))}, so steps take longer. The largest op "
+            f"needs {binary_size(least)} in memory"
         )
         return Suggestion(f"djinn serve --memory-gib {gib:g}", least, least <= BUDGET * free, reason)
 
     def _more_executors(self, fullest: Program) -> Iterator[Suggestion]:
-        """Yield the smallest count of 2, 4 and 8 executors that holds the divided step.
+        """Yield the suggestion of 2, 4 or 8 executors: the smallest number on which the divided step fits.
 
-        All executors are like the executor with most free memory.
+        The plan assumes that each has as much free memory as the executor with the most.
         """
         like = self._executor_with_most_free_memory.device
         for count in _SEVERAL:
@@ -322,21 +362,26 @@ class Fit:
             devices = [attrs.evolve(like, id=f"{number}/{like.kind}:0") for number in range(count)]
             bytes_by_device = self._divided(self.step, devices)
             if bytes_by_device:
-                reason = f"at most {binary_size(max(bytes_by_device.values()))} on each of {len(bytes_by_device)}"
+                reason = (
+                    f"at most {binary_size(max(bytes_by_device.values()))} on each of {len(bytes_by_device)} devices"
+                )
                 yield Suggestion(
                     f"{count} executors with as much free memory", max(bytes_by_device.values()), True, reason
                 )
                 return
         yield Suggestion(
-            f"{_SEVERAL[-1]} executors with as much free memory", fullest.needed, False, "no placement was found"
+            f"{_SEVERAL[-1]} executors with as much free memory",
+            fullest.needed,
+            False,
+            "no placement of the parts fits",
         )
 
     # --- as text --------------------------------------------------------------------------------------------------
 
     def lines(self, found: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the result as sentences."""
+        """Yield the lines of text for the user. `found`: the result of `described`."""
         step = self.step
-        more = f" and {step.new_tokens:,} new ones" if step.kind == "decode" and step.new_tokens > 1 else ""
+        more = f" and {step.new_tokens:,} new tokens" if step.kind == "decode" and step.new_tokens > 1 else ""
         tokens = (
             f", {step.tokens:,} tokens each{more}"
             if self.model.own_inputs is None and "input_ids" in self._input_names
@@ -348,7 +393,7 @@ class Fit:
         parts = ", ".join(f"{kind} {binary_size(size)}" for kind, size in found["memory"].items() if size)
         yield f"memory     {binary_size(found['needed'])} at most: {parts}"
         if found["cache_bytes"]:
-            yield f"cache      {binary_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes a token"
+            yield f"cache      {binary_size(found['cache_bytes'])} at the end, {found['cache_bytes_per_token']:,.0f} bytes per token"
         for one in found["executors"]:
             free = (
                 "free memory unknown"
@@ -359,19 +404,22 @@ class Fit:
             yield f"executor   {one['server']} {one['device']} {one['name']}: {free}: {verdict}"
         for device, size in found["together"].items():
             yield f"divided    {device}: {binary_size(size)}"
-        assumed = "" if found["measured_device"] else " (assumed speeds: `djinn calibrate` measures them)"
+        assumed = "" if found["measured_device"] else " (from assumed speeds; measure them with `djinn calibrate`)"
         if found["rate"]:
             yield f"speed      {found['rate']:,.3g} {found['rate_unit']}/s on the device{assumed}"
         yield ""
-        yield "It fits." if found["fits"] else "It does not fit. Changes that were planned:"
+        yield "The model fits." if found["fits"] else "The model does not fit. Planned changes:"
         for one in found["suggestions"]:
             yield f"  {'fits' if one['fits'] else '    '}  {one['change']:<42} {binary_size(one['needed'])}{'; ' if one['reason'] else ''}{one['reason']}"
 
 
 def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, int]:
-    """Return the needed bytes, and the size, of the largest size below `now` that fits in `free`.
+    """Return the bytes that the largest fitting size needs, and that size. If no size fits, return these for size 1.
 
-    If none fits, return those of size 1.
+    Args:
+        needed: function that returns the bytes that a size needs.
+        now: the present size, which does not fit.
+        free: free bytes.
     """
     low, high = (1, needed(1)), (now, needed(now))
     if low[1] > free:
@@ -390,7 +438,7 @@ def _largest(needed: Callable[[int], int], now: int, free: int) -> tuple[int, in
 
 
 def _less_allowance(device: DeviceCapabilities) -> DeviceCapabilities:
-    """Return the device with its free memory minus the allowance, and without spilling."""
+    """Return the device without spilling, and with the free memory that remains for tensors after the allowance."""
     if device.memory_free is None:
         return attrs.evolve(device, spill=0)
     return attrs.evolve(device, memory_free=max(0, int((device.memory_free - SMALL) / ALLOWANCE)), spill=0)

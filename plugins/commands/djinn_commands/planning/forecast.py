@@ -20,13 +20,15 @@ class DeviceForecast:
     """Predicted use of a device that runs a part of the program.
 
     Attributes:
+        device: id of the device.
         modules: modules whose ops run on the device, in order, with numbered modules as ranges, such as
             `model.layers.0-39`.
+        nodes: number of its ops.
         inputs: bytes of weights, caches and other inputs on the device.
-        peak: peak bytes.
-        memory: bytes of memory of the device.
+        peak: peak bytes on the device.
+        memory: bytes of memory that the device has.
         busy: seconds of work in one run.
-        reason: reason for most of its ops.
+        reason: why the policy placed ops on this device. If reasons differ, the most frequent one.
     """
 
     device: str
@@ -44,7 +46,8 @@ class Forecast:
     """Predicted performance of one run and of successive runs of a program.
 
     Attributes:
-        latency: seconds of a run with all weights and caches in place.
+        devices: the used devices.
+        latency: seconds of a run if all weights and caches are on their devices.
         interval: seconds between pipelined runs.
         upload_bytes: bytes that only the first run uploads.
         upload_seconds: additional seconds of the first run.
@@ -81,7 +84,7 @@ def forecast(
     """
     placement = result.placement
     if placement is None or result.costs is None:
-        raise ValueError("a forecast needs a plan until='schedule'")
+        raise ValueError("the plan has no placement or no costs, which a forecast needs: plan with until='schedule'")
     nodes: dict[str, list[int]] = defaultdict(list)
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for decision in placement.decisions:
@@ -117,7 +120,10 @@ def forecast(
 
 
 def modules_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return paths cut at their first number, without repetition, with ranges of numbers. Other paths stay unchanged."""
+    """Return a short list of module paths: each path ends at its first number, and numbers are joined to ranges.
+
+    A path without a number is omitted if another path is inside it.
+    """
     layers: dict[str, set[int]] = {}
     for path in paths:
         if not path:
@@ -147,9 +153,9 @@ def _spans(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _shares(result: PipelineResult, nodes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return fractions of device time by cause.
+    """Return the fractions of device time by cause, as `Forecast.shares`.
 
-    Each op counts the larger of arithmetic and memory time. The rest of its time is the launch.
+    The time of an op is its arithmetic or its memory time, whichever is longer, and the launch.
     """
     shares = dict.fromkeys(("arithmetic", "memory bandwidth", "starting ops"), 0.0)
     for device_id, its_nodes in nodes.items():
@@ -171,7 +177,7 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
-    """Return the number of copies of the program that fit into the cluster, by the models of the used devices."""
+    """Return the number of copies of the plan that fit into the cluster at once. Only devices of equal model are exchanged."""
     makes = Counter(_make(d) for d in result.topology.devices)
     used = Counter(_make(result.topology.device(d)) for d in line.devices)
     return min((makes[make] // count for make, count in used.items()), default=0)

@@ -35,11 +35,12 @@ class Step:
     """The work of a model, with its input sizes.
 
     Attributes:
+        kind: `forward` is one call, `decode` one token after a prompt, `train` one step of the optimizer.
         batch: number of inputs.
         tokens: tokens per input; for `decode`, tokens of the prompt.
         new_tokens: number of tokens decoded after the prompt.
         optimizer: name of a class of `torch.optim`, in any case, for `train`.
-        dtype: dtype of weights and floating-point inputs, such as `bfloat16`; empty: the model's own.
+        dtype: dtype of weights and floating-point inputs, such as `bfloat16`. If empty, the model keeps its dtypes.
     """
 
     kind: Literal["forward", "decode", "train"] = "forward"
@@ -51,7 +52,7 @@ class Step:
 
 
 def step_of(step: str, batch: int, tokens: int, **others: Any) -> Step:
-    """Return the work that the command's options describe."""
+    """Return the `Step` that the options of `djinn plan` and `djinn explain` describe."""
     return Step(cast("Any", step), batch, tokens, **others)
 
 
@@ -60,8 +61,10 @@ class BuiltModel:
     """A model without weights.
 
     Attributes:
-        own_inputs: the inputs that its function returned; None: inputs are created for each step.
-        mend: advice for an error when the model is called.
+        target: the user's name of the model: a configuration file, its folder, or `module:function`.
+        model: the model on the meta device.
+        own_inputs: inputs that the user's function returned, or None to create inputs for each step.
+        mend: advice to the user if a call of the model fails.
     """
 
     target: str
@@ -71,21 +74,23 @@ class BuiltModel:
 
     @property
     def name(self) -> str:
-        """Return the name of its class."""
+        """Return the name of the model's class."""
         return type(self.model).__name__
 
     @property
     def parameters(self) -> int:
-        """Return the number of its parameters."""
+        """Return the number of the model's parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
     def captured(self, step: Step, *, passes: int = 1) -> dict[str, Captured]:
         """Return the programs of a step by name: `forward`, or `prompt` and `decode`, or `train`.
 
-        `passes`: number of consecutive calls, each with the values that the previous one keeps.
+        Args:
+            step: the work to capture.
+            passes: number of calls to capture. Values that one call keeps are inputs of the next call.
 
         Raises:
-            ConfigurationError: the model cannot be called, or its inputs are unknown.
+            ConfigurationError: a call of the model fails, or its inputs are unknown.
         """
         model = self._prepared(step)
         inputs = self.own_inputs or ((), _inputs_for(model, step, self.mend))
@@ -98,15 +103,15 @@ class BuiltModel:
         except (
             UnsupportedOperation
         ):  # the model reads its inputs: give them values, and let the executor compute the answers
-            click.echo(f"{self.name} looks at the values of its inputs: zeros are taken for them", err=True)
+            click.echo(f"{self.name} reads the values of its inputs: the plan assumes zeros", err=True)
         try:
             return self._called(
                 lambda: _captured(model, step, lambda: pytree.tree_map_only(torch.Tensor, _zeros, inputs), passes)
             )
         except UnsupportedOperation as error:
             raise ConfigurationError(
-                f"{self.target}: the model's control flow depends on computed values, {_place(error)}, and a plan without weights "
-                "has no values. Run a script that loads the weights: djinn explain script.py"
+                f"{self.target} cannot be planned without weights, because its control flow depends on computed values {_place(error)}: write "
+                "a script that loads the weights and runs the model, and use `djinn explain script.py`"
             ) from None
 
     def _prepared(self, step: Step) -> torch.nn.Module:
@@ -118,7 +123,7 @@ class BuiltModel:
 
 
 def built_model(target: str, step: Step) -> BuiltModel:
-    """Return the model that `target` names: a configuration, or `module:function`. Print its name on stderr.
+    """Build the model that `target` names (a configuration or `module:function`). Print its name and size on stderr.
 
     Raises:
         ConfigurationError: the model cannot be built, or its inputs are unknown.
@@ -130,10 +135,15 @@ def built_model(target: str, step: Step) -> BuiltModel:
 
 
 def captured_model(target: str, step: Step, until: str) -> PipelineResult:
-    """Return the stages' results for the last program of a step of the model that `target` names.
+    """Return the plan of the last program of a model's step: for `decode`, the program of one token.
+
+    Args:
+        target: the model: a configuration file, its folder, or `module:function`.
+        step: the work to plan.
+        until: the last stage to run.
 
     Raises:
-        ConfigurationError: as `built_model` and `BuiltModel.captured`.
+        ConfigurationError: the model cannot be built or called, or its inputs are unknown.
     """
     *_, last = built_model(target, step).captured(step).values()
     return djinn.plan(last, until=cast("Any", until))
@@ -142,7 +152,9 @@ def captured_model(target: str, step: Step, until: str) -> PipelineResult:
 def _dtype(step: Step) -> torch.dtype:
     dtype = getattr(torch, step.dtype, None)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise ConfigurationError(f"there is no floating-point dtype {step.dtype!r}; try bfloat16, float16 or float32")
+        raise ConfigurationError(
+            f"--dtype {step.dtype}: PyTorch has no floating-point dtype of this name. Use bfloat16, float16 or float32"
+        )
     return dtype
 
 
@@ -159,10 +171,12 @@ def _optimizer(step: Step, model: torch.nn.Module) -> torch.optim.Optimizer:
         or optimizer_class is torch.optim.Optimizer
     ):
         names = sorted(n for n, f in optimizers.items() if issubclass(f, torch.optim.Optimizer) and n != "optimizer")
-        raise ConfigurationError(f"torch.optim has no optimizer {step.optimizer!r}; it has {', '.join(names)}")
+        raise ConfigurationError(
+            f"--optimizer {step.optimizer}: torch.optim has no such class. Choose one of {', '.join(names)}"
+        )
     if inspect.signature(optimizer_class.step).parameters["closure"].default is inspect.Parameter.empty:
         raise ConfigurationError(
-            f"{optimizer_class.__name__} calls the model a variable number of times, so its step cannot be planned; name another optimizer"
+            f"--optimizer {step.optimizer}: its step calls the model a variable number of times and cannot be planned. Choose another optimizer"
         )
     return optimizer_class(model.parameters())  # type: ignore[call-arg]
 
@@ -174,11 +188,11 @@ def _called_model(target: str, mend: str, call: Callable[[], T]) -> T:
         raise
     except Exception as error:
         _show(error)
-        raise ConfigurationError(f"{target}: calling the model failed, as shown above. {mend}") from None
+        raise ConfigurationError(f"{target}: the call of the model failed with the traceback above. {mend}") from None
 
 
 def _place(error: Exception) -> str:
-    """Return the line of the model's code that raised the error."""
+    """Return the position of the model's code that raised the error, as words of a message."""
     ours = tuple(
         str(Path(place).parent) for place in (torch.__file__, djinn.__file__, __file__)
     )  # skips `djinn_core` as well as `djinn`
@@ -186,13 +200,11 @@ def _place(error: Exception) -> str:
     return f"at {frames[-1].filename}:{frames[-1].lineno} (`{frames[-1].line}`)" if frames else "inside PyTorch"
 
 
-_OWN_INPUTS = (
-    "Write a function that returns the model and its inputs, as (model, {'name': tensor}), and give `module:function`"
-)
+_OWN_INPUTS = "Write a function that returns the model and its inputs, as (model, {'name': tensor}), and name it as `module:function`"
 
 
 def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], passes: int) -> dict[str, Captured]:
-    """Return the programs of a step. `given` returns its inputs inside a capture."""
+    """Return the programs of a step by name. `given` returns the model's inputs and is called inside each capture."""
     if step.kind == "decode":
         return _decoding(model, step, given)
     optimizer = _optimizer(step, model) if step.kind == "train" else None
@@ -220,11 +232,13 @@ def _loss(output: Any) -> torch.Tensor:
     for leaf in pytree.tree_leaves(dict(output) if isinstance(output, Mapping) else output):
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
             return leaf.float().mean()
-    raise ConfigurationError("--step train: the model returns no tensor that depends on its weights")
+    raise ConfigurationError(
+        "--step train: the model returns neither a loss nor a tensor that depends on its weights. Let it return one"
+    )
 
 
 def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -> dict[str, Captured]:
-    """Return the programs that read the prompt and that decode the next token."""
+    """Return the program `prompt`, which reads the prompt, and `decode`, which decodes one token after prompt and new tokens."""
     takes = inspect.signature(model.forward).parameters
     # As `generate()` calls it: only the last position is requested.
     options: dict[str, Any] = {"use_cache": True} | ({"logits_to_keep": 1} if "logits_to_keep" in takes else {})
@@ -234,7 +248,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
             tokens = kwargs.get("input_ids")
             if tokens is None or "past_key_values" not in takes:
                 raise ConfigurationError(
-                    f"--step decode: {type(model).__name__} takes no tokens with a cache of earlier ones"
+                    f"--step decode: {type(model).__name__} does not take `input_ids` with `past_key_values`. Use --step forward"
                 )
             output = model(*args, **kwargs, **options)
         with djinn.capture():  # only for its cache and the next token
@@ -250,7 +264,7 @@ def _decoding(model: torch.nn.Module, step: Step, given: Callable[[], Inputs]) -
 
 
 def _built(target: str, step: Step) -> BuiltModel:
-    """Return the model, with the inputs that its function returned, if any."""
+    """Build the model that `target` names, with the inputs that the user's function returned, if any."""
     path = Path(target)
     if path.is_dir() or path.suffix == ".json":
         model = _from_configuration(path / "config.json" if path.is_dir() else path)
@@ -260,10 +274,10 @@ def _built(target: str, step: Step) -> BuiltModel:
     model, model_inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(
-            f"{target} returned {type(model).__name__}; it should return a torch.nn.Module, or one and its inputs"
+            f"{target} returned {type(model).__name__}: let it return a torch.nn.Module, or a tuple of a module and its inputs"
         )
     if model_inputs is None:
-        mend = f"Let {target} return the inputs, too: (model, {{'name': tensor}})"
+        mend = f"Let {target} also return the inputs: (model, {{'name': tensor}})"
         _inputs_for(model, step, mend)
         return BuiltModel(target, model, None, f"Its inputs were guessed. {mend}")
     inputs = _as_inputs(model_inputs)
@@ -298,20 +312,22 @@ def _function(target: str) -> Callable[[], Any]:
             raise
         if not function:
             raise _no_model(target) from None
-        raise ConfigurationError(f"there is no module {name!r}, neither installed nor in {Path.cwd()}") from None
+        raise ConfigurationError(
+            f"the module {name!r} is neither installed nor in {Path.cwd()}: correct its name, or change to its folder"
+        ) from None
     found = getattr(module, function, None)
     if not callable(found):
         names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         raise ConfigurationError(
-            f"{name} has no function {function!r}; it has {', '.join(sorted(names)) or 'no functions'}"
+            f"the module {name} has no function {function!r}: choose one of its functions, {', '.join(sorted(names)) or 'none'}"
         )
     return cast("Callable[[], Any]", found)
 
 
 def _no_model(target: str) -> ConfigurationError:
     return ConfigurationError(
-        f"there is no model {target!r}: give the config.json of a Hugging Face model, the folder that it is in, or `module:function`. "
-        "Names of the Hub are not looked up: download the config.json of the model"
+        f"there is no model {target!r}: name the config.json of a Hugging Face model, its folder, or `module:function`. Names of models on the "
+        "Hub do not work: download the model's config.json"
     )
 
 
@@ -321,7 +337,9 @@ def _called(function: Callable[[], Any], target: str) -> Any:
             return function()
     except Exception as error:
         _show(error)
-        raise ConfigurationError(f"{target} raised {type(error).__name__}, as shown above") from None
+        raise ConfigurationError(
+            f"{target} raised {type(error).__name__} with the traceback above: correct the function"
+        ) from None
 
 
 def _show(error: Exception) -> None:
@@ -335,41 +353,45 @@ def _from_configuration(file: Path) -> torch.nn.Module:
         ConfigurationError: the file cannot be read, is for another library, or names an unknown model.
     """
     if not file.is_file():
-        raise ConfigurationError(f"there is no file {file}")
+        raise ConfigurationError(f"there is no file {file}: name the config.json of a model, or the folder with it")
     try:
         import transformers
     except ImportError:
-        raise ConfigurationError(f"{file} needs the package transformers: pip install transformers") from None
+        raise ConfigurationError(
+            "models of a config.json need the package transformers, which is not installed: `pip install transformers`"
+        ) from None
     try:
         config = transformers.AutoConfig.from_pretrained(str(file), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(
-            f"{file} is not a configuration that transformers {transformers.__version__} can read: {reason}"
+            f"transformers {transformers.__version__} cannot read the configuration {file}: {reason}. Check the file, or update transformers"
         ) from None
     with torch.device("meta"):
         return _model_class(transformers, config)._from_config(config)  # type: ignore[no-any-return]  # noqa: SLF001
 
 
 def _model_class(transformers: Any, config: Any) -> Any:
-    """Return the class that the configuration names; if it names none, the class of the model without a head."""
+    """Return the class that the configuration names, or the class of the model without a head if it names none."""
     for name in config.architectures or ():
         model_class = getattr(transformers, name, None)
         if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
             return model_class
     if config.architectures:
         raise ConfigurationError(
-            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: the model is newer, "
-            "or needs code from its repository, which is not run"
+            f"transformers {transformers.__version__} has no model {config.architectures[0]!r}: update transformers. If the model's code is in "
+            "its repository, write a function that returns the model, and name it as `module:function`"
         )
     return transformers.AutoModel._model_mapping[type(config)]  # noqa: SLF001 - what `AutoModel.from_config` looks in
 
 
 def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]:
-    """Return inputs for a transformers model, from its `forward` and its configuration.
+    """Create inputs for a transformers model, by the signature of its `forward` and its configuration.
+
+    `mend`: advice to the user if the inputs are unknown.
 
     Raises:
-        ConfigurationError: the inputs are unknown; `mend` is the advice.
+        ConfigurationError: the inputs are unknown.
     """
     config, takes = getattr(model, "config", None), inspect.signature(model.forward).parameters
     main = str(getattr(model, "main_input_name", ""))
@@ -387,7 +409,7 @@ def _inputs_for(model: torch.nn.Module, step: Step, mend: str) -> dict[str, Any]
 
 
 def _sees_and_reads(config: Any) -> bool:
-    """Return True if the model has two encoders, for text and images. A model that reads images as tokens gets only text."""
+    """Return True if the model has separate encoders for text and images, and does not read images as tokens."""
     both = getattr(config, "text_config", None) is not None and getattr(config, "vision_config", None) is not None
     return both and not any(getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
 

@@ -21,13 +21,13 @@ ACTIVATIONS: Final = "activations"  # all other memory: inputs, results, and wor
 
 @attrs.frozen
 class Peak:
-    """The moment of a program's peak memory.
+    """Peak memory of a program.
 
     Attributes:
-        bytes: bytes at the peak.
+        bytes: bytes at the moment of the peak.
         kinds: these bytes by kind: `weights`, `cache`, `gradients`, `optimizer` and `activations`.
-        most: maximum bytes of each kind at any time.
-        left: bytes by kind at the end.
+        most: maximum bytes of each kind. Kinds may have their maximum at different moments.
+        left: bytes by kind at the end of the program.
         largest_step: maximum bytes of one op: operands, results and workspace. A lower memory limit is impossible.
     """
 
@@ -39,16 +39,16 @@ class Peak:
 
 
 def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
-    """Return the peak of a program that was scheduled on one device, with all of its inputs on the device from the beginning.
+    """Return the peak memory of a program that was scheduled on one device. All inputs are on the device from the beginning.
 
     A storage counts once, with the largest extent of its values, from the op that creates it until its last value is
-    freed. Without `caches`, keys and values that no later step reads count as activations.
+    freed. If `caches` is False, values of a KV cache count as activations.
 
     Raises:
         ValueError: the program was not scheduled, or was scheduled on several devices.
     """
     if result.schedule is None or result.costs is None or len(result.schedule.steps) > 1:
-        raise ValueError("the peak needs a schedule for one device: plan until='schedule'")
+        raise ValueError("peak_of needs a schedule for one device: plan with until='schedule' and one device")
     memory = _Held(result, KINDS if caches else KINDS | {DataResidency.STATEFUL_KV_CACHE: ACTIVATIONS})
     for value in result.graph.inputs:
         memory.hold(value)
@@ -68,7 +68,13 @@ def peak_of(result: PipelineResult, *, caches: bool = True) -> Peak:
 
 
 class _Held:
-    """Memory in use while the steps are followed."""
+    """Simulates the memory in use while the caller goes through the steps of a schedule.
+
+    Attributes:
+        fullest: bytes by kind at the peak so far.
+        most: maximum bytes of each kind so far.
+        largest: maximum bytes of one op so far.
+    """
 
     def __init__(self, result: PipelineResult, names: Mapping[DataResidency, str]) -> None:
         self._names = names
@@ -83,7 +89,7 @@ class _Held:
         self.largest = 0
 
     def hold(self, value: int) -> None:
-        """Record a value in memory."""
+        """Add a value to memory. A storage grows to the largest extent of its values."""
         storage, meta = storage_of(value), self._graph.meta(value)
         self._values.setdefault(storage, set()).add(value)
         kind = self._kinds.setdefault(storage, self._kind(value))
@@ -103,7 +109,7 @@ class _Held:
         return self._names.get(residency, ACTIVATIONS) if residency is not None else ACTIVATIONS
 
     def free(self, value: int) -> None:
-        """Free a value, and its storage with the last value."""
+        """Free a value, and its storage if no value of it remains."""
         storage = storage_of(value)
         values = self._values.get(storage)
         if values is None:
@@ -114,11 +120,16 @@ class _Held:
             self._now[self._kinds.pop(storage)] -= self._sizes.pop(storage, 0)
 
     def left(self) -> dict[str, int]:
-        """Return the present bytes by kind."""
+        """Return the bytes in use by kind."""
         return dict(+self._now)
 
     def note(self, beside: int, node: int | None = None) -> None:
-        """Record an op that has run. `beside`: its workspace bytes."""
+        """Update the maxima after an op.
+
+        Args:
+            beside: workspace bytes of the op.
+            node: index of the op in the graph, or None to update the maxima without an op.
+        """
         if node is not None:
             node_row = self._graph.nodes[node]
             storages = {storage_of(v) for v in (*node_row.inputs, *node_row.outputs)}

@@ -24,34 +24,37 @@ _GB = 1e9
     "--cluster",
     "file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A TOML file with the devices and links of a cluster that need not be there, in place of servers.",
+    help="TOML file that describes the devices and links of a cluster, which need not exist. Replaces the servers.",
 )
 @click.option(
     "--server",
     "servers",
     multiple=True,
-    help="Name (`djinn login`) or URL of a server. Default: the configured servers.",
+    help="Name (`djinn login`) or URL of a server. May be repeated. Default: the configured servers.",
 )
 @click.option("--connection-file", type=click.Path(path_type=Path), help="File that `djinn serve` wrote.")
 @click.option(
-    "--step", type=click.Choice(("forward", "decode", "train")), default="forward", help="What the model does."
+    "--step",
+    type=click.Choice(("forward", "decode", "train")),
+    default="forward",
+    help="Work of the model: a call, one decoded token, or a training step.",
 )
-@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Inputs of the model at a time.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Batch size of the inputs.")
 @click.option(
     "--tokens",
     type=click.IntRange(1),
     default=512,
     show_default=True,
-    help="Sequence length of each input; for --step decode, of the prompt.",
+    help="Tokens of each input. For --step decode: tokens of the prompt.",
 )
 @click.option(
     "--new-tokens",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Tokens that are decoded after the prompt.",
+    help="For --step decode: number of tokens decoded after the prompt.",
 )
-@click.option("--optimizer", default="adamw", show_default=True, help="A class of torch.optim, for --step train.")
+@click.option("--optimizer", default="adamw", show_default=True, help="For --step train: a class of torch.optim.")
 @click.option("--dtype", default="", help="Dtype of the weights, such as bfloat16. Default: the model's own.")
 @click.option("--policy", default="", help="The placement policy. Default: the preferred policy for several devices.")
 @click.option("--scheduler", default="", help="The scheduler. Default: the preferred scheduler for several devices.")
@@ -69,7 +72,7 @@ def plan(
 ) -> None:
     """Report whether MODEL fits on the servers now, which changes would make it fit, and its predicted speed.
 
-    With --cluster: plan MODEL for a described cluster: placement, memory, predicted latency and throughput, and bottlenecks.
+    With --cluster, report how MODEL would run on the described cluster: placement, memory, latency, throughput and bottleneck.
 
     MODEL is one of
 
@@ -77,7 +80,7 @@ def plan(
     config.json      the configuration of a Hugging Face model, or its folder
     module:function  a function that returns a model, or a model and its inputs
 
-    Nothing is computed, and no weights are needed. Cost models predict the times; `djinn calibrate` measures devices for them.
+    The command needs no weights and computes nothing. Cost models predict the times. `djinn calibrate` measures devices for them.
     The exit status is 1 if MODEL does not fit on the servers.
     """  # noqa: D301 - click looks for the character, not for its spelling
     from djinn_commands.planning.model import captured_model, step_of
@@ -90,7 +93,7 @@ def plan(
         return
     if servers or connection_file is not None:
         raise click.UsageError(
-            "--cluster plans for described devices and cannot be combined with servers: remove one of them"
+            "--cluster plans for a described cluster and not for servers: remove --cluster, or --server and --connection-file"
         )
     from djinn.planning import read_cluster
 
@@ -108,11 +111,11 @@ def plan(
 def _planned(
     captured: PipelineResult, topology: NetworkTopology, policy: str, scheduler: str
 ) -> tuple[PipelineResult, Forecast]:
-    """Return the plan of a run with weights and caches in place, and its forecast.
+    """Return the plan of a run with weights and caches on their devices, and its forecast.
 
     Raises:
         ConfigurationError: the policy or scheduler does not exist.
-        InvalidStage: the cluster cannot run the model; the message has the figures.
+        InvalidStage: the cluster cannot run the model. The message has the figures.
     """
     from djinn_client.interception.recording.substitute import rewrite
     from djinn_commands.planning.forecast import forecast
@@ -151,7 +154,9 @@ def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> li
         "",
     ]
     for device in told.devices:
-        memory = f"{device.inputs / _GB:,.1f} GB of inputs, {device.peak / _GB:,.1f} of {device.memory / _GB:,.1f} GB at most"
+        memory = (
+            f"{device.inputs / _GB:,.1f} GB of inputs, peak {device.peak / _GB:,.1f} of {device.memory / _GB:,.1f} GB"
+        )
         lines.append(f"{device.device}: {', '.join(device.modules) or 'no module'}")
         lines.append(f"    {device.nodes:,} ops, {_time(device.busy)}; {memory}; {device.reason}")
     each, unit = (step.batch / told.interval if told.interval else 0.0), "tokens" if step.kind == "decode" else "inputs"
@@ -162,8 +167,8 @@ def _lines(result: PipelineResult, told: Forecast, step: Step, file: Path) -> li
         *lines,
         "",
         f"latency     {_time(told.latency)}{upload if told.upload_bytes else ''}",
-        f"throughput  {each:,.1f} {unit}/s, one every {_time(told.interval / step.batch)}, if further batches follow without waiting{replicas}",
-        "these times are predicted from the speeds that the file says, or that are assumed where it says none",
+        f"throughput  {each:,.1f} {unit}/s ({_time(told.interval / step.batch)} each) if batches follow without a pause{replicas}",
+        "times are predicted from speeds in the file, and from assumed speeds for devices without one",
         f"limited by  {told.limit}. Time of ops on all devices: {shares}; transfers between devices: {_time(told.transfers)}",
     ]
 

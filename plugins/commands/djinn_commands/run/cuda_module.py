@@ -29,17 +29,17 @@ from djinn_client.interception.device.indexes import current_device, set_current
 from djinn_core.errors import UnsupportedOperation
 
 STAND_IN_VERSION = "12.8"  # for programs that parse the version; the executor's version is unknown
-# PyTorch writes these with other functions of `torch.cuda`, or without any.
+# PyTorch implements these by other functions of `torch.cuda`, or needs no device for them.
 KEPT = frozenset(
     "CudaError DeferredCudaCallError cudaStatus device device_of get_arch_list get_device_capability get_device_name get_gencode_flags "
     "is_tf32_supported max_memory_cached memory_cached reset_max_memory_allocated reset_max_memory_cached".split()
 )
-_NO_DRIVER = "there is no driver on this machine to ask; `djinn status` shows what the server knows"
+_NO_DRIVER = "this machine has no CUDA driver. `djinn status` shows the server's devices and memory"
 # Refused functions and classes by reason. Later versions of PyTorch may have more.
 _REFUSED = {
-    "a CUDA graph would have to be captured on the executor. Run the code without it: Djinn sends a repeated program by its name only, "
-    "which is what a graph is for": "CUDAGraph export_dot export_graph_data graph graph_pool_handle",
-    "the executor's allocator is not this process's to steer": "CUDAPluggableAllocator MemPool caching_allocator_alloc "
+    "CUDA graphs of remote programs cannot be captured. Run the code without the graph: Djinn sends a repeated program by its digest "
+    "only, which saves the same launches": "CUDAGraph export_dot export_graph_data graph graph_pool_handle",
+    "this process cannot control the executor's allocator. Remove the call": "CUDAPluggableAllocator MemPool caching_allocator_alloc "
     "caching_allocator_delete caching_allocator_disabled change_current_allocator host_memory_stats host_memory_stats_as_nested_dict "
     "memory_snapshot memory_stats_as_nested_dict reset_accumulated_host_memory_stats reset_peak_host_memory_stats use_mem_pool",
     _NO_DRIVER: "ExternalStream GreenContext clock_rate current_blas_handle current_solver_handle device_memory_used "
@@ -57,7 +57,7 @@ _open = _OpenRanges()
 
 
 def range_push(msg: str) -> int:
-    """Begin a nested range. Return its depth."""
+    """Begin a nested profiler range of this thread. Return its depth, 0 for the outermost."""
     begun = record_function(msg)
     begun.__enter__()
     _open.ranges.append(begun)
@@ -65,7 +65,7 @@ def range_push(msg: str) -> int:
 
 
 def range_pop() -> int:
-    """End the innermost range. Return the remaining depth, or -2 without a range, as NVTX does."""
+    """End the innermost range of this thread. Return the number of open ranges, or -2 if none was open, as NVTX does."""
     if not _open.ranges:
         return -2
     _open.ranges.pop().__exit__(None, None, None)
@@ -73,22 +73,22 @@ def range_pop() -> int:
 
 
 def range_start(msg: str) -> int:
-    """Begin a range that any thread may end. Return its number."""
+    """Accept the begin of a range that another thread may end, without recording it. Return 0 as its id."""
     del msg
     return 0
 
 
 def range_end(range_id: int) -> None:
-    """End a range."""
+    """Accept the end of a range from `range_start`, without recording it."""
 
 
 def mark(msg: str) -> None:
-    """Mark a moment."""
+    """Accept a marker, without recording it."""
 
 
 @contextmanager
 def nvtx_range(msg: str, *args: Any, **kwargs: Any) -> Iterator[None]:
-    """Context manager and decorator that marks a range, as `torch.cuda.nvtx.range` does."""
+    """Record the block as a profiler range. Works as context manager and decorator, as `torch.cuda.nvtx.range` does."""
     range_push(msg.format(*args, **kwargs))
     try:
         yield
@@ -104,10 +104,10 @@ _NVTX: dict[str, Any] = {
 
 @attrs.frozen
 class CudaProperties:
-    """GPU properties that programs query; sizes in bytes. Unknown numbers have the values of an A100.
+    """GPU properties that programs query, with the names of PyTorch's `_CudaDeviceProperties`. Sizes are in bytes.
 
-    A CPU has no compute capability. Programs get 8.0, the first version with bfloat16 and TF32, because they query the
-    capability to decide whether to use these.
+    Unknown limits have the values of an A100. Other unknown numbers are 0. For a CPU, the compute capability is 8.0, the
+    first with bfloat16 and TF32, because programs query it before they use these.
     """
 
     name: str
@@ -138,7 +138,7 @@ _CAPABILITY_OF_CPUS = (8, 0)
 
 
 def get_device_properties(device: Any = None) -> CudaProperties:
-    """Return the properties of a device; connects at first use.
+    """Return the properties of a device. The first call connects to the executor.
 
     Raises:
         RuntimeError: the device does not exist.
@@ -165,51 +165,47 @@ def yes(*_: Any, **__: Any) -> bool:
 
 
 def one() -> int:
-    """Return 1, as `torch.cuda.device_count`.
-
-    All executors count as one device, so that no script distributes its own work.
-    """
+    """Return 1, for `torch.cuda.device_count`. All executors are one device, so scripts do not distribute work themselves."""
     return 1
 
 
 def call_now(callable: Callable[[], Any], **_: Any) -> None:  # noqa: A002 - PyTorch names it so
-    """Call at once, as `torch.cuda._lazy_call`: the device needs no lazy initialisation."""
+    """Call a function at once, for `torch.cuda._lazy_call`: the device needs no lazy initialisation."""
     callable()
 
 
 def exchange_device(index: int) -> int:
-    """Set the current device unless `index` is negative, as `torch.cuda._exchange_device`.
+    """Set the current device and return the previous one, for `torch.cuda._exchange_device`.
 
-    Return the previous device.
+    If `index` is negative, change nothing and return -1.
     """
     return set_current_device(index) if index >= 0 else -1
 
 
 def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
-    """Return the callables unchanged: their templates are recorded and sent by digest anyway."""
+    """Return the callables unchanged, because Djinn sends repeated programs by digest without a graph."""
     return callables
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Accept only the default mode, which ignores sync points.
+    """Accept the default mode, in which PyTorch does not report synchronizations.
 
     Raises:
         UnsupportedOperation: the mode is not the default mode.
     """
     if mode not in {0, "default"}:
-        raise UnsupportedOperation("torch.cuda.set_sync_debug_mode: djinn.stats()['round_trips'] counts sync points")
+        raise UnsupportedOperation(
+            "torch.cuda.set_sync_debug_mode cannot report synchronizations of remote devices: read djinn.stats()['round_trips']"
+        )
 
 
 def memory_fraction(*_: Any) -> float:
-    """Return 1, as `torch.cuda.get_per_process_memory_fraction`. No memory is reserved."""
+    """Return 1, for `torch.cuda.get_per_process_memory_fraction`: a session may use the whole device memory."""
     return 1.0
 
 
 class CudartModule:
-    """Replacement of `torch.cuda.cudart()`.
-
-    Profiling can be started and stopped; all other functions raise an error.
-    """
+    """Replacement of `torch.cuda.cudart()`. The start and stop of profiling do nothing, and all other functions raise an error."""
 
     class cudaError:  # noqa: N801 - NVIDIA's name
         """Error codes of `torch.cuda.cudart()`."""
@@ -252,7 +248,7 @@ _OF_DEVICE = ("_is_in_bad_fork", "default_generators")
 
 
 def replace() -> None:
-    """Replace the functions of `torch.cuda` by functions of the remote device, in every module that holds them."""
+    """Replace the functions of `torch.cuda` by functions of the remote device, in all submodules of `torch.cuda`."""
     remote = getattr(torch, DEVICE_NAME)
     for name in functions():
         if name not in KEPT:
@@ -278,7 +274,7 @@ def functions() -> list[str]:
 
 
 def _put(name: str, member: Any) -> None:
-    """Set `torch.cuda.<name>`, and the same name in the modules of `torch.cuda` that hold the same object."""
+    """Set `torch.cuda.<name>`, and `<name>` in the submodules of `torch.cuda` that import the replaced object."""
     before = getattr(torch.cuda, name, None)
     member = _of_its_own(name, member)
     for module_name, module in list(sys.modules.items()):
@@ -288,7 +284,10 @@ def _put(name: str, member: Any) -> None:
 
 
 def _of_its_own(name: str, member: Any) -> Any:
-    """Return a separate function object for a name, because `torch.compile` distinguishes functions by identity."""
+    """Return a copy of a function for this name, because `torch.compile` distinguishes functions by identity.
+
+    Return other members unchanged.
+    """
     if not isinstance(member, FunctionType):
         return member
     copy = FunctionType(member.__code__, member.__globals__, name, member.__defaults__, member.__closure__)
@@ -297,9 +296,7 @@ def _of_its_own(name: str, member: Any) -> Any:
 
 def _refusal(name: str) -> Any:
     original = getattr(torch.cuda, name)
-    message = (
-        f"torch.cuda.{name} under `djinn run`: {REFUSED_BECAUSE.get(name, 'it has no counterpart on a remote device')}"
-    )
+    message = f"`djinn run` does not support torch.cuda.{name}: {REFUSED_BECAUSE.get(name, 'remote devices have no equivalent')}"
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise UnsupportedOperation(message)

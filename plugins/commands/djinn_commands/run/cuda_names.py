@@ -1,7 +1,7 @@
 """Make `cuda` the name of the remote device, in the process of `djinn run` and in processes that the script spawns.
 
-multiprocessing sends preparation data to a new interpreter before the script's modules and objects. This module adds an
-entry to the data, which installs the names when it is unpickled. A forked child has the names anyway.
+Before the script's objects, multiprocessing sends preparation data to a spawned interpreter. This module adds an entry to
+the data that installs the names when it is unpickled. A forked child inherits the names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def install() -> None:
     """Make `cuda` the remote device in this process.
 
     Raises:
-        StartupError: this version of PyTorch lacks functions that are to be replaced.
+        StartupError: this version of PyTorch lacks a function that must be replaced.
     """
     try:
         _replace()
@@ -33,8 +33,8 @@ def install() -> None:
         raise
     except Exception as error:
         raise StartupError(
-            f"`djinn run` cannot make `cuda` the remote device with PyTorch {torch.__version__}: {type(error).__name__}: {error}. "
-            "docs/versions.md lists the versions that are supported"
+            f"`djinn run` cannot make `cuda` the remote device with PyTorch {torch.__version__} ({type(error).__name__}: {error}): install a "
+            "version that docs/versions.md lists"
         ) from error
 
 
@@ -46,10 +46,10 @@ def _replace() -> None:
 
 
 def install_in_processes() -> None:
-    """Make `cuda` the remote device in this process and in the processes that it spawns. Further calls do nothing.
+    """Make `cuda` the remote device in this process and in the processes that it spawns. A second call does nothing.
 
     Raises:
-        StartupError: this version of PyTorch lacks functions that are to be replaced.
+        StartupError: this version of PyTorch lacks a function that must be replaced.
     """
     import djinn  # noqa: F401 - registers the remote device
 
@@ -61,7 +61,7 @@ def install_in_processes() -> None:
 
 @attrs.frozen
 class _CalledOnArrival:
-    """An object that calls a function in the process that unpickles it."""
+    """An object whose unpickling calls a function."""
 
     function: Callable[[], None]
 
@@ -70,7 +70,7 @@ class _CalledOnArrival:
 
 
 def _call_in_new_processes(function: Callable[[], None]) -> None:
-    """Make new processes call `function`, a module-level function, before anything else."""
+    """Make spawned processes call `function` before they load the script. `function` is a module-level function."""
     prepare = spawn.get_preparation_data
 
     @functools.wraps(prepare)

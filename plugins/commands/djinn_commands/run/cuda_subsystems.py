@@ -1,8 +1,8 @@
 """Subsystems of PyTorch that use the name `cuda`, such as autocasting, `torch.compile` and profilers.
 
 PyTorch keeps the autocast state per device type, behind functions that take the type's name. PyTorch's C++ knows one
-accelerator, under the remote device's own name. Autograd requests streams of that accelerator, also for the tensors of
-a traced backward pass. So these tensors keep the own name; otherwise no stream would be found.
+accelerator, under the name `remote_accelerator`. Autograd requests streams of that accelerator, also for the tensors of a
+traced backward pass. So these tensors keep that name. Otherwise autograd would find no stream.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _AUTOCAST = ("get_autocast_dtype", "is_autocast_enabled", "set_autocast_dtype", 
 
 
 def _by_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for which `cuda` means the remote device, also without a device argument."""
+    """Return `function` with `cuda` as the default device type and as a name of the remote device."""
 
     @functools.wraps(function)
     def by_device(device_type: Any = "cuda", *args: Any) -> Any:
@@ -56,7 +56,7 @@ def _make_with_own_name() -> None:
 
 
 def _accept_both_names() -> None:
-    """Make functions of `torch.accelerator` accept both names, because compiled functions pass a tensor's device to some of them."""
+    """Make functions of `torch.accelerator` accept `cuda` and `remote_accelerator`: compiled code passes them tensors' devices."""
     index: Callable[..., int] = torch.accelerator._utils._get_device_index
 
     @functools.wraps(index)
@@ -68,14 +68,14 @@ def _accept_both_names() -> None:
 
 
 def scatter(tensor: torch.Tensor, devices: Sequence[Any] | None = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """Return `tensor` itself for one device.
+    """Return `tensor` as the only part, for `torch.cuda.comm.scatter` with one device.
 
     Raises:
-        UnsupportedOperation: there is more than one device.
+        UnsupportedOperation: `devices` has more than one device.
     """
     if devices is None or len(devices) != 1:
         raise UnsupportedOperation(
-            "tensors cannot be scattered: a session has one device. Use DataParallel(device_ids=[0])"
+            "tensors cannot be scattered to several devices, because a session has one device: use DataParallel(device_ids=[0])"
         )
     return (tensor.to(devices[0]),)
 
@@ -85,8 +85,8 @@ def _without_nccl(init: Callable[..., None]) -> Callable[..., None]:
     def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> None:
         if backend is None or "nccl" in str(backend).lower():
             raise UnsupportedOperation(
-                "torch.distributed cannot connect remote devices: run the script in one process, without torchrun, or "
-                "name the backend 'gloo' for tensors on the CPU"
+                "torch.distributed cannot connect remote devices: run the script in one process without torchrun, or "
+                "use the backend 'gloo' with tensors on the CPU"
             )
         init(backend, *args, **kwargs)
 
@@ -99,7 +99,7 @@ def _without_cuda(init: Callable[..., None]) -> Callable[..., None]:
         self: Any, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None, **kwargs: Any
     ) -> None:
         if use_cuda or use_device == "cuda":
-            _log.warning("the profiler records this process, not the executor's GPU")
+            _log.warning("the profiler records this process, not the executor's GPU. Use djinn.profile() for both")
             use_device = None
         init(self, enabled, use_device=use_device, **kwargs)
 
@@ -108,12 +108,12 @@ def _without_cuda(init: Callable[..., None]) -> Callable[..., None]:
 
 def _refuse_history(*_: Any, **__: Any) -> NoReturn:
     raise UnsupportedOperation(
-        "executors keep no history of GPU memory; torch.cuda.memory_stats() has the current figures"
+        "executors record no history of GPU memory: use torch.cuda.memory_stats() for present figures"
     )
 
 
 def replace() -> None:
-    """Make each subsystem use the remote device, refuse it, or act on this process only."""
+    """Replace functions of the subsystems: each uses the remote device, raises an error, or acts on this process only."""
     for name in _AUTOCAST:
         setattr(torch, name, _by_device(getattr(torch, name)))
     for verb in ("get", "set"):

@@ -1,4 +1,4 @@
-"""The device `cuda` for remote tensors, generators, streams and events; types and factories of tensors.
+"""Makes remote tensors, generators, streams and events report the device `cuda`, and installs CUDA's tensor types.
 
 `torch.empty(..., pin_memory=True)` and similar calls need a C++ allocator that Python cannot provide. So the tensor is
 created in ordinary memory and then pinned, as `tensor.pin_memory()` does.
@@ -31,7 +31,7 @@ def shown(index: int) -> torch.device:
 
 
 def meant(device: Any) -> Any:
-    """Return the device under PyTorch's C++ name if `device` is remote; otherwise `device` itself.
+    """Return `device` with the name that PyTorch's C++ has for it if it is remote. Return other devices unchanged.
 
     A tensor that is moved to its own device must stay the same object, and C++ compares devices to decide this.
     """
@@ -74,7 +74,7 @@ def _cuda(self: LazyTensor, device: Any = None, non_blocking: bool = False, **kw
 
 
 def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return a replacement of `Tensor.cuda`. PyTorch takes a bare index for its accelerator, which has another name."""
+    """Return a replacement of `Tensor.cuda` that accepts the names of the remote device and a bare index."""
 
     @functools.wraps(to_cuda)
     def cuda(self: torch.Tensor, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -84,12 +84,12 @@ def _to_cuda(to_cuda: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def _record_stream(self: LazyTensor, stream: Any) -> None:
-    """Do nothing: program order tells the executor how long memory is in use."""
+    """Do nothing, because the executor derives from program order how long memory is in use."""
     del self, stream
 
 
 def _array_interface(self: LazyTensor) -> NoReturn:
-    raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu()")
+    raise AttributeError(f"a tensor on {self.device} has no address on a GPU of this machine: use Tensor.cpu() first")
 
 
 def _numpy(self: LazyTensor, *, force: bool = False) -> Any:
@@ -101,7 +101,7 @@ def _numpy(self: LazyTensor, *, force: bool = False) -> Any:
 
 
 def _renamed(device: property) -> property:
-    """Return a property with the shown device of a generator, a stream or an event."""
+    """Return a property that reports the device of a generator, a stream or an event as `cuda`."""
     assert device.fget is not None
     own_device: Callable[[Any], torch.device] = device.fget
     return property(lambda self: shown(own_device(self).index))
@@ -119,7 +119,7 @@ _MEMBERS: dict[str, Any] = {
 
 
 def _of_remote_tensors(name: str, member: Any) -> Any:
-    """Return a function that calls `member` for remote tensors, and PyTorch's own function for other tensors."""
+    """Return a function or property that calls `member` for remote tensors, and PyTorch's `Tensor.<name>` for other tensors."""
     plain = getattr(torch.Tensor, name, None)
     if not isinstance(member, property):
 
@@ -140,7 +140,7 @@ def _of_remote_tensors(name: str, member: Any) -> Any:
 
 
 def _rename_storages() -> None:
-    """Make remote storages report `cuda`, and create them by this name, because PyTorch without CUDA has no such memory."""
+    """Make remote storages report `cuda`, and create storages on `cuda` as remote storages."""
     storage: Any = torch.UntypedStorage
     own_to, own_new = storage.to, storage.__new__
 
@@ -179,7 +179,7 @@ _DTYPES = {
 
 
 class CudaTensorType(type):
-    """A tensor type of one dtype, such as `torch.cuda.FloatTensor`; calling it creates a remote tensor."""
+    """A tensor type of one dtype, such as `torch.cuda.FloatTensor`. A call of the type creates a remote tensor."""
 
     dtype: torch.dtype
 
@@ -255,7 +255,7 @@ def _pinning(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 
 
 def replace() -> None:
-    """Make remote tensors, storages, generators, streams and events report `cuda`, and install its types and factories."""
+    """Make remote tensors, storages, generators, streams and events report `cuda`, and install tensor types and factories."""
     _rename_storages()
     for name, member in _MEMBERS.items():
         setattr(torch.Tensor, name, _of_remote_tensors(name, member))

@@ -15,16 +15,16 @@ import click
 @click.option(
     "--server",
     metavar="SERVER",
-    help="Name (`djinn login`) or URL of the server to use, in place of the configured servers.",
+    help="Name (`djinn login`) or URL of a server. Default: the configured servers.",
 )
-@click.option("--stats", is_flag=True, help="At the end, print counters of sent and awaited work to standard error.")
+@click.option("--stats", is_flag=True, help="At the end, print the counters of djinn.stats() to standard error.")
 @click.option(
     "--trace",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a timeline of the run that Perfetto opens (`.gz`: compressed), and print where the time went to standard error.",
+    help="Write a timeline of the run for Perfetto (compressed if FILE ends in .gz), and print a summary to standard error.",
 )
-@click.option("--verbose", is_flag=True, help="Print on standard error which device `cuda` stands for.")
+@click.option("--verbose", is_flag=True, help="Print the server's device to standard error.")
 @click.option("-m", "as_module", is_flag=True, help="SCRIPT is the name of a module, as with `python -m`.")
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -39,12 +39,14 @@ def run(
 ) -> None:
     """Run SCRIPT with its ARGUMENTS as Python would, with `cuda` as the remote device.
 
-    Options stand before the script; all later arguments are the script's.
+    Options of `djinn run` come before SCRIPT. All later arguments are passed to the script.
     """
     if not as_module and not Path(script).exists():
-        raise click.UsageError(f"There is no file '{script}'.")
+        raise click.UsageError(f"There is no file '{script}'. Name a script, or a module with -m.")
     if trace is not None and not trace.parent.is_dir():
-        raise click.UsageError(f"There is no folder '{trace.parent}' for the trace.")
+        raise click.UsageError(
+            f"There is no folder '{trace.parent}' for the trace. Create it, or choose another --trace FILE."
+        )
     from djinn_commands.script import Script, end_by_interrupt
 
     interrupted = end_by_interrupt()
@@ -63,7 +65,10 @@ def run(
 
 
 def _connect(verbose: bool) -> None:
-    """Connect now if servers are configured, so that a wrong address or token fails before the script starts."""
+    """Connect if servers are configured, so that a wrong address or token fails before the script starts.
+
+    `verbose`: True to connect in any case, and print the device.
+    """
     from djinn_client.runtime import client
 
     settings = client.settings()
@@ -78,7 +83,7 @@ def _connect(verbose: bool) -> None:
 
 @contextmanager
 def _counting(wanted: bool) -> Iterator[None]:
-    """Context manager that prints the counters at the end of the block, also after an error."""
+    """If `wanted` is True, print the counters of `djinn.stats()` at the end of the block, also after an error."""
     try:
         yield
     finally:
@@ -92,7 +97,7 @@ def _counting(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def _traced(file: Path | None) -> Iterator[None]:
-    """Context manager that writes a timeline of the block to a file at its end, also after an error."""
+    """Write a timeline of the block to `file` at the end of the block, also after an error. If `file` is None, do nothing."""
     if file is None:
         yield
         return
@@ -109,6 +114,6 @@ def _traced(file: Path | None) -> Iterator[None]:
             try:
                 timeline.save(file)
             except OSError as error:
-                click.echo(f"djinn: the trace cannot be written: {error}", err=True)
+                click.echo(f"djinn: the trace {file} cannot be written: {error}", err=True)
             else:
                 click.echo(f"djinn: the trace is in {file}: open it at https://ui.perfetto.dev", err=True)

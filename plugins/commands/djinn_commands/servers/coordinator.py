@@ -13,17 +13,17 @@ from djinn_core.wire.messages import ExecutorStatus, Status
 
 @attrs.frozen
 class ExecutorView:
-    """Executor of a server. Sizes are in bytes.
+    """An executor of a server.
 
     Attributes:
-        device: id of its device.
-        process: number of its process on the server's machine.
+        device: id of the executor's device.
+        process: process id on the server's machine.
         state: `ready`, `starting`, `restarting` or `silent`.
-        sessions: number of its sessions.
-        held: bytes of these sessions.
-        load: share of recent seconds in which it ran programs, plus one for each session about to begin.
-        memory: the device's memory; 0 if unknown.
-        memory_free: free memory; None if unknown.
+        sessions: number of sessions of the executor.
+        held: bytes of device memory that these sessions use.
+        load: share of recent seconds in which the executor ran programs, plus one for each session about to begin.
+        memory: bytes of device memory, or 0 if unknown.
+        memory_free: bytes of free device memory, or None if unknown.
     """
 
     device: str
@@ -42,9 +42,9 @@ class ServerView:
 
     Attributes:
         url: the queried address.
-        error: why it did not answer; empty if it answered, and the other fields are valid.
-        policy: name of its assignment policy.
-        load: load of its least loaded device over all tenants, by which clients choose a server.
+        error: why the server did not answer. If it is empty, the server answered, and the other fields are valid.
+        policy: name of the server's assignment policy.
+        load: load of the server's least loaded device over all tenants, by which clients choose a server.
         executors: executors of this client's tenant.
     """
 
@@ -57,7 +57,7 @@ class ServerView:
 
 @attrs.frozen
 class Coordinator:
-    """Servers of this client at one moment; empty with an embedded executor."""
+    """The configured servers at the time of the query. `servers` is empty if the program uses an embedded executor."""
 
     servers: tuple[ServerView, ...]
 
@@ -73,7 +73,7 @@ class Coordinator:
 
     @property
     def load(self) -> float:
-        """Return the total load of all servers, in devices."""
+        """Return the sum of the servers' loads. 1.0 stands for one busy device."""
         return sum(executor.load for executor in self.executors)
 
 
@@ -81,7 +81,7 @@ class Coordinator:
 def coordinator() -> Coordinator:
     """Return a report of the configured servers: executors, sessions, load, memory and assignment policy.
 
-    Begins no session.
+    The query begins no session.
 
     Raises:
         ConfigurationError: the connection file cannot be read, or the token is missing.

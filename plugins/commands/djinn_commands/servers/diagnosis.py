@@ -43,7 +43,7 @@ from djinn_core.wire.messages import Status
 
 T = TypeVar("T")
 
-_INSTALL = "Install Djinn from its checkout: `pip install -e . -e ./plugins/tcp -e ./plugins/commands`."
+_INSTALL = "Install Djinn again: run `make install PYTHON=python` in a checkout, or `pip install FOLDER/*.whl` from a FOLDER of its wheels."
 _OPTIONAL = ("djinn-native", "djinn-server")  # packages that clients need, and packages that servers need
 PATIENCE = 5.0  # timeout in seconds per server, because a person is waiting
 
@@ -53,7 +53,9 @@ class Finding:
     """A problem of the installation.
 
     Attributes:
-        fatal: True if Djinn cannot work until it is fixed.
+        what: the problem, as a sentence.
+        mend: advice to the user, as sentences.
+        fatal: True if Djinn cannot work until the problem is fixed.
     """
 
     what: str
@@ -63,7 +65,14 @@ class Finding:
 
 @attrs.frozen
 class ServerRow:
-    """A configured server: whether it accepts the client, and its versions; otherwise the error and advice."""
+    """The reply of a configured server.
+
+    Attributes:
+        url: address of the server.
+        reachable: True if the server accepts this client.
+        detail: version and devices of a reachable server, or the error.
+        mend: advice to the user if the server is not reachable.
+    """
 
     url: str
     reachable: bool
@@ -76,8 +85,13 @@ class Diagnosis:
     """All results of the checks.
 
     Attributes:
-        findings: problems; empty if all is well.
-        transports: facts by name of a transport.
+        versions: version by package, as `versions` returns.
+        plugins: all installed plugins with their state.
+        settings: all settings with value and origin.
+        configuration_file: path of the configuration file, or empty if none is used.
+        servers: replies of the configured servers.
+        findings: all problems.
+        transports: for each transport, facts about it, such as versions of its libraries.
     """
 
     versions: Mapping[str, str]
@@ -95,7 +109,10 @@ class Diagnosis:
 
 
 def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
-    """Return the results of all checks of this installation, which changes nothing. Errors of Djinn become findings."""
+    """Run all checks of this installation and return their results. Errors of Djinn become findings. Nothing is changed.
+
+    `environ`: environment variables. Default: those of this process.
+    """
     environ = os.environ if environ is None else environ
     findings = [*check_versions(versions()), *check_torch()]
     resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
@@ -122,7 +139,7 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
 
 
 def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> SettingRow:
-    """Return the default placement policies if the user named none, with the reason for each."""
+    """Return the row of a setting. If it is `placement_policy` without a value, fill in the default policies and the reason."""
     if row.name != "placement_policy" or settings.placement_policy:
         return row
     one, several = (policy_for(settings, registry.placement_policies, devices) for devices in (1, 2))
@@ -134,7 +151,10 @@ def _with_policy(row: SettingRow, settings: Settings, registry: Registry) -> Set
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of Djinn and of its dependencies (empty if missing), and of installed optional packages."""
+    """Return the versions of Python, Djinn, its dependencies, and installed optional packages, by name.
+
+    A dependency that is not installed has an empty version.
+    """
     installed = {"python": platform.python_version()}
     for name in ("djinn", *(name for name in required_versions() if name != "python"), *_OPTIONAL):
         try:
@@ -146,7 +166,7 @@ def versions() -> dict[str, str]:
 
 
 def required_versions() -> dict[str, str]:
-    """Return Python and the required distributions of `djinn` with their minimum versions, without extras."""
+    """Return the minimum versions of Python and of the packages that `djinn` requires, by name, without extras."""
     try:
         package = metadata.metadata("djinn")
     except metadata.PackageNotFoundError:  # a finding of its own
@@ -157,14 +177,17 @@ def required_versions() -> dict[str, str]:
 
 
 def _requirement(text: str) -> tuple[str, str]:
-    """Return name and minimum version of `torch>=2.11`; an empty version if there is no minimum."""
+    """Return name and minimum version of a requirement such as `torch>=2.11`. Without a minimum, the version is empty."""
     match = re.match(r"([\w.-]+)(?:[^>]*>=\s*([\d.]+))?", text)
     assert match is not None
     return match[1], match[2] or ""
 
 
 def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield a problem for each package that is too old, missing, of another release, or another project's under Djinn's name."""
+    """Yield a problem for each package that is missing, too old, of another release, or of another project named djinn.
+
+    `found`: versions by name, as `versions` returns.
+    """
     required = required_versions()
     for name, version in found.items():
         if not version:
@@ -174,21 +197,18 @@ def check_versions(found: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(f"{label} {version} is too old.", f"Install {label} {required[name]} or newer.")
         elif name.startswith("djinn-") and version != found["djinn"] and _is_ours(found["djinn"]):
             yield Finding(
-                f"{name} {version} does not fit djinn {found['djinn']}.",
+                f"{name} {version} does not work with djinn {found['djinn']}.",
                 "Install both of one release, from one checkout or from one folder of wheels.",
             )
     if found["djinn"] and not _is_ours(found["djinn"]):
         yield Finding(
             f"The installed `djinn` {found['djinn']} is another project of that name.",
-            "Uninstall it and install Djinn from its checkout.",
+            f"Run `pip uninstall djinn`. {_INSTALL}",
         )
 
 
 def _is_ours(version: str) -> bool:
-    """Return True if a version of `djinn` belongs to this project.
-
-    The other project with this name has lower versions.
-    """
+    """Return True if a version of the distribution `djinn` is of this project. The other project of this name has lower versions."""
     return _numbers(version) >= (26,)
 
 
@@ -196,8 +216,8 @@ def check_torch() -> Iterator[Finding]:
     """Yield a problem for each private torch function that interception needs and this torch lacks."""
     for name in missing():
         yield Finding(
-            f"torch has no {name}, which interception needs.",
-            "Install a torch that has it; `make` installs one that works (see TORCH in the Makefile).",
+            f"The installed PyTorch has no {name}, which the remote device needs.",
+            "Install a version of PyTorch that docs/versions.md lists.",
         )
 
 
@@ -210,7 +230,7 @@ def check_variables(environ: Mapping[str, str], plugins: Iterable[PluginRow]) ->
     for variable, suggestion in unknown_variables(environ).items():
         if not suggestion and variable.startswith(owned):
             continue
-        hint = f"Did you mean {suggestion}?" if suggestion else "Unset it, or see docs/settings.md."
+        hint = f"Did you mean {suggestion}?" if suggestion else "Unset it, or correct its name (docs/settings.md)."
         yield Finding(f"The environment sets {variable}, which is not a setting of Djinn.", hint, fatal=False)
 
 
@@ -220,16 +240,16 @@ def check_file(resolved: ResolvedSettings) -> Iterator[Finding]:
     in_file = resolved.origins["token"].startswith("file ")
     if resolved.file is not None and in_file and _is_readable_by_others(resolved.file):
         yield Finding(
-            f"{resolved.file} holds the token and others may read it.", f"chmod 600 {resolved.file}", fatal=False
+            f"Other users can read the token in {resolved.file}.", f"Run `chmod 600 {resolved.file}`.", fatal=False
         )
     connection = settings.connection_file
     # A missing file is reported when servers are asked.
     if connection is not None and connection.exists() and _is_readable_by_others(connection):
-        yield Finding(f"Others may read the token in {connection}.", f"chmod 600 {connection}", fatal=False)
+        yield Finding(f"Other users can read the token in {connection}.", f"Run `chmod 600 {connection}`.", fatal=False)
 
 
 def load(resolved: ResolvedSettings) -> Registry:
-    """Return the plugins in use; unusable plugins are among the rows."""
+    """Return the registry of the plugins in use. Its `rows` also have the unusable plugins."""
     survey_result, _ = survey(Selection.from_settings(resolved.settings), builtins=builtin_plugins())
     return survey_result
 
@@ -248,27 +268,27 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
         if row.name in plugin_names:
             mend = "Install or repair it, or remove it from the setting `plugins`."
         else:
-            mend = f"Update or uninstall it, or leave it out with DJINN_DISABLE={row.name}."
+            mend = f"Update or uninstall it, or disable it with DJINN_DISABLE={row.name}."
         yield Finding(row.error or f"{row.label} failed.", mend, fatal=settings.strict or row.name in plugin_names)
 
 
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem for each plugin in use that limits plans to fewer sizes."""
+    """Yield a problem if plugins in use limit the reuse of plans for other sizes."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
     growing = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
     names = list(dict.fromkeys(name for names_of_policy in growing for name in names_of_policy))
     if names:
         yield Finding(
-            f"Plans are made again where sizes change more than fourfold, because of {', '.join(names)}.",
-            "Set `tolerates_growth = True` in classes whose decisions do not depend on sizes, or disable their plugin.",
+            f"The plugins {', '.join(names)} prevent the reuse of plans if sizes grow more than fourfold.",
+            "In the author's classes whose decisions do not depend on sizes, set `tolerates_growth = True`. Or disable the plugins.",
             fatal=False,
         )
 
 
 def check_server_side(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem for each setting that executors or `djinn serve` of this machine would refuse.
+    """Yield a problem for each setting that executors or `djinn serve` on this machine would refuse.
 
-    Skipped without the server's package.
+    If djinn-server is not installed, report only a missing server.
     """
     if find_spec("djinn_server") is not None:
         yield from check_executor_choices(registry, settings)
@@ -283,42 +303,42 @@ def check_server_side(registry: Registry, settings: Settings) -> Iterator[Findin
 
 
 def check_executor_choices(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem for each configured compiler without a plugin. An executor would not start with it."""
+    """Yield a problem for each compiler in the setting that no plugin offers. An executor would not start with it."""
     there = [one.name for one in registry.compilers]
     for name in settings.compilers:
         if name not in there:
             yield Finding(
                 f"The setting `compilers` names {name!r}, which no plugin in use offers.",
-                f"Install its plugin, or choose among: {', '.join(there) or 'none'}.",
+                f"Install its plugin, or correct the setting. Available: {', '.join(there) or 'none'}.",
                 fatal=not (settings.servers or settings.connection_file),
             )
 
 
 def check_authenticators(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem for each configured authenticator without a plugin. `djinn serve` would not start with it."""
+    """Yield a problem for each authenticator in the setting that no plugin offers. `djinn serve` would not start with it."""
     there = [one.name for one in registry.authenticators]
     for name in settings.authenticators:
         if name not in there:
             yield Finding(
                 f"The setting `authenticators` names {name!r}, which no plugin in use offers.",
-                f"Install its plugin on the server, or choose among: {', '.join(there) or 'none'}.",
+                f"Install its plugin on the server, or correct the setting. Available: {', '.join(there) or 'none'}.",
                 fatal=False,
             )
 
 
 def check_assignment(registry: Registry, settings: Settings) -> Iterator[Finding]:
-    """Yield a problem if no plugin has the configured assignment policy. `djinn serve` would not start with it."""
+    """Yield a problem if no plugin offers the assignment policy of the setting. `djinn serve` would not start with it."""
     there = [attrs.fields(Settings).assignment.default, *(one.name for one in registry.assignment_policies)]
     if settings.assignment not in there:
         yield Finding(
             f"The setting `assignment` names {settings.assignment!r}, which no plugin in use offers.",
-            f"Install its plugin on the server, or choose among: {', '.join(there)}.",
+            f"Install its plugin on the server, or correct the setting. Available: {', '.join(there)}.",
             fatal=False,
         )
 
 
 def server_rows(settings: Settings, transports: Sequence[Transport]) -> tuple[ServerRow, ...]:
-    """Return the reply of each configured server; empty with the embedded executor."""
+    """Return the reply of each configured server. Return an empty tuple if programs use an embedded executor."""
     servers = find_servers(settings, transports)
     if servers is None:
         return ()
@@ -337,12 +357,12 @@ def _server_row(url: str, status: Status | DjinnError) -> ServerRow:
 
 def _server_advice(error: DjinnError) -> str:
     if isinstance(error, PluginError):
-        return "`djinn plugins` shows which transports are there."
-    return f"`djinn explain-error {error.code}` lists causes and cures."
+        return "`djinn plugins` shows the installed transports."
+    return f"`djinn explain-error {error.code}` shows causes and solutions."
 
 
 def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
-    """Yield a problem for each server that refuses the client. The problems are fatal if all servers refuse it."""
+    """Yield a problem for each server that is not reachable. The problems are fatal if no server is reachable."""
     useless = not any(row.reachable for row in rows)
     for row in rows:
         if not row.reachable:
@@ -351,7 +371,7 @@ def check_servers(rows: tuple[ServerRow, ...]) -> Iterator[Finding]:
 
 
 def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | None:
-    """Return the result of `ask`; a `DjinnError` becomes a finding."""
+    """Return the result of `ask`, or None if it raises a `DjinnError`. Append that error to `findings` with the advice `mend`."""
     try:
         return ask()
     except DjinnError as error:
@@ -361,7 +381,7 @@ def _caught(ask: Callable[[], T], findings: list[Finding], mend: str) -> T | Non
 
 
 def _facts(transport: Transport) -> str:
-    """Return a transport's facts about itself, or its error."""
+    """Return a transport's facts about itself, or the error that it raised."""
     try:
         return transport.facts()
     except Exception as error:
@@ -380,19 +400,19 @@ _NOTHING = {"None": "", "()": ""}  # values of settings without information
 
 
 def show(diagnosis: Diagnosis, console: Console, *, everything: bool = False) -> None:
-    """Print problems and servers.
+    """Print servers and problems.
 
-    `everything`: True to also print versions, plugins, settings and facts of transports.
+    `everything`: True to print versions, plugins, settings and facts of transports before.
     """
     if everything:
         _show_installation(diagnosis, console)
     for server in diagnosis.servers:
-        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'of no use, see below'}")
+        _say(console, f"Server {server.url}: {server.detail if server.reachable else 'not reachable, see below'}")
     if not diagnosis.servers and diagnosis.well:
-        _say(console, "Servers: none; an executor on this machine starts at first use.")
+        _say(console, "No server is configured. An executor on this machine starts at first use.")
     _show_findings(diagnosis, console)
     if not everything:
-        _say(console, "`djinn doctor --all` shows versions, plugins and settings as well.")
+        _say(console, "`djinn doctor --all` also shows versions, plugins and settings.")
 
 
 def _show_installation(diagnosis: Diagnosis, console: Console) -> None:
@@ -402,9 +422,9 @@ def _show_installation(diagnosis: Diagnosis, console: Console) -> None:
         for row in diagnosis.plugins
     ]
     settings = [(row.name, _NOTHING.get(row.value, row.value), row.origin) for row in diagnosis.settings]
-    console.print(_pairs("Versions", ("what", "version"), versions), "")
+    console.print(_pairs("Versions", ("package", "version"), versions), "")
     console.print(_pairs("Plugins", ("name", "kind", "called in", "from", "status"), plugins), "")
-    console.print(_pairs("Settings", ("name", "value", "where it came from"), settings), "")
+    console.print(_pairs("Settings", ("name", "value", "origin"), settings), "")
     _say(console, f"Configuration file: {diagnosis.configuration_file or 'none'}")
     for name, facts in diagnosis.transports.items():
         _say(console, f"Transport {name}: {facts}")

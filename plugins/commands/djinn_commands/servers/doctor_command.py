@@ -8,13 +8,13 @@ import click
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the full report as JSON.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Show versions, plugins, and each setting with its origin as well."
+    "--all", "everything", is_flag=True, help="Also show versions, plugins, and each setting with its origin."
 )
-@click.option("--measure", is_flag=True, help="Measure from which step size the remote device saves time.")
+@click.option("--measure", is_flag=True, help="Measure how long a step must be for the remote device to save time.")
 def doctor(as_json: bool, everything: bool, measure: bool) -> None:
     """Report problems of this installation with advice, and whether the servers accept this client.
 
-    Exits with 1 if a problem keeps Djinn from working.
+    The exit status is 1 if Djinn cannot work because of a problem.
     """
     import json
 

@@ -19,20 +19,20 @@ PATIENCE = 10.0  # timeout in seconds for each address
 
 @click.command(name="login")
 @click.argument("server")
-@click.option("--name", help="Name of the log-in; without it, the server's host name.")
+@click.option("--name", help="Name of the log-in. Default: the server's host name.")
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="File whose first line is the token. Without a file, the command asks for the token, or reads it from standard input if there is no terminal.",
 )
-@click.option(
-    "--fingerprint", default="", help="Fingerprint of the server's certificate, where no authority signed it."
-)
+@click.option("--fingerprint", default="", help="Fingerprint of the server's certificate, if no authority signed it.")
 def login(server: str, name: str | None, token_file: Path | None, fingerprint: str) -> None:
-    """Store SERVER under a name: an address such as tcps://gpu-box:5556, several joined by commas, or a file that `djinn serve` wrote.
+    """Store the address and token of SERVER under a name.
 
-    The command sends the token to the server, which must accept it. If no authority signed the server's certificate, you first
-    confirm its fingerprint. Afterwards `--server NAME`, the setting `servers` and DJINN_SERVERS accept the name in place of an address.
+    SERVER is an address such as tcps://gpu-box:5556, several addresses joined by commas, or a file that `djinn serve` wrote.
+
+    The server must accept the token. If no authority signed its certificate, you first confirm the certificate's fingerprint.
+    Afterwards, `--server`, the setting `servers` and DJINN_SERVERS accept the name in place of an address.
     """
     import msgspec
 
@@ -45,11 +45,13 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
     elif (file := Path(server).expanduser()).exists():
         content = read_connection_file(file)
     else:
-        raise ConfigurationError(f"there is no file {server!r}; an address begins with its scheme: tcps://{server}")
+        raise ConfigurationError(
+            f"{server!r} is neither an existing file nor an address: begin an address with its scheme, as in tcps://{server}"
+        )
     host = urlsplit(content.urls[0]).hostname or "" if content.urls else ""
     login_name = name or host
     if not is_login_name(login_name):
-        raise ConfigurationError(f"the host name {login_name!r} cannot be the name of the log-in: give --name NAME")
+        raise ConfigurationError(f"{login_name!r} cannot be the name of a log-in: choose another name with --name NAME")
     try:
         welcome = _check(content)
     except TransportError as error:
@@ -59,13 +61,17 @@ def login(server: str, name: str | None, token_file: Path | None, fingerprint: s
         welcome = _check(content)
     path = save_login(Login(login_name, content))
     click.echo(
-        f"Logged in to {welcome} as {login_name!r}: use it with --server {login_name} or DJINN_SERVERS={login_name}"
+        f"Stored the server {welcome} as {login_name!r}. Use it with --server {login_name} or DJINN_SERVERS={login_name}"
     )
-    click.echo(f"The token is in {path}, which only you can read; `djinn logout {login_name}` removes it", err=True)
+    click.echo(f"The token is in {path}, which only you can read. `djinn logout {login_name}` removes it", err=True)
 
 
 def _token(file: Path | None) -> str:
-    """Return the token. It is never taken from the command line, which other users can read."""
+    """Read the token from the file, the terminal, or standard input. Other users could read it in a command line.
+
+    Raises:
+        ConfigurationError: the token is empty.
+    """
     if file is not None:
         lines = file.read_text(errors="replace").splitlines()
     elif has_terminal():
@@ -74,17 +80,23 @@ def _token(file: Path | None) -> str:
         lines = sys.stdin.readline().splitlines()
     token = lines[0].strip() if lines else ""
     if not token:
-        raise ConfigurationError("no token was given: type it, pass it on standard input, or name --token-file FILE")
+        raise ConfigurationError("the token is empty: type it, send it on standard input, or name --token-file FILE")
     return token
 
 
 def _fingerprint(given: str) -> str:
-    """Return a fingerprint in the form of connection files; by default the configured fingerprint."""
+    """Return `given` in the notation of connection files. If it is empty, return the fingerprint of the settings, or an empty string.
+
+    Raises:
+        ConfigurationError: the settings have several fingerprints, or `given` is invalid.
+    """
     from djinn_core.settings import resolve
 
     fingerprints = resolve({"tls_fingerprints": given} if given else None).settings.tls_fingerprints
     if len(fingerprints) > 1:
-        raise ConfigurationError("there are several fingerprints: give the one of this server with --fingerprint")
+        raise ConfigurationError(
+            "the setting `tls_fingerprints` has several fingerprints: choose this server's with --fingerprint"
+        )
     return fingerprints[0] if fingerprints else ""
 
 
@@ -111,11 +123,11 @@ def _check(content: ConnectionFile) -> str:
             return url
     if errors:
         raise errors[0]
-    raise ConfigurationError("the connection file has no address: copy it again from the server")
+    raise ConfigurationError("the connection file has no address: copy it from the server again")
 
 
 def _is_unknown_certificate(error: BaseException | None) -> bool:
-    """Return True if the cause of an error is a certificate that no authority of this machine signed."""
+    """Return True if `error` or one of its causes is a certificate that no authority known to this machine signed."""
     import ssl
 
     while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
@@ -124,9 +136,7 @@ def _is_unknown_certificate(error: BaseException | None) -> bool:
 
 
 def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> str:
-    """Return the fingerprint of the server's certificate after the user has confirmed it.
-
-    Sends no data to the server before.
+    """Ask the user to confirm the fingerprint of the server's certificate, and return it. The server gets no token before.
 
     Raises:
         TransportError: there is no terminal, or the user rejects the fingerprint.
@@ -137,18 +147,21 @@ def _confirmed_fingerprint(content: ConnectionFile, error: TransportError) -> st
     host = urlsplit(content.urls[0]).hostname
     if not has_terminal():
         raise TransportError(
-            f"{error}. {host} shows {fingerprint}: if its operator sees the same `Certificate`, add --fingerprint {fingerprint}"
+            f"{error}. The certificate of {host} has the fingerprint {fingerprint}. If `djinn serve` printed the same there, repeat the command "
+            f"with --fingerprint {fingerprint}"
         ) from error
     click.echo(
-        f"No authority that this machine knows has signed the certificate of {host}. Its fingerprint is\n  {fingerprint}"
+        f"No authority known to this machine signed the certificate of {host}. The certificate has the fingerprint\n  {fingerprint}"
     )
-    if not click.confirm("`djinn serve` prints it as `Certificate`. Is it the same there?"):
-        raise TransportError(f"the certificate of {host} was not accepted: nothing was sent or stored") from error
+    if not click.confirm("Did `djinn serve` print the same fingerprint as `Certificate` on the server?"):
+        raise TransportError(
+            f"you did not accept the certificate of {host}: no token was sent or stored. Ask the server's operator for its fingerprint"
+        ) from error
     return fingerprint
 
 
 def _shown_fingerprint(content: ConnectionFile) -> str:
-    """Return the fingerprint of the certificate that the server presents; empty without a certificate."""
+    """Return the fingerprint of the certificate that the server presents, or an empty string if it presents none."""
     import msgspec
 
     from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate
@@ -165,14 +178,14 @@ def _shown_fingerprint(content: ConnectionFile) -> str:
 
 
 def has_terminal() -> bool:
-    """Return True if Djinn can ask a person."""
+    """Return True if standard input is a terminal, so that Djinn can ask the user."""
     return sys.stdin.isatty()
 
 
 @click.command(name="logout")
 @click.argument("name")
 def logout(name: str) -> None:
-    """Remove the log-in NAME from this machine. Its token stays valid: the server's operator revokes it."""
+    """Remove the log-in NAME from this machine. Its token remains valid until the server's operator revokes it."""
     from djinn_commands.servers.logins import forget_login
 
     forget_login(name)
@@ -180,7 +193,7 @@ def logout(name: str) -> None:
 
 
 @click.command(name="servers")
-@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a log-in.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per log-in.")
 def servers(as_json: bool) -> None:
     """List the servers that you have logged in to."""
     import msgspec
@@ -195,7 +208,7 @@ def servers(as_json: bool) -> None:
         rows = [{"name": one.name, "urls": one.content.urls, "fingerprint": one.content.fingerprint} for one in logins]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
     elif not logins:
-        click.echo("no log-ins: `djinn login ADDRESS` makes one")
+        click.echo("no log-ins: store one with `djinn login ADDRESS`")
     else:
         table = Table("name", "addresses", "certificate", box=None, pad_edge=False)
         for one in logins:

@@ -11,22 +11,22 @@ from djinn_core.system.private_directories import private_directory
 
 
 def save_login(login: Login) -> Path:
-    """Store a log-in. Replace a log-in with the same name. Return the written file.
+    """Store a log-in, in place of an earlier log-in of its name. Return the path of the file.
 
     Raises:
-        ConfigurationError: the name is not valid, or other users could write to the file.
+        ConfigurationError: the name is invalid, or other users could write to the file.
     """
     path = login_path(login.name)
     try:
         private_directory(path.parent, "log-ins")
     except OSError as error:
-        raise ConfigurationError(f"cannot make the directory of log-ins {path.parent}: {error}") from error
+        raise ConfigurationError(f"cannot create the directory of log-ins {path.parent}: {error}") from error
     write_connection_file(path, login.content)
     return path
 
 
 def list_logins() -> tuple[Login, ...]:
-    """Return all log-ins, by name.
+    """Return all log-ins, sorted by name.
 
     Raises:
         ConfigurationError: a file is unreadable.

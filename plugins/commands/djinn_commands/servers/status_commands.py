@@ -15,7 +15,7 @@ WATCH_SECONDS = 2.0
 
 @click.command(name="status")
 @server_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a server.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per server.")
 @click.option("--watch", is_flag=True, help="Repeat every two seconds, until Ctrl-C. `djinn top` also shows rates.")
 def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool, watch: bool) -> None:
     """Show the sessions, executors, devices and memory of servers."""
@@ -43,10 +43,10 @@ def status(servers: tuple[str, ...], connection_file: Path | None, as_json: bool
 @click.argument("session")
 @server_options
 def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -> None:
-    """End SESSION, given by its name or the beginning of its name in `djinn status`.
+    """End SESSION. SESSION is the name of a session in `djinn status`, or the beginning of a name.
 
-    Its work is stopped before the next op, its tensors are freed, and its program gets SessionLost. The operator may end every
-    session, a tenant its own.
+    The executor stops the session before the next op and frees its tensors. The session's program gets SessionLost. An operator
+    may end all sessions, a tenant its own sessions.
     """
     from djinn_client.runtime.connecting.killing import kill_session
     from djinn_client.runtime.connecting.servers import command_settings
@@ -56,9 +56,8 @@ def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -
     replies = kill_session(command_settings(servers, connection_file), session)
     if not replies:
         raise ConfigurationError(
-            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and "
-            "DJINN_TOKEN), or the file that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. "
-            "Ctrl-C or djinn.cancel() stop the ops of your own program"
+            "no server is configured: name a log-in or a URL (with DJINN_TOKEN) with --server, or the file that `djinn serve` wrote with "
+            "--connection-file. To stop the ops of your own program, use Ctrl-C or djinn.cancel()"
         )
     killed = [reply for reply in replies.values() if isinstance(reply, Killed)]
     for one in killed:
@@ -69,12 +68,18 @@ def kill(session: str, servers: tuple[str, ...], connection_file: Path | None) -
 
 @click.command(name="published")
 @server_options
-@click.option("--remove", "removed", multiple=True, metavar="NAME", help="Remove this name first. May be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON: a list, one object a name.")
+@click.option(
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar="NAME",
+    help="Before listing, remove the weights with this name. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per name.")
 def published(servers: tuple[str, ...], connection_file: Path | None, removed: tuple[str, ...], as_json: bool) -> None:
     """List published weights, with their bytes and the time until they expire.
 
-    Without a server, list those that programs with local executors have published on this machine.
+    If no server is named or configured, list the weights that programs published for local executors of this machine.
     """
     import attrs
     import msgspec
@@ -97,7 +102,7 @@ def published(servers: tuple[str, ...], connection_file: Path | None, removed: t
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())
         return
     if not weights:
-        click.echo("nothing is published")
+        click.echo("no weights are published")
         return
     table = Table("name", "size", "published", "expires", box=None, pad_edge=False)
     for one in weights:

@@ -18,7 +18,7 @@ from djinn_core.wire.messages import PRESSURE, ExecutorStatus, SessionStatus, St
 
 
 def show_all(console: Console, found: Mapping[str, Status | DjinnError], *, as_json: bool = False) -> None:
-    """Print the servers' reports, or their errors."""
+    """Print the report or the error of each server. `found`: reports and errors by the server's URL."""
     if as_json:
         rows = [status_row(url, reply) for url, reply in found.items()]
         click.echo(msgspec.json.format(msgspec.json.encode(rows)).decode())

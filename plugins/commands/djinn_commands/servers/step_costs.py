@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 REMOTE = "remote_accelerator:0"
 OPS, WARM_STEPS, STEPS = 100, 8, 20  # ops per step; untimed steps, until the executor knows the program; timed steps
 SIDE = 1024  # side of the matrices that compare the speed of both machines
-TOLERATED = 0.1  # share of a step that the link may cost without a user noticing
+TOLERATED = 0.1  # share of a step's time that a read may cost
 
 
 @attrs.frozen
 class StepCosts:
-    """Costs of a step of small ops, and seconds of a matrix product on either side.
+    """Measured costs of a step of `OPS` small ops, and seconds of a matrix product on both machines.
 
     Attributes:
-        read: seconds of a step that reads one value, without its device time.
-        record: seconds of the client's processor for a step.
-        here: seconds of a product of two square matrices on this machine.
-        there: seconds of the same product on the device.
+        read: seconds that a step with one read takes in addition to its device time.
+        record: processor seconds of the client per step.
+        here: seconds of a product of two `SIDE` x `SIDE` matrices on this machine.
+        there: seconds of this product on the device.
     """
 
     read: float
@@ -36,17 +36,14 @@ class StepCosts:
 
     @property
     def min_step_seconds(self) -> float:
-        """Return the device seconds per step at which a read costs `TOLERATED` of the step.
-
-        In shorter steps, a read costs a larger share.
-        """
+        """Return the device seconds of a step in which a read costs the share `TOLERATED`. In shorter steps it costs more."""
         return self.read / TOLERATED
 
     @property
     def break_even_seconds(self) -> float | None:
-        """Return the local seconds of a step above which the device is faster, including one read.
+        """Return the seconds that a step must take on this machine for the device with one read to be faster.
 
-        None if it is never faster.
+        Return None if the device is never faster.
         """
         gain = 1.0 - self.there / self.here
         return self.read / gain if gain > TOLERATED else None  # a smaller gain is noise
@@ -56,18 +53,18 @@ def describe(costs: StepCosts) -> list[str]:
     """Return the costs as sentences for the user."""
     milliseconds = f"{costs.read * 1e3:.1f} ms"
     lines = [
-        f"A step that reads a value pays {milliseconds} for the link and for Djinn; the client records {OPS} ops in {costs.record * 1e3:.1f} ms.",
-        f"Below {costs.min_step_seconds * 1e3:.0f} ms of device time a step you pay more than {TOLERATED:.0%} of it. Read values every few steps to pay less.",
+        f"A step that reads a value takes {milliseconds} longer, for the link and for Djinn. The client records {OPS} ops in {costs.record * 1e3:.1f} ms.",
+        f"If a step takes less than {costs.min_step_seconds * 1e3:.0f} ms on the device, a read costs more than {TOLERATED:.0%} of it. Read values every few steps to save time.",
     ]
-    speeds = f"A product of two {SIDE} x {SIDE} matrices takes {costs.here * 1e3:.1f} ms here and {costs.there * 1e3:.1f} ms there"
+    speeds = f"A product of two {SIDE} x {SIDE} matrices takes {costs.here * 1e3:.1f} ms on this machine and {costs.there * 1e3:.1f} ms on the device"
     if costs.break_even_seconds is None:
-        return [*lines, f"{speeds}: the device computes no faster than this machine."]
+        return [*lines, f"{speeds}. The device is not faster than this machine."]
     break_even = f"{costs.break_even_seconds * 1e3:.1f} ms"
-    return [*lines, f"{speeds}: steps of more than {break_even} on this machine are faster there."]
+    return [*lines, f"{speeds}. Steps that take more than {break_even} on this machine are faster on the device."]
 
 
 def measure() -> StepCosts:
-    """Measure on `remote_accelerator:0`, as configured. Takes about a second, plus the time to open a session."""
+    """Measure this machine and `remote_accelerator:0`. This takes about a second, and the time to open a session."""
     import torch
 
     import djinn
@@ -98,7 +95,10 @@ def _small_ops(value: torch.Tensor) -> torch.Tensor:
 
 
 def _times(step: Callable[[], object], elsewhere: Callable[[], float]) -> tuple[float, float]:
-    """Return a step's median seconds, without the seconds spent `elsewhere`, and its median processor seconds."""
+    """Measure a step. Return its median seconds minus the growth of `elsewhere`, and its median processor seconds.
+
+    `elsewhere`: function that returns a running total of seconds to subtract.
+    """
     walls, processor = [], []
     for number in range(WARM_STEPS + STEPS):
         busy, began, processor_start = elsewhere(), time.perf_counter(), time.process_time()
