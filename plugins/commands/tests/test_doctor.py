@@ -62,7 +62,7 @@ def test_an_older_torch_is_named(monkeypatch):
     monkeypatch.setattr(torch_private, "NEEDED", (*torch_private.NEEDED, "torch._C._no_such_function"))
     (finding,) = check_torch()
     assert "torch._C._no_such_function" in finding.what
-    assert "Install a torch" in finding.mend
+    assert "Install a version of PyTorch" in finding.mend
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_an_older_torch_is_named(monkeypatch):
         ("msgspec", "", "msgspec is not installed"),
         ("blake3", "0.4.1", "blake3 0.4.1 is too old"),
         ("djinn-tcp", "", "djinn-tcp is not installed"),
-        ("djinn-tcp", "26.10.0", "djinn-tcp 26.10.0 does not fit djinn 26."),
-        ("djinn-native", "26.10.0", "djinn-native 26.10.0 does not fit djinn 26."),
-        ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not fit djinn 26."),
+        ("djinn-tcp", "26.10.0", "djinn-tcp 26.10.0 does not work with djinn 26."),
+        ("djinn-native", "26.10.0", "djinn-native 26.10.0 does not work with djinn 26."),
+        ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not work with djinn 26."),
     ],
 )
 def test_unsupported_versions_are_named(name, version, message):
@@ -122,7 +122,7 @@ def test_readable_token_file_is_a_note(environ, tmp_path):
     file.chmod(0o644)
     found = diagnose(environ)
     assert found.well
-    assert [finding.mend for finding in found.findings] == [f"chmod 600 {file}"]
+    assert [finding.mend for finding in found.findings] == [f"Run `chmod 600 {file}`."]
     file.chmod(0o600)
     assert not diagnose(environ).findings
 
@@ -150,7 +150,7 @@ def test_piped_output_is_not_wrapped(environ):
     url = "unix:///a/rather/long/path/that/no/line/of/eighty/columns/will/ever/hold/nonexistent.sock"
     done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
     assert done.exit_code == 1
-    assert f"Server {url}: of no use, see below" in done.output
+    assert f"Server {url}: not reachable, see below" in done.output
     assert "`djinn explain-error transport` lists causes and cures" in done.output
     assert "All is well" not in done.output
 
@@ -183,11 +183,11 @@ def test_costs_of_a_step_name_device_time_and_local_time():
     costs = StepCosts(read=0.05, record=0.001, here=0.02, there=0.01)
     assert (costs.min_step_seconds, costs.break_even_seconds) == (pytest.approx(0.5), pytest.approx(0.1))
     text = "\n".join(describe(costs))
-    assert "Below 500 ms of device time a step you pay more than 10%" in text
-    assert "steps of more than 100.0 ms on this machine are faster there" in text
+    assert "If a step takes less than 500 ms on the device, a read costs more than 10%" in text
+    assert "Steps that take more than 100.0 ms on this machine are faster on the device" in text
 
 
 def test_device_without_speedup_has_no_break_even():
     costs = StepCosts(read=0.05, record=0.001, here=0.01, there=0.01)
     assert costs.break_even_seconds is None
-    assert "no faster than this machine" in describe(costs)[-1]
+    assert "not faster than this machine" in describe(costs)[-1]

@@ -84,7 +84,7 @@ def test_many_programs_are_summarised_before_each_is_shown(explain):
     done = explain(source=source)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "3 programs; --program N shows one, --depth 1 shows less of each"
+    assert lines[0] == "3 programs. Show program N with --program N, or fewer modules with --depth 1"
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert all(line.split()[-1] == "Linear" and " ops " in line and "%" in line for line in lines[1:4])
     assert lines[5] == "program 1 of 3"

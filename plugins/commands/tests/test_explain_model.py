@@ -109,7 +109,7 @@ def test_function_returns_model_and_inputs(shop: Path) -> None:
 def test_data_dependent_model_gets_zeros() -> None:
     done = explain("shop_of_models:looks", "--until", "annotate")
     assert done.exit_code == 0, done.output
-    assert "zeros are taken" in done.stderr
+    assert "the plan assumes zeros" in done.stderr
     assert "linear" in done.stdout
 
 
@@ -117,25 +117,28 @@ def test_data_dependent_model_gets_zeros() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["shop_of_models:nothing"], "returned int; it should return a torch.nn.Module"),
-        (["shop_of_models:alone"], "the inputs of Linear are unknown. Let shop_of_models:alone return"),
+        (["shop_of_models:nothing"], "returned int: let it return a torch.nn.Module"),
+        (["shop_of_models:alone"], "the inputs of Linear are unknown. Let shop_of_models:alone also return"),
         (["shop_of_models:fails"], "raised KeyError"),
         (["shop_of_models:computes"], "(`return x if super().forward(x).sum() > 0 else -x`)"),
         (
             ["shop_of_models:wrong"],
-            "failed, as shown above. Correct the model, or the inputs that shop_of_models:wrong returns with it: 0=float32[3, 8]",
+            "failed with the traceback above. Correct the model, or the inputs that shop_of_models:wrong returns with it: 0=float32[3, 8]",
         ),
-        (["shop_of_models:towr"], "it has alone, computes, fails, looks, named, nothing, tower, wrong"),
-        (["shop_of_modls:tower"], "there is no module 'shop_of_modls'"),
+        (
+            ["shop_of_models:towr"],
+            "choose one of its functions, alone, computes, fails, looks, named, nothing, tower, wrong",
+        ),
+        (["shop_of_modls:tower"], "the module 'shop_of_modls' is neither installed"),
         (["shop_of_models:tower", "an-argument"], "is not a script, and only a script takes arguments"),
-        (["shop_of_models:tower", "--step", "decode"], "takes no tokens"),
+        (["shop_of_models:tower", "--step", "decode"], "does not take `input_ids` with `past_key_values`"),
         (["shop_of_models:tower", "--picture", "a.png"], "no renderer writes files that end in .png"),
-        (["shop_of_models:tower", "--program", "2"], "there are only 1 programs"),
-        (["shop_of_models.py", "--batch", "3"], "options of the script come after --"),
+        (["shop_of_models:tower", "--program", "2"], "choose a number from 1 to 1"),
+        (["shop_of_models.py", "--batch", "3"], "To pass an option to the script, write it after --"),
         (["nowhere.json"], "there is no file nowhere.json"),
         (["nowhere.py"], "there is no file nowhere.py"),
-        (["whisper.json"], "is not a configuration that transformers"),
-        (["broken.json"], "is not a configuration that transformers"),
+        (["whisper.json"], "cannot read the configuration whisper.json"),
+        (["broken.json"], "cannot read the configuration broken.json"),
         (["own.json"], "has no model 'OwnModel'"),
     ],
 )

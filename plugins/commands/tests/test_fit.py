@@ -65,9 +65,9 @@ def test_live_server_reports_free_memory(folder, serving, monkeypatch):
     servers = ["--server", url, "--server", "tcp://127.0.0.1:9"]
     answer = CliRunner().invoke(command, [folder, *servers, "--step", "decode", "--batch", "2"])
     assert answer.exit_code == 0, answer.output
-    assert "without tcp://127.0.0.1:9: no server answers" in answer.stderr
+    assert "ignores tcp://127.0.0.1:9, which did not answer: no server answers" in answer.stderr
     assert f"executor   {url}" in answer.stdout
-    assert "It fits." in answer.stdout
+    assert "The model fits." in answer.stdout
 
 
 def test_memory_by_kind_of_a_step_that_decodes(ask):
@@ -118,22 +118,25 @@ def test_text_shows_missing_bytes(ask):
     code, text = ask(MIB, "--step", "train", as_json=False)
     assert code == 1
     assert "short" in text
-    assert "It does not fit. Changes that were planned:" in text
+    assert "The model does not fit. Planned changes:" in text
     assert "--optimizer sgd" in text
 
 
 def test_spillable_memory_is_shown(ask):
     needed = ask(32 * MIB)[1]["needed"]
     _, found = ask(int(needed * 0.9), spill=64 * MIB)
-    assert [one["fits"] for one in found["suggestions"] if one["change"] == "nothing: it spills"] == [True]
+    assert [one["fits"] for one in found["suggestions"] if one["change"] == "none: the executor spills"] == [True]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--step", "train", "--optimizer", "none"], "torch.optim has no optimizer 'none'; it has .*adamw"),
-        (["--dtype", "int8"], "no floating-point dtype 'int8'"),
-        (["--step", "train", "--optimizer", "LBFGS"], "LBFGS calls the model a variable number of times"),
+        (
+            ["--step", "train", "--optimizer", "none"],
+            "--optimizer none: torch.optim has no such class. Choose one of .*adamw",
+        ),
+        (["--dtype", "int8"], "--dtype int8: PyTorch has no floating-point dtype"),
+        (["--step", "train", "--optimizer", "LBFGS"], "its step calls the model a variable number of times"),
     ],
 )
 def test_unknown_names_are_refused(ask, options, message):
@@ -143,7 +146,7 @@ def test_unknown_names_are_refused(ask, options, message):
 
 @pytest.mark.parametrize("target", ["./nowhere", "/nowhere/model", "meta-llama/Llama-3-8B", "gpt2_nowhere"])
 def test_missing_model_names_accepted_forms(target):
-    with pytest.raises(ConfigurationError, match=f"there is no model '{target}': give the config.json"):
+    with pytest.raises(ConfigurationError, match=f"there is no model '{target}': name the config.json"):
         built_model(target, Step())
 
 

@@ -76,7 +76,7 @@ def test_text_shows_placement_time_and_reason(planned):
     assert "on 3 of 8 devices of" in text
     assert "node0/cuda:0: model.embed_tokens" in text
     assert "latency" in text
-    assert re.search(r"throughput .*/s, one every [\d.,]+ m?s, if further batches follow without waiting", text)
+    assert re.search(r"throughput .*/s \([\d.,]+ m?s each\) if batches follow without a pause", text)
     assert re.search(r"limited by  ops on node\S+\. Time of ops on all devices: ", text)
 
 

@@ -66,7 +66,9 @@ def test_line_reader_refuses_a_line_beyond_the_limit(monkeypatch):
 
 
 def test_missing_command_raises():
-    with pytest.raises(StartupError, match="cannot start an executor with `no-such-command there`"):
+    with pytest.raises(
+        StartupError, match="the command `no-such-command there`, which starts an executor, cannot be run"
+    ):
         PipedHandle(("no-such-command", "there"), ())
     gone = behind("exit 3")
     with pytest.raises(StartupError, match="has ended"):
@@ -76,14 +78,14 @@ def test_missing_command_raises():
     assert how == "was lost: `sh -c 'exit 3'` has ended with exit status 3"
     assert gone.ended
     silent = behind("cat >/dev/null", placed_seconds=0.02)
-    with pytest.raises(StartupError, match=r"did not start a holder in 0\.02 s.*password"):
+    with pytest.raises(StartupError, match=r"did not start the executor's parent process in 0\.02 s.*password"):
         silent.wait_placed()
-    with pytest.raises(StartupError, match=r"did not answer in 0\.01 s"):
+    with pytest.raises(StartupError, match=r"did not answer the call \w+ in 0\.01 s"):
         silent.call("full", timeout=0.01)
     silent.end()
     assert silent.wait()[0] == -9
     old = behind("""echo '[0,"1.2"]'; cat >/dev/null""")
-    with pytest.raises(StartupError, match=r"leads to Djinn 1\.2, and this is"):
+    with pytest.raises(StartupError, match=r"runs Djinn 1\.2, and this process"):
         old.wait_placed()
     again = old.restart()
     assert old.wait()[0] == -9
@@ -164,9 +166,15 @@ def test_holder_exposes_its_methods_only():
     os.close(sending)
     assert (said["full"].result, said["full"].error) == ("no room", None)
     assert said["status"].error == "it does not answer"
-    assert said["send"].error == "send failed where the executor is: ValueError(2.0)"
-    assert said["secret"].error == "a holder has no method 'secret'"
-    assert said["__init__"].error == "a holder has no method '__init__'"
+    assert said["send"].error == "the call send failed in the executor's parent process: ValueError(2.0)"
+    assert (
+        said["secret"].error
+        == "the executor's parent process has no method 'secret': install the same version of Djinn there"
+    )
+    assert (
+        said["__init__"].error
+        == "the executor's parent process has no method '__init__': install the same version of Djinn there"
+    )
 
 
 def test_executor_process_across_pid_namespaces():

@@ -365,7 +365,7 @@ def _from_configuration(file: Path) -> torch.nn.Module:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigurationError(
-            f"transformers {transformers.__version__} cannot read the configuration {file}: {reason}. Check the file, or update transformers"
+            f"transformers {transformers.__version__} cannot read the configuration {file}: {reason.rstrip('.')}. Check the file, or update transformers"
         ) from None
     with torch.device("meta"):
         return _model_class(transformers, config)._from_config(config)  # type: ignore[no-any-return]  # noqa: SLF001
