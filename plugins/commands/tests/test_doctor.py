@@ -151,7 +151,7 @@ def test_piped_output_is_not_wrapped(environ):
     done = CliRunner().invoke(main, ["doctor"], env=environ | {"DJINN_SERVERS": url, "DJINN_TOKEN": "hush"})
     assert done.exit_code == 1
     assert f"Server {url}: not reachable, see below" in done.output
-    assert "`djinn explain-error transport` lists causes and cures" in done.output
+    assert "`djinn explain-error transport` shows causes and solutions" in done.output
     assert "All is well" not in done.output
 
 

@@ -216,7 +216,7 @@ def test_run_names_incompatible_pytorch_version(monkeypatch):
         raise AttributeError("no tail")
 
     monkeypatch.setattr(cuda_names, "_replace", fails)
-    with pytest.raises(StartupError, match=f"{re.escape(torch.__version__)}: AttributeError: no tail"):
+    with pytest.raises(StartupError, match=f"{re.escape(torch.__version__)} \\(AttributeError: no tail\\)"):
         cuda_names.install()
 
 
