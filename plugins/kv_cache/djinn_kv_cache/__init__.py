@@ -12,5 +12,5 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_patterns() -> Iterable[Pattern]:
-    """Register the pattern `kv_cache`."""
+    """Return the pattern `kv_cache`."""
     return [KeyValueCache()]

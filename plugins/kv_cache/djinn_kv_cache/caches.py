@@ -19,7 +19,7 @@ SCALED = frozenset({
     *COPIES, "__rshift__", "add", "bitwise_and", "bitwise_right_shift", "clamp", "clamp_max", "clamp_min", "div",
     "index_select", "mul", "roll", "round", "sub", "view_dtype",
 })  # fmt: skip
-_STEPS = 16
+_MAX_STEPS = 16
 
 
 @attrs.frozen
@@ -41,13 +41,13 @@ class Cache:
     quantised: bool = False
 
     @property
-    def from_before(self) -> bool:
+    def is_older_than_program(self) -> bool:
         """True if the cache existed before the program."""
         return self.kind in {"appended", "written", "read"}
 
     @property
     def grows(self) -> bool:
-        """True if the program certainly adds entries to the cache."""
+        """True if the program adds entries to the cache."""
         return self.kind in {"appended", "written", "created"}
 
 
@@ -57,131 +57,130 @@ class Caches:
 
     Attributes:
         graph: the graph.
-        kept: values that outlive the program, by storage.
+        outliving: values that outlive the program, by storage.
         by_storage: caches by storage.
         by_source: quantized caches, by the node whose result they store.
-        filled: values that the program writes into a new storage that does not outlive it, by storage.
+        new_buffers: values that the program writes into a storage, by storage. The program allocates the storage, and the
+            storage does not outlive it.
     """
 
     graph: Graph
-    kept: dict[int, list[int]] = attrs.field(init=False, factory=dict)
+    outliving: dict[int, list[int]] = attrs.field(init=False, factory=dict)
     by_storage: dict[int, Cache] = attrs.field(init=False, factory=dict)
     by_source: dict[int, Cache] = attrs.field(init=False, factory=dict)
-    filled: dict[int, list[int]] = attrs.field(init=False, factory=dict)
+    new_buffers: dict[int, list[int]] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         for value in self.graph.outputs:
-            self.kept.setdefault(storage_of(value), []).append(value)
-        for cache in (*self._grown(), *self._scattered(), *self._written()):
+            self.outliving.setdefault(storage_of(value), []).append(value)
+        for cache in (*self._concatenated_caches(), *self._scattered_caches(), *self._buffer_caches()):
             for value in cache.values:
                 self.by_storage.setdefault(storage_of(value), cache)
-        self.by_source.update(self._quantised())
+        self.by_source.update(self._quantized_caches())
 
-    def _nodes(self, operations: frozenset[str]) -> Iterator[Node]:
+    def _nodes_of(self, operations: frozenset[str]) -> Iterator[Node]:
         for operation in operations & self.graph.by_op.keys():
             yield from (self.graph.nodes[i] for i in self.graph.by_op[operation])
 
-    def _grown(self) -> Iterator[Cache]:
-        """Yield caches that are concatenations and outlive the program, as a whole or in part."""
-        for node in self._nodes(frozenset({"cat"})):
-            surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None  # `out=` makes no value
+    def _concatenated_caches(self) -> Iterator[Cache]:
+        """Yield caches that are results of `cat` of which at least a part outlives the program."""
+        for node in self._nodes_of(frozenset({"cat"})):
+            surviving = (
+                self.outliving.get(storage_of(node.outputs[0])) if node.outputs else None
+            )  # `out=` makes no value
             parts = self.parts(node) if surviving else []
             if not surviving or not parts:
                 continue
             first, earlier = self._earlier_cache(node)
-            before = self.input_behind(first)
-            values = (*[v for appending in earlier for v in appending.outputs], node.outputs[0], *surviving)
-            nodes = tuple(sorted((*[appending.id for appending in earlier], node.id)))
-            low = self.is_low(node.outputs[0])
-            if before is not None and len(parts) > 1:
-                yield Cache("appended", _once(before, *values), nodes, low)
+            input_cache = self.input_behind(first)
+            values = (*[v for cat in earlier for v in cat.outputs], node.outputs[0], *surviving)
+            nodes = tuple(sorted((*[cat.id for cat in earlier], node.id)))
+            is_narrow = self.is_quantized(node.outputs[0])
+            if input_cache is not None and len(parts) > 1:
+                yield Cache("appended", _unique(input_cache, *values), nodes, is_narrow)
             elif len(parts) == 1 or earlier:
-                yield Cache("created", _once(*values), nodes, low)
+                yield Cache("created", _unique(*values), nodes, is_narrow)
 
     def _earlier_cache(self, node: Node) -> tuple[int, list[Node]]:
-        """Return the cache that `node` extends, and the earlier `cat` ops of this program that extended it."""
+        """Return the cache that the `cat` `node` extends, and the earlier `cat` ops of this program that extended it."""
         earlier: list[Node] = []
         axis = self._axis(node)
         value = next(v for v in node.inputs if self.graph.meta(v).numel)
-        while (appending := self._appending(value)) is not None and self._axis(appending) == axis:
-            earlier.append(appending)
-            value = self.parts(appending)[0]
+        while (cat := self._extended_cat(value)) is not None and self._axis(cat) == axis:
+            earlier.append(cat)
+            value = self.parts(cat)[0]
         return value, earlier
 
     def _axis(self, cat: Node) -> int:
         dim = arguments(cat).get("dim", 0)
         return dim % len(self.graph.meta(cat.outputs[0]).shape) if isinstance(dim, int) else 0
 
-    def _appending(self, value: int) -> Node | None:
-        """Return the `cat` whose result `value` views or copies.
-
-        If there is none, or its result outlives the program, return None.
-        """
-        for _ in range(_STEPS):
+    def _extended_cat(self, value: int) -> Node | None:
+        """Return the `cat` whose result `value` views or copies, or None if there is none or its result outlives the program."""
+        for _ in range(_MAX_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not (is_view(node) or node.operation in COPIES | {"cat"}):
                 return None
             if node.operation == "cat":
-                return None if storage_of(node.outputs[0]) in self.kept else node
+                return None if storage_of(node.outputs[0]) in self.outliving else node
             value = node.inputs[0]
         return None
 
     def parts(self, node: Node) -> list[int]:
-        """Return the operands of a `cat` that are not empty. Many programs start with an empty tensor as the cache."""
+        """Return the non-empty operands of a `cat`. Many programs start with an empty tensor as the cache."""
         parts = [v for v in node.inputs if self.graph.meta(v).numel]
         if len(parts) > 1:
-            maker = self.graph.producer(parts[0])
-            if maker is not None and maker.operation == "cat":  # with nothing: a cache handed over
-                again = self.parts(maker)
-                return [again[0], *parts[1:]] if len(again) == 1 else parts
+            producer = self.graph.producer(parts[0])
+            if (
+                producer is not None and producer.operation == "cat"
+            ):  # with an empty tensor: it returns the cache unchanged
+                inner_parts = self.parts(producer)
+                return [inner_parts[0], *parts[1:]] if len(inner_parts) == 1 else parts
         return parts
 
-    def _scattered(self) -> Iterator[Cache]:
-        for node in self._nodes(_SCATTERS):
-            surviving = self.kept.get(storage_of(node.outputs[0])) if node.outputs else None
+    def _scattered_caches(self) -> Iterator[Cache]:
+        for node in self._nodes_of(_SCATTERS):
+            surviving = self.outliving.get(storage_of(node.outputs[0])) if node.outputs else None
             if surviving is None:
                 continue
-            before = self.input_behind(node.inputs[0])
-            first = (before,) if before is not None else ()
-            kind: Kind = "created" if before is None else "written"
-            low = self.is_low(node.outputs[0])
-            yield Cache(kind, _once(*first, node.outputs[0], *surviving), (node.id,), low)
+            input_cache = self.input_behind(node.inputs[0])
+            first = (input_cache,) if input_cache is not None else ()
+            kind: Kind = "created" if input_cache is None else "written"
+            is_narrow = self.is_quantized(node.outputs[0])
+            yield Cache(kind, _unique(*first, node.outputs[0], *surviving), (node.id,), is_narrow)
 
-    def _written(self) -> Iterator[Cache]:
-        """Yield buffers that the program writes into, with the nodes that write.
-
-        The buffers are inputs or outlive the program.
-        """
+    def _buffer_caches(self) -> Iterator[Cache]:
+        """Yield buffers that the program writes in place, if they are inputs or outlive the program."""
         writers: dict[int, list[Node]] = {}
-        for node in self._nodes(_WRITES):
+        for node in self._nodes_of(_WRITES):
             for value in node.writes:
                 writers.setdefault(storage_of(value), []).append(node)
         for storage, nodes in writers.items():
-            first = self._whole(nodes[0].writes[0])
-            surviving, outside = self.kept.get(storage, []), self.graph.producer(first) is None
-            if outside or surviving:
-                kind: Kind = "written" if outside else "created"
+            first = self._view_base(nodes[0].writes[0])
+            surviving, is_input = self.outliving.get(storage, []), self.graph.producer(first) is None
+            if is_input or surviving:
+                kind: Kind = "written" if is_input else "created"
                 ids = tuple(sorted(n.id for n in nodes))
-                yield Cache(kind, _once(first, *surviving), ids, self.is_low(first))
+                yield Cache(kind, _unique(first, *surviving), ids, self.is_quantized(first))
             else:
-                self.filled[storage] = [node.inputs[-1] for node in nodes]
+                self.new_buffers[storage] = [node.inputs[-1] for node in nodes]
 
-    def _whole(self, value: int) -> int:
-        """Return the value that `value` is a view of, through all views."""
-        for _ in range(_STEPS):
+    def _view_base(self, value: int) -> int:
+        """Return the base of the view `value`, or `value` itself if it is no view."""
+        for _ in range(_MAX_STEPS):
             node = self.graph.producer(value)
             if node is None or not node.inputs or not is_view(node):
                 break
             value = node.inputs[0]
         return value
 
-    def _quantised(self) -> Iterator[tuple[int, Cache]]:
-        """Yield quantized caches that outlive the program, each with a source that was quantized."""
-        for storage, surviving in self.kept.items():
-            if storage in self.by_storage or not self.is_low(surviving[0]):
+    def _quantized_caches(self) -> Iterator[tuple[int, Cache]]:
+        """Yield pairs of a node and the quantized cache that outlives the program and stores the node's result."""
+        for storage, surviving in self.outliving.items():
+            if storage in self.by_storage or not self.is_quantized(surviving[0]):
                 continue
             source = self.graph.flow.source(surviving[0])
-            for _ in range(_STEPS):
+            for _ in range(_MAX_STEPS):
                 node = self.graph.flow.node(source)
                 if node is None:
                     break
@@ -191,11 +190,8 @@ class Caches:
                 source = self.graph.flow.operands(node)[0]
 
     def input_behind(self, value: int) -> int | None:
-        """Return the program input from which views and dequantization lead to `value`.
-
-        If there is none, return None.
-        """
-        for _ in range(_STEPS):
+        """Return the program input of which `value` is a view or a dequantized copy, or None."""
+        for _ in range(_MAX_STEPS):
             node = self.graph.producer(value)
             if node is None:
                 return value
@@ -203,15 +199,15 @@ class Caches:
                 return None
             full_numel, quantized_numel = self.graph.meta(node.inputs[0]).numel, self.graph.meta(value).numel
             if node.operation == "expand" and quantized_numel > full_numel:
-                return None  # all samples share it: a weight, such as learnt tokens
+                return None  # all samples share the input: it is a weight, such as learnt tokens
             value = node.inputs[0]
         return None
 
-    def is_low(self, value: int) -> bool:
+    def is_quantized(self, value: int) -> bool:
         """True if a value is quantized to at most 8 bits."""
         dtype = self.graph.meta(value).dtype
         return dtype.itemsize == 1 and dtype is not torch.bool
 
 
-def _once(*values: int) -> tuple[int, ...]:
+def _unique(*values: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(values))

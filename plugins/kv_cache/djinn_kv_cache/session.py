@@ -16,7 +16,7 @@ from djinn_core.errors import UnsupportedOperation
 from djinn_core.wire.binding_delta import pack_handles
 from djinn_core.wire.cache_messages import CacheAction, CacheReply, CacheRequest
 
-_DEEPEST: Final = 8  # objects in objects: a cache has layers, and a layer has tensors
+_MAX_DEPTH: Final = 8  # objects in objects: a cache has layers, and a layer has tensors
 
 
 @attrs.frozen
@@ -38,14 +38,14 @@ class CacheMemory:
 
 
 class KvSession:
-    """Control where the KV cache of one generation is stored.
+    """Control of where the KV cache of one generation is stored.
 
     Each call looks up the tensors of the cache, because most caches replace their tensors at each token. A cache that a
-    program computes from a pinned cache is pinned, too. At the end of a `with` block, the cache is unpinned.
+    program computes from a pinned cache is pinned, too. The end of a `with` block unpins the cache.
     """
 
     def __init__(self, cache: object = None) -> None:
-        """Control `cache`, an object that contains tensors, as in `kv_session`."""
+        """`cache`: object that contains the tensors, or None for all recognised caches, as in `kv_session`."""
         self.cache = cache
 
     def __repr__(self) -> str:
@@ -55,7 +55,7 @@ class KvSession:
 
     def size(self) -> CacheMemory:
         """Return the size of the cache, and its resident and pinned bytes. This needs one round trip."""
-        return self._ask("look")
+        return self._request("look")
 
     def pin(self) -> CacheMemory:
         """Restore the cache to device memory, and keep it there until `unpin`, `evict` or the end of the session.
@@ -63,24 +63,22 @@ class KvSession:
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
         """
-        return self._ask("pin")
+        return self._request("pin")
 
     def unpin(self) -> CacheMemory:
         """Allow the executor to evict the cache if device memory is short."""
-        return self._ask("unpin")
+        return self._request("unpin")
 
     def evict(self) -> CacheMemory:
         """Spill the cache now, for example while a conversation pauses.
 
-        The next use of the cache restores it, or `restore`.
-
-        Tensors below 64 KiB stay in device memory.
+        `restore` or the next use of the cache restores it. Tensors below 64 KiB stay in device memory.
 
         Raises:
             UnsupportedOperation: the executor has no memory limit, and therefore no spill space.
             RemoteTorchOutOfMemory: the spill space is full.
         """
-        memory = self._ask("evict")
+        memory = self._request("evict")
         if not memory.limited and memory.total:
             raise UnsupportedOperation(
                 "cannot evict: the executor has no memory limit. Start it with memory_gib=... or "
@@ -94,10 +92,10 @@ class KvSession:
         Raises:
             RemoteTorchOutOfMemory: the executor has too little memory.
         """
-        return self._ask("restore")
+        return self._request("restore")
 
     def close(self) -> None:
-        """Unpin the cache. It is freed only when the program drops its tensors."""
+        """Unpin the cache. The executor frees it when the Python program drops its tensors."""
         self.unpin()
 
     def __enter__(self) -> Self:
@@ -108,42 +106,41 @@ class KvSession:
     ) -> None:
         self.close()
 
-    def _ask(self, action: CacheAction) -> CacheMemory:
+    def _request(self, action: CacheAction) -> CacheMemory:
         handles = () if self.cache is None else tuple(by_handle(tensors_in(self.cache)))
         if self.cache is not None and not handles:
-            return CacheMemory()  # no token has come yet
+            return CacheMemory()  # the cache has no tensors before the first token
         reply = current().query(CacheRequest(action, pack_handles(handles)), CacheReply)
         if reply.refused:
-            raise RemoteTorchOutOfMemory(f"`{action}` of a KV cache is refused: {reply.refused}")
+            raise RemoteTorchOutOfMemory(f"the executor cannot {action} the KV cache: {reply.refused}")
         return CacheMemory(reply.nbytes, reply.resident, reply.pinned, reply.limited)
 
 
 def kv_session(cache: object = None) -> KvSession:
     """Return an object that pins, evicts and restores a KV cache on its executor.
 
-    `cache` contains tensors in lists, mappings or objects such as transformers' `DynamicCache`. If it is None, all
-    values of the open session count that Djinn recognises as KV caches. This requires that the executor has a memory
-    limit.
+    `cache` contains tensors in lists, mappings or objects such as transformers' `DynamicCache`. None selects all values of
+    the open session that Djinn recognises as KV caches. Djinn recognises them only if the executor has a memory limit.
     """
     return KvSession(cache)
 
 
 def tensors_in(found: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in an object, including its attributes, and in lists, tuples and mappings."""
+    """Yield the tensors in an object: in its attributes, and in nested lists, tuples, sets and mappings."""
     visited: set[int] = set()
     level: list[object] = [found]
-    for _ in range(_DEEPEST):
-        inside: list[object] = []
+    for _ in range(_MAX_DEPTH):
+        members: list[object] = []
         for item in level:
             if isinstance(item, torch.Tensor):
                 yield item
             elif id(item) not in visited:
                 visited.add(id(item))
-                inside.extend(_parts(item))
-        level = inside
+                members.extend(_members(item))
+        level = members
 
 
-def _parts(found: object) -> Iterable[object]:
+def _members(found: object) -> Iterable[object]:
     if isinstance(found, Mapping):
         return found.values()
     if isinstance(found, list | tuple | set | frozenset):

@@ -1,4 +1,4 @@
-"""Find the branches of a program: ops on one modality, up to the op that combines it with another modality."""
+"""Find the branches of a program: ops on one modality, before an op that combines it with another modality."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _BRANCHES = (Modality.TEXT, Modality.VISION, Modality.AUDIO)
 
 
 def branches(graph: Graph, kinds: DataKinds) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes of each branch. No branch needs a value of another branch."""
+    """Return the nodes of the branches for text, images and audio. No branch needs a value of another branch.
+
+    `kinds`: modality of each node.
+    """
     nodes: dict[Modality, list[int]] = {kind: [] for kind in _BRANCHES}
     for node, kind in zip(graph.nodes, kinds.modalities, strict=True):
         if kind in nodes:

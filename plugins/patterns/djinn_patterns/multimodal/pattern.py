@@ -8,9 +8,9 @@ from djinn.hooks import Pattern
 from djinn.planning import ExecutionPhase, Graph, Modality, Node, PatternMatch, data_kinds
 from djinn_core.planning.stages.annotating.kinds import entering_kinds
 from djinn_patterns.multimodal.branches import branches
-from djinn_patterns.multimodal.modality_fusion import OPERATIONS, How, ModalityFusion, fusions
+from djinn_patterns.multimodal.modality_fusion import OPERATIONS, FusionKind, ModalityFusion, fusions
 
-_TOLD: dict[How, str] = {
+_DESCRIPTIONS: dict[FusionKind, str] = {
     "scatter": "is put in the place of",
     "concatenation": "is put beside",
     "cross_attention": "looks at",
@@ -20,47 +20,47 @@ _TOLD: dict[How, str] = {
     "product": "scales",
     "choice": "chooses among",
 }
-_SURE = frozenset({"scatter", "concatenation", "cross_attention", "similarity", "comparison"})
+_CERTAIN = frozenset({"scatter", "concatenation", "cross_attention", "similarity", "comparison"})
 
 
 class FusionPoint(Pattern):
-    """Match the first fusion of several modalities."""
+    """Match ops that first combine several modalities."""
 
     name = "fusion_point"
     tolerates_growth = True
     operations = OPERATIONS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each fusion op. The first match has a hint that lists the branches."""
+        """Yield a match for each fusion op. The first match has a hint that lists the branches."""
         entering = entering_kinds(graph)
         if len(entering) < 2:
             return
         kinds = data_kinds(graph)
         fusion_points = list(fusions(graph, kinds, candidates))
         has_vision = Modality.VISION in entering
-        apart = branches(graph, kinds) if fusion_points else ()
+        branch_nodes = branches(graph, kinds) if fusion_points else ()
         for number, fusion in enumerate(fusion_points):
-            yield _match(fusion, has_vision, apart if number == 0 and len(apart) > 1 else ())
+            yield _match(fusion, has_vision, branch_nodes if number == 0 and len(branch_nodes) > 1 else ())
 
 
-def _match(fusion: ModalityFusion, seen: bool, apart: tuple[tuple[int, ...], ...]) -> PatternMatch:
-    node, how = fusion.node, fusion.how
+def _match(fusion: ModalityFusion, has_vision: bool, branch_nodes: tuple[tuple[int, ...], ...]) -> PatternMatch:
+    node, kind = fusion.node, fusion.kind
     return PatternMatch(
         pattern=FusionPoint.name,
         nodes=(node.id,),
-        confidence=0.97 if how in _SURE else 0.9,
+        confidence=0.97 if kind in _CERTAIN else 0.9,
         reason=f"in node {node.id} ({node.op}) {' '.join(_description(fusion))}",
-        hints={"branches": apart},
-        phase=ExecutionPhase.MULTIMODAL_FUSION if seen else None,
+        hints={"branches": branch_nodes},
+        phase=ExecutionPhase.MULTIMODAL_FUSION if has_vision else None,
         modality=Modality.MULTIMODAL_FUSION,
-        details={"how": how, "kinds": fusion.names},
+        details={"how": kind, "kinds": fusion.names},
     )
 
 
 def _description(fusion: ModalityFusion) -> Iterator[str]:
     first, *other_names = fusion.names
-    if fusion.how == "scatter" and other_names:
+    if fusion.kind == "scatter" and other_names:
         first, other_names = other_names[-1], [first, *other_names[:-1]]
     yield first
-    yield _TOLD[fusion.how]
+    yield _DESCRIPTIONS[fusion.kind]
     yield " and ".join(other_names) or first

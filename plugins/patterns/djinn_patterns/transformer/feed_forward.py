@@ -11,14 +11,14 @@ from djinn_patterns.transformer.networks import Network, networks_of
 
 
 class FeedForward(Pattern):
-    """Match linear layers with an activation between them, or with a layer that gates another layer."""
+    """Match feed-forward networks: linear layers with an activation between them, gated or not."""
 
     name = "mlp"
     tolerates_growth = True
     operations = PRODUCTS
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
-        """Return one match for each network whose last matrix product is a candidate."""
+        """Yield a match for each network whose last matrix product is a candidate."""
         ends = {node.id for node in candidates}
         for network in networks_of(graph):
             if network.last.product.id in ends:

@@ -12,9 +12,9 @@ _SUMS = frozenset({"add", "add_"})
 
 
 def layers_of(graph: Graph) -> dict[int, Layer]:
-    """Return the linear layers of a graph, by the op that computes their result.
+    """Return the linear layers of a graph, by the id of the node that computes their result.
 
-    This op is the matrix product or the addition of the bias.
+    This node is the matrix product, or the addition of the bias.
     """
     layers: dict[int, Layer] = {}
     for index in sorted(i for operation in PRODUCTS for i in graph.by_op.get(operation, ())):
@@ -26,7 +26,7 @@ def layers_of(graph: Graph) -> dict[int, Layer]:
 
 
 def _with_bias(graph: Graph, layer: Layer) -> Layer | None:
-    """Return the layer with the bias that is added to its product. If no bias is added, return None."""
+    """Return the layer extended by the addition of its bias, or None if no bias is added to its product."""
     users = graph.flow.users(layer.product.id)
     if len(users) != 1 or graph.nodes[users[0]].operation not in _SUMS:
         return None

@@ -1,4 +1,4 @@
-"""Recognise networks that compute relative position biases for attention (Swin v2). They read no data."""
+"""Recognise networks that compute relative position biases for attention, as in Swin v2, from constants."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ _SHAPING = frozenset({
     *_SUMS, "constant_pad_nd", "div", "exp", "gather", "index", "index_select", "masked_fill", "mul", "mul_", "neg", "roll", "sigmoid",
     "tanh", "where",
 })  # fmt: skip
-_OPERANDS = 3  # queries, keys and values; the next operand is added to the scores
-_REACH = 24  # maximum number of ops between the network and the softmax
-_NEAR = 8  # maximum number of sources between scores and their product
+_OPERANDS = 3  # queries, keys and values of fused attention; its next operand is added to the scores
+_MAX_OPS = 24  # maximum number of ops between the network and the softmax
+_MAX_SOURCES = 8  # maximum number of ops between the addition to the scores and their product or softmax
 
 
-def scores_places(graph: Graph, data: int, end: int) -> bool:
-    """Return True if the network from `data` to the node `end` is only used as a bias of attention scores."""
+def is_score_bias(graph: Graph, data: int, end: int) -> bool:
+    """Return True if the result of the node `end` is only used as a bias of attention scores, and `data` is constant.
+
+    `data`, `end`: source of the network's input, and its last node.
+    """
     if not is_given(graph.flow, data):
         return False
-    todo, visited, added = [end], {end}, False
-    while todo and len(visited) < _REACH:
+    todo, visited, is_added = [end], {end}, False
+    while todo and len(visited) < _MAX_OPS:
         source = todo.pop()
         for index in graph.flow.users(source):
             node = graph.nodes[index]
@@ -28,12 +31,12 @@ def scores_places(graph: Graph, data: int, end: int) -> bool:
                 continue
             visited.add(index)
             if _adds_to_scores(graph, node, source):
-                added = True
+                is_added = True
             elif node.operation in _SHAPING:
                 todo.append(index)
             else:
                 return False
-    return added and not todo
+    return is_added and not todo
 
 
 def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
@@ -46,8 +49,10 @@ def _adds_to_scores(graph: Graph, node: Node, source: int) -> bool:
         return False
     other_operands = [s for s in operands if s != source]
     products = any(
-        s >= 0 and graph.nodes[s].operation in MIXING for o in other_operands for s in flow.ancestors(o, limit=_NEAR)
+        s >= 0 and graph.nodes[s].operation in MIXING
+        for o in other_operands
+        for s in flow.ancestors(o, limit=_MAX_SOURCES)
     )
     return products and any(
-        graph.nodes[i].operation in SOFTMAX for i in flow.descendants(node.id, SOFTMAX | MIXING, limit=_NEAR)
+        graph.nodes[i].operation in SOFTMAX for i in flow.descendants(node.id, SOFTMAX | MIXING, limit=_MAX_SOURCES)
     )
