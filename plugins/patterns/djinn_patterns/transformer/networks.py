@@ -61,12 +61,12 @@ def networks_of(graph: Graph) -> tuple[Network, ...]:
 
 
 class _Path(NamedTuple):
-    """Path from linear layers to a result, through elementwise ops only.
+    """Paths from linear layers to a result, through elementwise ops only.
 
     Attributes:
-        layers: the linear layers.
-        length: number of ops.
-        bends: True if an op is an activation.
+        layers: ids of the linear layers.
+        length: number of ops on the longest path.
+        is_nonlinear: True if an op on a path is an activation.
     """
 
     layers: frozenset[int]
