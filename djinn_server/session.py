@@ -94,7 +94,7 @@ from djinn_server.running.cancellation import CancellationState
 from djinn_server.running.device_turn import DeviceTurn
 from djinn_server.running.fair_share import Steps
 from djinn_server.running.growing import copied_bytes
-from djinn_server.running.random_state import octets_of, tensor_of
+from djinn_server.running.random_state import state_from_bytes, state_to_bytes
 from djinn_server.running.responses import FailureTexts, Responses
 from djinn_server.running.run import RunOutcome
 from djinn_server.running.run_request import CANCEL, RunRequest, unpack
@@ -228,7 +228,7 @@ class ExecutorSession:
     def brief_use(self) -> float | None:
         """Device seconds used so far if turns are short, as `MessageHandlers.brief_use`."""
         is_brief = self._turn.is_brief and (self._runs.ahead is None or not self._runs.ahead.pending)
-        return self._turn.used if is_brief else None
+        return self._turn.used_seconds if is_brief else None
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Do work between messages, as `MessageHandlers.between_messages` does."""
@@ -376,7 +376,7 @@ class ExecutorSession:
             if memory is not None and not self._restore_evicted(memory):
                 return None
             fields = take_values(self.values, self._host_memory, frozenset([value_.handle for value_ in stored]))
-            random = octets_of(self.device.randomness.state_of(self._runs.randomness))
+            random = state_to_bytes(self.device.randomness.state_of(self._runs.randomness))
         if fields is None:
             return None
         bound_templates = [value for _, value in self._templates.everything()]
@@ -442,7 +442,7 @@ class ExecutorSession:
         with self._turn:
             put_values(snapshot, memory, self.values, self.device.runtime)
             self._reads.read_again(snapshot.stored)
-            self.device.randomness.restore(self._runs.randomness, tensor_of(snapshot.random))
+            self.device.randomness.restore(self._runs.randomness, state_from_bytes(snapshot.random))
 
     def _submit(self, submit: Submit, connection: ExecutorChannel, started: float) -> Iterator[Wait]:
         self._count_submission(submit)
@@ -537,7 +537,7 @@ class ExecutorSession:
         started, decoded, waited = turn.started, turn.decoded, turn.waited
         timings, values = self._timings, self.values
         done, begun, run, responses = time.perf_counter(), turn.begun, turn.outcome, turn.responses
-        values.highest = max(values.highest, values.held)
+        values.peak_bytes = max(values.peak_bytes, values.held_bytes)
         if work.free and turn.freed != {*work.free}:
             values.free(work.free)
         if self._reads.reading:
@@ -548,7 +548,7 @@ class ExecutorSession:
             begun = self._runs.after_turn(bound, pending, seconds) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
-        timing = Timing(begun - waited + work.rested, decoded - started, seconds, done - turn.executed, pressure)
+        timing = Timing(begun - waited + work.paused_seconds, decoded - started, seconds, done - turn.executed, pressure)
         if bound is not None:
             self._notes.ran(bound.digest, work.inputs, work.outputs, seconds)
             bound.seconds = min(seconds, 2.0 * bound.seconds)  # one run may be interrupted
@@ -564,16 +564,16 @@ class ExecutorSession:
         failures = run.reported_failures() if run.failures else ()
         for failure in failures:
             _log.info("an op failed", submission=submit.sequence, op=failure.op, kind=failure.kind)
-        outcome = tuple(responses.results), tuple(responses.described), failures, tuple(run.layout_mismatches)
+        outcome = tuple(responses.results), tuple(responses.descriptions), failures, tuple(run.layout_mismatches)
         times: ExecutionTimes | None = None
         if timings is not None:
             if self.device.timer.runs_late:  # the device ran the ops after they were issued
                 begun = max(begun, turn.executed - seconds)
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": turn.executed, "done": done}
-            op_times = work.op_times.packed(bound.template.count) if bound is not None and work.op_times else b""
-            times = timings.times(moments, self.values.held, op_times)
+            op_times = work.op_times.pack(bound.template.count) if bound is not None and work.op_times else b""
+            times = timings.times(moments, self.values.held_bytes, op_times)
         links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.measurements else ()
-        room = self._room.due(values.held, run.failures) if failures or done >= self._room.next else None
+        room = self._room.due(values.held_bytes, run.failures) if failures or done >= self._room.next else None
         shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
         completed = Completed(submit.sequence, *outcome, timing, links, room, times, run.stopped_at, shortages)
         if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
@@ -581,7 +581,7 @@ class ExecutorSession:
         log = connection.journal.rounded if self._rounded else connection.journal.checked
         send(log(Frame(encode(completed), responses.body)))
         if self._runs.ahead is not None:
-            self._runs.ahead.follow(submit, bound, work, seconds)
+            self._runs.ahead.add(submit, bound, work, seconds)
 
     def _compute(self, turn: DeviceTurn) -> Steps:
         """Run a submission on the device, and start copies of the values that it fetches."""
@@ -774,13 +774,13 @@ class ExecutorSession:
         self.values.free(work.free)
         self._reads.shares.forget(work.free)
         texts = FailureTexts()
-        results = tuple([texts.fitting(failure) for _ in work.fetch])
-        described = tuple([texts.fitting(failure) for _ in work.describe])
+        results = tuple([texts.truncate(failure) for _ in work.fetch])
+        described = tuple([texts.truncate(failure) for _ in work.describe])
         connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
         """Return the number of values, and their bytes by address, as `MeteredSession.holdings` does."""
-        return len(self.values), self.values.sizes()
+        return len(self.values), self.values.storage_sizes()
 
     def live_values(self) -> int:
         """Return the number of live values, including pending uploads and reads."""
@@ -799,7 +799,7 @@ class ExecutorSession:
     def measured(self) -> SessionGauges:
         """Return the present gauges, as `MeteredSession.measured` does."""
         template_counts = len(self._templates), self._templates.instructions
-        more_gauges = self.values.poisoned(), self.exchange.kept_bytes, sum(self._evicted().values())
+        more_gauges = self.values.poison_count(), self.exchange.kept_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*template_counts, *more_gauges), strict=True))
         if self._memory is not None:
             cache_bytes, pinned = self._memory.cache_bytes()

@@ -105,7 +105,7 @@ class SessionRuns:
     def drop_runs_ahead(self) -> None:
         """Discard the runs ahead, because the session handles an unpredicted message."""
         if self.ahead is not None:
-            self.ahead.missed()
+            self.ahead.reject_prediction()
 
     def joinable(self, bound: BoundTemplate, joint: Candidate, work: RunRequest, *, timed: bool) -> JointRun | None:
         """Return the submission as a run that other sessions may join, or None if it must run alone.
@@ -184,7 +184,7 @@ class SessionRuns:
         """Return the run of a submission, as `LaneRuns.begin_in_lane` does."""
         bound, work = turn.bound, turn.work
         assert bound is not None
-        work.rest = self._cancellation.pauses
+        work.on_halt = self._cancellation.handle_halt
         self._device.numeric_settings.compute_under(self.numeric_settings)
         with self._values.lock:
             try:
@@ -212,7 +212,7 @@ class SessionRuns:
         device, memory, values = self._device, self.memory, self._values
         if pending is not None and (joint_outcome := (yield from pending.run())) is not None:
             return joint_outcome  # type: ignore[no-any-return]
-        if self.numeric_settings is not device.numeric_settings.now:
+        if self.numeric_settings is not device.numeric_settings.current:
             device.numeric_settings.compute_under(self.numeric_settings)
         if bound.template.random:
             device.randomness.hand_to(self.randomness)
@@ -226,7 +226,7 @@ class SessionRuns:
             )
         if self.ahead is not None and self.ahead.pending and (ahead := self.ahead.take(bound, work)) is not None:
             return ahead.finish(work, values, self._ahead_bytes)
-        work.rest = self._cancellation.pauses
+        work.on_halt = self._cancellation.handle_halt
         if memory is None:
             return (yield from self._by_arbiter(bound, work, None))
         with memory.on_demand(bound.digest, bound.template, work) as guard:
@@ -289,7 +289,7 @@ class SessionRuns:
         self._device.randomness.give_back()
         yield
         for work in works:
-            work.rested += time.perf_counter() - began
+            work.paused_seconds += time.perf_counter() - began
         self._device.numeric_settings.compute_under(self.numeric_settings)
         if random:
             self._device.randomness.hand_to(self.randomness)

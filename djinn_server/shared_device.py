@@ -34,7 +34,7 @@ class SharedDevice:
             IssuedTurns(runtime) if self.timer.runs_late else None,
             simulated=runtime.take_seconds if runtime.keeps_time else None,
         )
-        self.randomness = DeviceRandomness(runtime.device, borrowed=has_program)
+        self.randomness = DeviceRandomness(runtime.device, shared_with_program=has_program)
         self.numeric_settings = ProcessNumericSettings()
         self.lanes = Lanes(runtime.device)
         self.own = own_operators(runtime, self.timer, self.randomness, libraries)

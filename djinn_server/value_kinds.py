@@ -82,7 +82,7 @@ class ValueKinds:
                 by_kind[kind] = by_kind.get(kind, 0) + nbytes
             else:
                 self._kinds.pop(storage, None)
-        unknown = self._values.held - sum(by_kind.values())
+        unknown = self._values.held_bytes - sum(by_kind.values())
         if unknown > 0:
             by_kind[_ACTIVATIONS] = by_kind.get(_ACTIVATIONS, 0) + unknown
         return by_kind

@@ -237,7 +237,7 @@ class Ledger:
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
-        held_bytes = sum([session.values.held for session in self.sessions]) - self._counted_again - self._away
+        held_bytes = sum([session.values.held_bytes for session in self.sessions]) - self._counted_again - self._away
         return held_bytes + self.cached.nbytes() if self.cached is not None else held_bytes
 
     def drop_cached(self) -> None:
@@ -584,7 +584,7 @@ class Ledger:
 
     def refusal(self, wanted: int, resident: int) -> str:
         """Return an out-of-memory message with the requested bytes, the resident bytes, and the bytes of each session."""
-        shares = ", ".join(f"{session.values.held:,}" for session in self.sessions if session.values.held)
+        shares = ", ".join(f"{session.values.held_bytes:,}" for session in self.sessions if session.values.held_bytes)
         return (
             f"{wanted:,} bytes do not fit: this executor may use {self.limit:,} bytes, {self.process.reserve:,} of them are reserved for temporary memory of ops, and {resident:,} bytes cannot be evicted (bytes by session: {shares or 'none'}). "
             "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "

@@ -114,7 +114,7 @@ class SessionMemory:
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
         self._kinds.mark_caches(handles)
-        chosen = handles or self.values.sharing(self._kinds.caches())
+        chosen = handles or self.values.handles_of_storages(self._kinds.caches())
         values = {handle: self.values[handle] for handle in chosen if handle in self.values}
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
@@ -266,7 +266,7 @@ class SessionMemory:
         for handle in work.outputs:
             value = self.values[handle]
             if has_memory(value) and self._ledger.is_evicted(value):
-                self.values.count(handle, self._ledger.holding_of({}, value).nbytes)
+                self.values.count_storage(handle, self._ledger.holding_of({}, value).nbytes)
         if self._pinned:
             self._restore_pinned(work.outputs)
 

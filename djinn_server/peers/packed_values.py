@@ -21,7 +21,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.limited import in_memory
 from djinn_server.memory.room import is_out_of_memory
 from djinn_server.memory.spill import bytes_on_device
-from djinn_server.running.random_state import octets_of, set_state, tensor_of
+from djinn_server.running.random_state import set_state, state_from_bytes, state_to_bytes
 from djinn_server.running.uninitialized_memory import copy_with_strides
 from djinn_server.running.values import Poison, Stored, ValueTable, no_such_value
 
@@ -70,7 +70,7 @@ def storages_of_values(
     """
     storages = {storage_of(handle) for handle in handles}
     together: dict[int, list[int]] = {storage: [] for storage in storages}
-    for handle in dict.fromkeys((*handles, *values.sharing(storages))):
+    for handle in dict.fromkeys((*handles, *values.handles_of_storages(storages))):
         together[storage_of(handle)].append(handle)
     for alike in together.values():
         yield from _storages(alike, values, executor)
@@ -110,7 +110,7 @@ def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iter
             address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
             by_address.setdefault(address, []).append((handle, value))
         elif isinstance(value, torch.Generator):
-            yield Item(0, (View(handle),), generator=octets_of(value.get_state())), None
+            yield Item(0, (View(handle),), generator=state_to_bytes(value.get_state())), None
         else:
             yield _lacking((handle,), value, executor)[0], None
     for alike in by_address.values():
@@ -213,7 +213,7 @@ def _octets(data: memoryview) -> torch.Tensor:
 def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
     generator = torch.Generator(device=runtime.device)
     try:
-        set_state(generator, tensor_of(state))
+        set_state(generator, state_from_bytes(state))
     except (RuntimeError, TypeError) as error:
         return Poison(Failure(0, -1, "transfer", "RuntimeError", str(error)))
     return generator

@@ -111,9 +111,9 @@ class PeerValues:
             yield from self.exchange.send(ship.transfer, ship.peer, partial(self._pack, ship, handles))
         if timings is not None:
             sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
-            timings.transferred(ship.transfer, ship.peer, begun, sizes, incoming=False)
+            timings.add_transfer(ship.transfer, ship.peer, begun, sizes, incoming=False)
         if ship.move:
-            self.values.free((*handles, *self.values.sharing({storage_of(handle) for handle in handles})))
+            self.values.free((*handles, *self.values.handles_of_storages({storage_of(handle) for handle in handles})))
             self.shares.forget(handles)
 
     def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
@@ -149,5 +149,5 @@ class PeerValues:
                     self.values[handle] = value
         if timings is not None:
             sizes = [len(data) for _, data in arrived]
-            timings.transferred(expected.transfer, expected.source, begun, sizes, incoming=True)
+            timings.add_transfer(expected.transfer, expected.source, begun, sizes, incoming=True)
         self.context.usage.check_values()

@@ -22,7 +22,7 @@ from djinn_core.wire.timing_messages import TimingsRequest
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.peers.packed_values import storages_of_values, unpack_item
 from djinn_server.recovery.log_records import PoolCounts
-from djinn_server.running.random_state import octets_of, set_state, tensor_of
+from djinn_server.running.random_state import set_state, state_from_bytes, state_to_bytes
 from djinn_server.running.values import Stored, ValueTable
 
 Number = bool | int | float | None | tuple[float, float]
@@ -98,7 +98,7 @@ def take_values(
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
     generators: list[tuple[int, bytes]] = []
-    for handle, value in values.everything():
+    for handle, value in values.dense_items():
         if handle in left_out:
             continue
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
@@ -106,7 +106,7 @@ def take_values(
                 return None
             tensors.append(handle)
         elif isinstance(value, torch.Generator):
-            generators.append((handle, octets_of(value.get_state())))
+            generators.append((handle, state_to_bytes(value.get_state())))
         elif isinstance(value, complex):
             numbers.append((handle, (value.real, value.imag)))
         elif value is None or isinstance(value, bool | int | float):
@@ -144,7 +144,7 @@ def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRunti
         yield handle, complex(*number) if isinstance(number, tuple) else number
     for handle, state in snapshot.generators:
         generator = torch.Generator(device=runtime.device)
-        set_state(generator, tensor_of(state))
+        set_state(generator, state_from_bytes(state))
         yield handle, generator
 
 

@@ -372,13 +372,13 @@ class ServedRun(StrategyRun):
 
         They may not if the submission is cancelled, or if the executor must run each instruction, as for a profile.
         """
-        return self.run.replaceable and not self.run.outcome.halt.value
+        return self.run.is_replaceable and not self.run.outcome.halt.value
 
     def skip_to(self, stop: int) -> None:
         """Skip the instructions before `stop`, because their results are available."""
         run = self.run
         numbers_of(run.outcome, stop - 1, stop)  # reports the last skipped op as the issued op
-        run.pass_steps(stop, [place for step in run.template.steps[run.step : stop] for place in step.release], {})
+        run.skip_steps(stop, [place for step in run.template.steps[run.step : stop] for place in step.release], {})
         self.replaced = True
 
 

@@ -30,10 +30,10 @@ from djinn_server.running.drawing import ALWAYS, draw_condition
 from djinn_server.running.input_aliases import may_return_operand, written_places
 from djinn_server.running.run import TemplateRun
 from djinn_server.running.shared_prefixes import (
-    LEAST,
+    MIN_SHARED,
     UNKNOWN,
-    GivenValues,
     NoSharedPrefixError,
+    PrefixInputs,
     PrefixRun,
     Whole,
     indices_of,
@@ -192,7 +192,7 @@ class CachedResults(RunResults):
 
     nbytes: int
     values: Sequence[Any] | None
-    inputs: GivenValues | None = None
+    inputs: PrefixInputs | None = None
 
     @property
     def held(self) -> bool:
@@ -273,7 +273,7 @@ class CacheableRun:
         or the memory of an input will be overwritten.
         """
         ops, run = self.ops, self._run
-        if run.step != ops.start or not run.whole or run.outcome.halt.value or run.outcome.failures:
+        if run.step != ops.start or not run.is_unobserved or run.outcome.halt.value or run.outcome.failures:
             return False
         self._inputs = inputs = [run.env[place] for place in ops.inputs]
         keys = [storage_key(value) if _is_strided(value) else 0 for value in inputs]
@@ -302,7 +302,7 @@ class CacheableRun:
     def digest(self, nbytes: int) -> bytes | None:
         """Return the key of the run, as `StrategyRun.digest` does."""
         draws_numbers = any(self._run.env[place] != 0 for place in self.ops.draw_slots)
-        if self._digest is None and self._run.whole and not draws_numbers:  # otherwise inputs may be evicted
+        if self._digest is None and self._run.is_unobserved and not draws_numbers:  # otherwise inputs may be evicted
             allowance = ReadAllowance(nbytes)
             parts = [self._input_key(number, allowance) for number in range(len(self._inputs))]
             if None in parts:
@@ -331,14 +331,14 @@ class CacheableRun:
     def results(self) -> CachedResults | None:
         """Return the results of the ops, as `StrategyRun.results` does."""
         run, ops = self._run, self.ops
-        is_complete = run.step >= ops.stop and run.whole and run.outcome.stopped_at is None
+        is_complete = run.step >= ops.stop and run.is_unobserved and run.outcome.stopped_at is None
         if not is_complete or self._digest is None or run.outcome.failures or run.outcome.layout_mismatches:
             return None
         inputs = {storage_key(value): number for number, value in enumerate(self._inputs) if _is_strided(value)}
         values, storages = list[Any](), dict[int, int]()
         with inference_mode(True):
             for place in ops.results:
-                value = run.dense(place)
+                value = run.dense_value(place)
                 if isinstance(value, _NUMBERS):
                     values.append(value)
                     continue
@@ -352,7 +352,7 @@ class CacheableRun:
                     values.append(InputView(inputs[key], meta.dtype, meta.offset, meta.shape, meta.stride))
                     continue
                 if key not in storages:
-                    self._names.give(value, self._digest + len(storages).to_bytes(8))
+                    self._names.set_name(value, self._digest + len(storages).to_bytes(8))
                 storages[key] = value.untyped_storage().nbytes()
                 values.append(value.detach())
         self.shared_storages.update(storages)
@@ -361,7 +361,7 @@ class CacheableRun:
             self._table.confirmed_layouts.store(self._layouts, fulfilled | self._claims)
         prefix_inputs = None
         if self._may_round:
-            prefix_inputs = GivenValues(self._settings, self._input_keys, run.env[ops.slots], indices_of(self._inputs))
+            prefix_inputs = PrefixInputs(self._settings, self._input_keys, run.env[ops.slots], indices_of(self._inputs))
         nbytes = sum(storages.values()) + (prefix_inputs.nbytes if prefix_inputs is not None else 0)
         cached = CachedResults(nbytes, values, prefix_inputs)
         self._table.add(cached)
@@ -406,7 +406,7 @@ class CacheableRun:
         try:
             for _ in prefix_run.run():
                 if run.outcome.halt.value:
-                    if work.rest is None or not work.rest(work):
+                    if work.on_halt is None or not work.on_halt(work):
                         return False
                     yield from pause()
             results_at_places = prefix_run.results_at(ops.results)
@@ -424,7 +424,7 @@ class CacheableRun:
     def _prefix_run(self, candidates: Iterable[RunResults]) -> PrefixRun | None:
         """Return a run that reuses rows of the candidate with the longest common prefix of rows.
 
-        Return None if no candidate shares the fraction `LEAST` of the rows.
+        Return None if no candidate shares the fraction `MIN_SHARED` of its rows.
         """
         run, ops, longest = self._run, self.ops, None
         for candidate in candidates:
@@ -433,7 +433,7 @@ class CacheableRun:
             if inputs is None or values is None:
                 continue
             extent = inputs.shared_rows(self._settings, self._input_keys, self._inputs)
-            if extent is None or extent.first < LEAST * extent.count:
+            if extent is None or extent.first < MIN_SHARED * extent.count:
                 continue
             if longest is None or extent.first > longest[0].first:
                 longest = extent, inputs, dict(zip(ops.results, values, strict=True))
@@ -453,7 +453,7 @@ class CacheableRun:
         released = {
             place for step in self._run.template.steps[self.ops.start : self.ops.stop] for place in step.release
         }
-        self._run.pass_steps(self.ops.stop, [*released], {})
+        self._run.skip_steps(self.ops.stop, [*released], {})
         self.reused = True
 
     def shared_outputs(self, handles: Iterable[int]) -> list[int]:

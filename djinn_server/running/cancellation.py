@@ -84,10 +84,10 @@ class CancellationState:
         """Add a submission that begins to run. Halt it if it is already cancelled."""
         repeated, self.repeated_outcome = self.repeated_outcome, None
         if repeated is not None and repeated.submission == work.sequence:
-            work.stop_at, work.short = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
+            work.stop_at, work.earlier_shortages = repeated.stopped_at, dict.fromkeys(repeated.shortages, SHORTAGE)
         elif (past := self.journal.past) is not None:
             work.stop_at, work.stop_reason = past.stops.get(work.sequence, (None, ""))
-            work.short = past.shortages.get(work.sequence, {})
+            work.earlier_shortages = past.shortages.get(work.sequence, {})
         # No lock: `cancel` stores the number before it reads `_running`. Here the order is reversed, so one of both sees it.
         self._running[work.sequence] = work
         if self._all_cancelled or (self._cancelled and work.sequence in self._cancelled):
@@ -99,7 +99,7 @@ class CancellationState:
         self._running.pop(work.sequence, None)
         if run.failures and self.journal.open:
             for failure in run.failures:
-                if is_shortage(failure) and failure.instruction not in work.short:
+                if is_shortage(failure) and failure.instruction not in work.earlier_shortages:
                     self.journal.ran_out_of_memory(work.sequence, failure.instruction, failure.message)
         if self._cancelled:
             with self._lock:
@@ -157,10 +157,10 @@ class CancellationState:
         """Yield the device before the next op, if the session has the device and another session waits."""
         with self._lock:
             for work in self._running_submissions() if self.share.turns.waiting else ():
-                if work.rest is not None and not work.halt.value:
+                if work.on_halt is not None and not work.halt.value:
                     work.halt.value |= YIELD
 
-    def pauses(self, work: RunRequest) -> bool:
+    def handle_halt(self, work: RunRequest) -> bool:
         """Return True if a halted submission only yields the device, and let it continue. Return False if it was cancelled."""
         with self._lock:
             if work.halt.value & CANCEL:

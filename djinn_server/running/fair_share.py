@@ -240,7 +240,7 @@ class FairShare:
             _report_charges(shares, seconds)
 
     def _enqueue(self, share: Share) -> None:
-        self._queue.ask(share, time.perf_counter())
+        self._queue.enqueue(share, time.perf_counter())
         if self._awaits_arrival:
             self._arrival.notify()
         self._wake()
@@ -359,7 +359,7 @@ class FairShare:
 
         Return False if all have queued, or if no session arrives within `patience` seconds.
         """
-        if patience <= 0.0 or all(member is share or member.asked is not None for member in share.group):
+        if patience <= 0.0 or all(member is share or member.waiting_since is not None for member in share.group):
             return False
         self._awaits_arrival, count = True, self._queue.waiting
         try:

@@ -36,7 +36,14 @@ OwnOperators = Mapping[str, Callable[..., Any]]
 def own_operators(
     runtime: DeviceRuntime, timer: DeviceTimer, randomness: DeviceRandomness, libraries: Sequence[OperatorLibrary] = ()
 ) -> OwnOperators:
-    """Return the functions of Djinn's own ops by name. `libraries`: implement the ops of plugins."""
+    """Return the functions of Djinn's own ops by name.
+
+    Args:
+        runtime: makes random generators on the device.
+        timer: the device's clock.
+        randomness: the device's random state.
+        libraries: implementations of plugins. Without one, `LAYOUT_CALL` raises UnsupportedOperation.
+    """
     marks = _DeviceEvents(timer)
     return {
         MANUAL_SEED: randomness.manual_seed,
@@ -44,7 +51,7 @@ def own_operators(
         SET_RANDOM_STATE: _type_checked(torch.Tensor, randomness.set_state),
         EXCHANGE_RANDOM_STATE: _type_checked(torch.Generator, randomness.exchange),
         SEEDED_GENERATOR: lambda seed: runtime.generator().manual_seed(seed),
-        RESTORED_GENERATOR: _type_checked(torch.Tensor, lambda state: _restored(runtime.generator(), state)),
+        RESTORED_GENERATOR: _type_checked(torch.Tensor, lambda state: _generator_from(runtime.generator(), state)),
         GENERATOR_STATE: _type_checked(torch.Generator, torch.Generator.get_state),
         MARK: marks.mark,
         HAS_PASSED: marks.has_passed,
@@ -65,13 +72,13 @@ def _call_without_plugin(*_args: Any, **_kwargs: Any) -> NoReturn:
     )
 
 
-def _restored(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+def _generator_from(generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
     set_state(generator, state)
     return generator
 
 
 def _type_checked(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], R]:
-    """Wrap `function` in a check that its argument, which a client sent, is a `kind`. Raise TypeError if not."""
+    """Return `function` with a check that its argument, which a client sent, is a `kind`. Otherwise it raises TypeError."""
 
     def checked(value: Any) -> R:
         if not isinstance(value, kind):
@@ -82,7 +89,7 @@ def _type_checked(kind: type[T], function: Callable[[T], R]) -> Callable[[Any], 
 
 
 class _DeviceEvents:
-    """Implement timing events by the device's clock."""
+    """Timing events of clients, as moments of the device's clock."""
 
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
@@ -91,11 +98,11 @@ class _DeviceEvents:
         """Return the moment after the ops issued so far."""
         return self._timer.mark()
 
-    def has_passed(self, mark: Any) -> torch.Tensor:
-        """Return a tensor that is True if the device has reached the event."""
-        return torch.tensor(self._timer.is_reached(mark))
+    def has_passed(self, moment: Any) -> torch.Tensor:
+        """Return a bool tensor: True if the device has reached the moment."""
+        return torch.tensor(self._timer.is_reached(moment))
 
     def elapsed_time(self, start: Any, end: Any) -> torch.Tensor:
-        """Wait for both events, and return the milliseconds between them as a tensor."""
+        """Wait for both moments, and return the milliseconds between them as a float64 tensor."""
         self._timer.wait(end)
         return torch.tensor(self._timer.seconds(start, end) * 1e3, dtype=torch.float64)

@@ -20,17 +20,15 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import Poison, ValueTable, address_of, memory_of
 
 STOPPED: Final = "its program was stopped before this op, by a deadline, Ctrl-C or djinn.cancel"
-_SHARING: Final = frozenset(
-    {"aten::_unsafe_view"}
-)  # what it returns shares memory, although its schema does not say so
-NO_HANDLE: Final = -1  # looks into no storage
+_SHARING: Final = frozenset({"aten::_unsafe_view"})  # returns a view, although its schema does not say so
+NO_HANDLE: Final = -1  # a handle without a storage, to search by address only
 
 
 class MemorySharing:
-    """Index of the values of a run and of its session by memory address, made at the first failure.
+    """Index of the values of a run and of its session by memory address. It is made at the first failure of a run.
 
-    Without the index, each of ten thousand failing ops would search all values for aliases. The session's part is kept
-    from run to run.
+    Without the index, each of ten thousand failing ops would search all values for aliases. The index of the session's
+    values (`ValueTable`) outlives the run.
     """
 
     def __init__(self, template: CompiledTemplate, work: RunRequest, env: Environment, values: ValueTable) -> None:
@@ -39,95 +37,102 @@ class MemorySharing:
         self._work = work
         self._env = env
         self._values = values
-        self._seen = 0  # steps that are known to have run
+        self._indexed_steps = 0
         self._places: dict[int, dict[int, None]] = {}
-        self._memory: dict[int, int] = {}  # by place
+        self._addresses: dict[int, int] = {}  # address of the value's memory by place
 
     def places(self, address: int, step: int) -> Sequence[int]:
-        """Return the places of values with memory at `address`. `step`: the current step of the run."""
-        self.follow(step)
+        """Return the places of values with memory at `address`. `step`: number of the current step of the run."""
+        self.index_until(step)
         return tuple(self._places.get(address, ()))
 
     def handles(self, handle: int, address: int, step: int) -> list[int]:
-        """Return the handles of the session's values that view the storage of `handle` or have memory at `address`."""
-        self.follow(step)
+        """Return the handles of the session's values that view the storage of `handle` or have memory at `address`.
+
+        `step`: number of the current step of the run.
+        """
+        self.index_until(step)
         return self._values.sharing_memory(storage_of(handle), address)
 
-    def moved(self, place: int) -> None:
-        """Note that the value at `place` may have been reallocated."""
-        before = self._memory.get(place, 0)
+    def on_reallocation(self, place: int) -> None:
+        """Index the value at `place` and the values that share its memory again, because it may have been reallocated."""
+        before = self._addresses.get(place, 0)
         for sharing in (place, *self._places.pop(before, ())):
             self._add(sharing)
-        self._values.moved(before)
+        self._values.on_reallocation(before)
 
-    def follow(self, step: int) -> None:
+    def index_until(self, step: int) -> None:
         """Index the values that steps before `step` made or reallocated."""
-        if not self._memory:
+        if not self._addresses:
             for place in range(len(self._env)):
                 self._add(place)
             if any(one.moves for one in self._steps[:step]):
                 self._values.forget_addresses()
-            self._seen = step
-        for one in self._steps[self._seen : step]:
+            self._indexed_steps = step
+        for one in self._steps[self._indexed_steps : step]:
             for _, place in one.makes:
                 self._add(place)
             if one.moves:
                 for place in one.writes:
-                    self.moved(place)
-        self._seen = step
+                    self.on_reallocation(place)
+        self._indexed_steps = step
 
     def _add(self, place: int) -> None:
-        self._memory[place] = memory = memory_of(self._env[place])
+        self._addresses[place] = memory = memory_of(self._env[place])
         if memory:
             self._places.setdefault(memory, {})[place] = None
 
     def poison(self, at: int, poison: Poison) -> None:
-        """Replace the results and written operands of step `at` by `poison`."""
+        """Replace the results and written operands of step number `at` by poison."""
         step, env = self._steps[at], self._env
         for _, place in step.makes:
             env[place] = poison
-        for written in step.writes:
-            target = env[written]
+        for target_place in step.writes:
+            target = env[target_place]
             address = address_of(target) if isinstance(target, torch.Tensor) else 0
-            self._poison_memory(at, written, address, poison)
+            self._poison_memory(at, target_place, address, poison)
         for place in step.release:
             env[place] = None
 
     def poison_from(self, first: int, failure: Failure) -> None:
-        """Poison results and written operands of all steps from `first` on, which did not run.
+        """Poison results and written operands of all steps from number `first` on, which did not run.
 
-        A view that a skipped step would have made does not exist, so writes through it are traced to its base.
+        A view that a skipped step would have made does not exist. A write through this view poisons the base of the view.
         """
         poison, addresses, env = Poison(failure), dict[int, int](), self._env
         for step in self._steps[first:]:
             operand_addresses = {place: addresses.get(place) or address_of(env[place]) for place in step.reads}
             if any(operand_addresses.values()) and _shares(step.op):
-                first_found = next(address for address in operand_addresses.values() if address)
-                addresses.update({place: first_found for _, place in step.makes})
-            for written in step.writes:
-                self._poison_memory(first, written, operand_addresses.get(written, 0), poison)
+                base_address = next(address for address in operand_addresses.values() if address)
+                addresses.update({place: base_address for _, place in step.makes})
+            for target_place in step.writes:
+                self._poison_memory(first, target_place, operand_addresses.get(target_place, 0), poison)
             for _, place in step.makes:
                 env[place] = poison
 
-    def poison_rest(self, first: int) -> list[Failure]:
-        """Poison the steps of a program that stopped before `first`, and return the failures for the client."""
+    def poison_remaining(self, first: int) -> list[Failure]:
+        """Poison the steps of a program that stopped before step number `first`. Return the failures for the client."""
         if first >= len(self._steps):
             return []
-        lost = self._work.stop_reason
-        kind, reason = ("AcceleratorError", lost) if lost else ("ProgramStopped", STOPPED)
+        device_error = self._work.stop_reason
+        kind, reason = ("AcceleratorError", device_error) if device_error else ("ProgramStopped", STOPPED)
         failure = Failure(self._work.sequence, first, self._steps[first].op, kind, reason)
         self.poison_from(first, failure)
         return [failure]
 
-    def _poison_memory(self, at: int, written: int, address: int, poison: Poison) -> None:
-        """Poison the value at place `written`, and all values of the run and the session that share its memory.
+    def _poison_memory(self, at: int, target_place: int, address: int, poison: Poison) -> None:
+        """Poison the value at a place, and all values of the run and the session that share its memory.
 
-        The steps before `at` have run.
+        Args:
+            at: number of the step that failed. The steps before it have run.
+            target_place: place of the value.
+            address: address of the value's memory; 0 if it has none.
+            poison: holds the failure.
         """
         template = self._template
         first_input = len(template.constants) + template.slots
         sharing = self.places(address, at) if address else ()
-        for place in _poison_written(self._env, written, address, poison, sharing):
+        for place in _poison_place(self._env, target_place, address, poison, sharing):
             if first_input <= place < first_input + template.inputs:
                 handle = self._work.inputs[place - first_input]
                 self._values.poison(self.handles(handle, address, at), storage_of(handle), address, poison.failure)
@@ -138,15 +143,17 @@ def _shares(op: str) -> bool:
     if op in OWN_OPERATORS:
         return False
     returns = torch_private.schema_of(resolve(op)).returns
-    return op in _SHARING or any(returned.alias_info is not None for returned in returns)
+    return op in _SHARING or any(result.alias_info is not None for result in returns)
 
 
-def _poison_written(env: Environment, written: int, address: int, poison: Poison, sharing: Sequence[int]) -> list[int]:
-    """Poison the value at place `written`, which may be half written, and all values of the run with memory at `address`.
+def _poison_place(
+    env: Environment, target_place: int, address: int, poison: Poison, sharing: Sequence[int]
+) -> list[int]:
+    """Poison the value at a place, which may be half written, and the run's values with memory at `address`.
 
     Return the places of the poisoned values. `sharing`: places that may share the memory.
     """
-    places = [written, *[p for p in sharing if isinstance(env[p], torch.Tensor) and address_of(env[p]) == address]]
+    places = [target_place, *[p for p in sharing if isinstance(env[p], torch.Tensor) and address_of(env[p]) == address]]
     for place in places:
         value = env[place]
         env[place] = value if isinstance(value, Poison) else Poison(poison.failure, value)

@@ -1,4 +1,4 @@
-"""Random state of each session, although PyTorch has one default generator per device and process."""
+"""A random state for each session. PyTorch has only one default generator for each device of a process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 # Initial seed of PyTorch's generators that were not seeded.
 DEFAULT_SEED = 67280421310721
-_WORDS: Final = 624  # of a Mersenne twister
-_COUNTERS: Final = struct.Struct("<8xi4xQ")  # in its state: how many words are left, and which one follows
+_WORDS: Final = 624  # words in the state of a Mersenne twister
+_COUNTERS: Final = struct.Struct("<8xi4xQ")  # in the state: number of unused words, and number of the next word
 
 
 def default_generator(device: torch.device) -> torch.Generator:
@@ -22,40 +22,43 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 def set_state(generator: torch.Generator, state: torch.Tensor) -> None:
-    """Set the state of a generator. An untrusted client may have forged `state`.
+    """Set the state of a generator. The state may come from an untrusted client.
 
-    PyTorch checks the two counters of a Mersenne twister separately. Together, they could make the generator read beyond
-    its words and return that memory as random numbers.
+    PyTorch checks the two counters of a Mersenne twister separately. With forged counters, the generator could read memory
+    beyond its words and return it as random numbers.
 
     Raises:
         RuntimeError: `state` is not a valid state.
     """
     state = state.cpu()
     if generator.device.type == "cpu" and state.dtype == torch.uint8 and state.numel() >= _COUNTERS.size:
-        words_left, following = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
-        if words_left + following > _WORDS + 1:
-            raise RuntimeError("Invalid mt19937 state: its counters point beyond its last word")
+        words_left, next_word = _COUNTERS.unpack(bytes(state.flatten()[: _COUNTERS.size].tolist()))
+        if words_left + next_word > _WORDS + 1:
+            raise RuntimeError("invalid mt19937 state: its counters point beyond its last word")
     generator.set_state(state)
 
 
-def octets_of(state: torch.Tensor) -> bytes:
-    """Convert a random state to bytes."""
+def state_to_bytes(state: torch.Tensor) -> bytes:
+    """Return a generator's state, a tensor of bytes, as bytes."""
     return bytes(state.cpu().numpy())
 
 
-def tensor_of(octets: bytes) -> torch.Tensor:
-    """Convert bytes to a random state."""
+def state_from_bytes(octets: bytes) -> torch.Tensor:
+    """Return bytes as a generator's state, a tensor of bytes. It is the inverse of `state_to_bytes`."""
     return torch.frombuffer(bytearray(octets), dtype=torch.uint8)
 
 
 class DeviceRandomness:
     """The default generator of a device. It holds the state of one session at a time."""
 
-    def __init__(self, device: torch.device, *, borrowed: bool = False) -> None:
-        """`borrowed`: True if the program in this process draws from the generator, too. Sessions then have it during their runs only."""
+    def __init__(self, device: torch.device, *, shared_with_program: bool = False) -> None:
+        """`shared_with_program`: True if the user's program runs in this process and draws from the generator, too.
+
+        Then sessions use the generator only during their runs.
+        """
         self._generator = default_generator(device)
         self._holder: SessionRandomness | None = None
-        self._borrowed = borrowed
+        self._shared_with_program = shared_with_program
         self._programs_state: torch.Tensor | None = None
 
     def hand_to(self, session: SessionRandomness) -> None:
@@ -64,13 +67,13 @@ class DeviceRandomness:
             return
         if self._holder is not None:
             self._holder.state = self._generator.get_state()
-        elif self._borrowed:
+        elif self._shared_with_program:
             self._programs_state = self._generator.get_state()
         self._generator.set_state(session.state)
         self._holder = session
 
     def give_back(self) -> None:
-        """Restore the state of the program if the generator is borrowed."""
+        """Restore the program's random state after a run, if the program shares the generator."""
         if self._programs_state is not None and self._holder is not None:
             self._holder.state = self._generator.get_state()
             self._generator.set_state(self._programs_state)
@@ -81,7 +84,7 @@ class DeviceRandomness:
         return self._generator.get_state() if self._holder is session else session.state
 
     def restore(self, session: SessionRandomness, state: torch.Tensor) -> None:
-        """Set the random state of a session. Only the session that has the device calls this."""
+        """Set the random state of a session to `state`. Only the session that has the device calls this."""
         self.hand_to(session)
         self.set_state(state)
         self.give_back()
@@ -100,7 +103,7 @@ class DeviceRandomness:
         return self._generator.get_state()
 
     def set_state(self, state: torch.Tensor) -> None:
-        """Set the state of the generator."""
+        """Set the state of the generator, as the function `set_state` does."""
         set_state(self._generator, state)
 
     def exchange(self, other: torch.Generator) -> None:
@@ -111,7 +114,11 @@ class DeviceRandomness:
 
 
 class SessionRandomness:
-    """Saved random state of a session, while the generator holds the state of another session."""
+    """Random state of a session.
+
+    Attributes:
+        state: the saved state. It is outdated while the device's generator holds the session's state.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.state = torch.Generator(device=device).manual_seed(DEFAULT_SEED).get_state()

@@ -26,19 +26,17 @@ from djinn_server.session_metrics import SessionCounters
 
 @attrs.define(eq=False)
 class Responses:
-    """Copies to the host of the values that a submission fetches.
-
-    `start` needs the device, `finish` does not.
+    """Copies to the host of the values that a submission fetches. `start` needs the device, `finish` does not.
 
     Attributes:
-        results: headers of the values, or their failures.
-        body: bytes of the values.
-        described: descriptions of values whose metadata the client requested.
+        results: headers of the values, or their failures. They are complete after `finish`.
+        body: bytes of the values, without those that failed.
+        descriptions: descriptions of values whose metadata the client requested, or their failures.
     """
 
     results: list[TensorHeader | Failure] = attrs.field(factory=list)
     body: list[Buffer] = attrs.field(factory=list)
-    described: list[ValueDescription | Failure] = attrs.field(factory=list)
+    descriptions: list[ValueDescription | Failure] = attrs.field(factory=list)
     _work: RunRequest | None = None
     _counts: SessionCounters | None = None
     _deliveries: list[Failure | Callable[[], torch.Tensor]] = attrs.field(factory=list)
@@ -48,9 +46,14 @@ class Responses:
     def start(
         cls, work: RunRequest, values: ValueTable, runtime: DeviceRuntime, limit: int, counts: SessionCounters
     ) -> Responses:
-        """Start the copies of `work.fetch` to the host, and describe `work.describe`.
+        """Start copies of the values in `work.fetch` to the host, and describe the values in `work.describe`.
 
-        `limit`: maximum size of a reply in bytes. `counts`: counters of the session.
+        Args:
+            work: the submission.
+            values: the session's values.
+            runtime: the device.
+            limit: maximum size of a reply in bytes.
+            counts: counters of the session.
         """
         if not work.fetch and not work.describe:
             return _NOTHING
@@ -62,14 +65,17 @@ class Responses:
                 value = table[handle] if handle in table else Poison(no_such_value(work.sequence, handle))
                 responses._deliveries.append(_start(value, work, runtime, limit if position < BUFFERS else -1))
         counts.described_values += len(work.describe)
-        responses.described = [
+        responses.descriptions = [
             _describe(table[handle] if handle in table else Poison(no_such_value(work.sequence, handle)), work)
             for handle in work.describe
         ]
         return responses
 
     def finish(self) -> None:
-        """Wait for the copies. Small values are copied once more, which is cheaper than lending their buffers."""
+        """Wait for the copies, and fill `results` and `body`.
+
+        Small values are copied once more, because this is cheaper than sending them as buffers of their own.
+        """
         work, counts, limit = self._work, self._counts, self._limit
         if work is None or counts is None:
             return
@@ -79,18 +85,18 @@ class Responses:
                 result = delivery if isinstance(delivery, Failure) else _finish(delivery, work, limit)
                 if isinstance(result, Failure):
                     failure_texts = failure_texts or FailureTexts()
-                    self.results.append(failure_texts.fitting(result))
+                    self.results.append(failure_texts.truncate(result))
                     counts.poisoned_results += 1
                 else:
                     header, data = result
                     limit -= data.nbytes
                     self.results.append(header)
                     self.body.append(data if data.nbytes > COPIED_AT_ONCE else bytes(data))
-        if self.described:
+        if self.descriptions:
             texts = failure_texts or FailureTexts()
-            self.described = [
-                texts.fitting(description) if isinstance(description, Failure) else description
-                for description in self.described
+            self.descriptions = [
+                texts.truncate(description) if isinstance(description, Failure) else description
+                for description in self.descriptions
             ]
 
 
@@ -98,20 +104,22 @@ _NOTHING: Final = Responses()
 
 
 class FailureTexts:
-    """Truncate the messages of failures so that all failures of a reply fit into it."""
+    """Truncates the messages of a reply's failures, so that all failures fit into the reply."""
 
     def __init__(self) -> None:
         self._characters = 0
 
-    def fitting(self, failure: Failure) -> Failure:
-        """Return the failure, with its message truncated to the remaining space."""
+    def truncate(self, failure: Failure) -> Failure:
+        """Return the failure. If the reply's failures are too long together, its message is truncated."""
         self._characters += len(failure.message)
         if self._characters <= limits.FAILURE_TEXTS:
             return failure
         return msgspec.structs.replace(failure, message=failure.message[: limits.FAILURE_BEGINNING])
 
 
-def _start(value: Any, work: RunRequest, runtime: DeviceRuntime, room: int) -> Failure | Callable[[], torch.Tensor]:
+def _start(
+    value: Any, work: RunRequest, runtime: DeviceRuntime, free_bytes: int
+) -> Failure | Callable[[], torch.Tensor]:
     tensor = value
     if type(value) is not torch.Tensor:
         if isinstance(value, Poison):
@@ -119,12 +127,12 @@ def _start(value: Any, work: RunRequest, runtime: DeviceRuntime, room: int) -> F
         if not isinstance(value, torch.Tensor | bool | int | float | complex | None):
             return Failure(work.sequence, -1, "fetch", "TypeError", f"a {type(value).__name__} cannot be fetched")
         tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0 if value is None else value)
-    if room < 0:
-        reason = f"{BUFFERS:,} tensors come back at a time; fetch the others afterwards"
+    if free_bytes < 0:
+        reason = f"a reply has at most {BUFFERS:,} tensors: fetch the remaining ones after it"
         return Failure(work.sequence, -1, "fetch", "RuntimeError", reason)
     if tensor.ndim > DIMENSIONS:
         return _too_many_dimensions(tensor, work)
-    if (large := _too_large(tensor, room)) is not None:
+    if (large := _too_large(tensor, free_bytes)) is not None:
         return Failure(work.sequence, -1, "fetch", "RuntimeError", large)
     try:
         return runtime.start_delivery(tensor)
@@ -133,22 +141,22 @@ def _start(value: Any, work: RunRequest, runtime: DeviceRuntime, room: int) -> F
 
 
 def _finish(
-    delivery: Callable[[], torch.Tensor], work: RunRequest, room: int
+    delivery: Callable[[], torch.Tensor], work: RunRequest, free_bytes: int
 ) -> Failure | tuple[TensorHeader, memoryview]:
     try:
         tensor = delivery()
-        if (large := _too_large(tensor, room)) is not None:
+        if (large := _too_large(tensor, free_bytes)) is not None:
             return Failure(work.sequence, -1, "fetch", "RuntimeError", large)
         return tensor_to_wire(tensor)
     except Exception as error:
         return _fetch_failure(error, work)
 
 
-def _too_large(tensor: torch.Tensor, room: int) -> str | None:
-    """Return an error message if a tensor exceeds `room` bytes of a reply, else None."""
-    if tensor.nbytes <= room or tensor.untyped_storage().nbytes() <= room:  # expanded ones take less than they have
+def _too_large(tensor: torch.Tensor, free_bytes: int) -> str | None:
+    """Return an error message if a tensor exceeds the free bytes of a reply, else None."""
+    if min(tensor.nbytes, tensor.untyped_storage().nbytes()) <= free_bytes:  # an expanded tensor is sent unexpanded
         return None
-    return f"{tensor.nbytes:,} bytes do not fit into one answer, which has room for {room:,}; fetch it in parts"
+    return f"a tensor of {tensor.nbytes:,} bytes exceeds the {free_bytes:,} free bytes of a reply: fetch it in parts"
 
 
 def _fetch_failure(error: Exception, work: RunRequest) -> Failure:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 
-def layout_difference(expected: torch.Tensor, found: torch.Tensor) -> str:
-    """Describe how a result's layout differs from the expected one; empty if they are equal."""
-    expected_layout, found_layout = _layout(expected), _layout(found)
+def layout_difference(expected: torch.Tensor, actual: torch.Tensor) -> str:
+    """Return a description of how the layouts of two tensors differ; empty if they are equal."""
+    expected_layout, actual_layout = _layout(expected), _layout(actual)
     return (
-        f"a result has the layout {found_layout} instead of {expected_layout}"
-        if expected_layout != found_layout
+        f"a result has the layout {actual_layout} instead of {expected_layout}"
+        if expected_layout != actual_layout
         else ""
     )
 

@@ -27,7 +27,7 @@ from djinn_server.running.timings import OpTimes
 from djinn_server.running.uninitialized_memory import copy_with_strides, zero_fill
 from djinn_server.running.values import CopyCounter, Poison, ValueTable, memory_of, no_such_value
 
-# Ops after which nothing is left of what their first operand was.
+# Ops that overwrite all elements of their first operand.
 _OVERWRITES = frozenset({
     "aten::zero_",
     "aten::fill_.Scalar",
@@ -39,44 +39,56 @@ _OVERWRITES = frozenset({
 
 
 class RunOutcome(msgspec.Struct):
-    """Outcome of a submission: its failures, and the op at which it was cancelled."""
+    """Outcome of a submission: its failures, and the op at which it was cancelled.
+
+    Attributes:
+        failures: failures of ops, without those of ops that only had poisoned operands.
+        layout_mismatches: results whose layout the client predicted wrongly.
+        halt, progress: as in `RunRequest`.
+        stopped_at: number of the first op that did not run because the submission was cancelled, or None.
+        sharing: index of values by memory; None before the first failure.
+        native_ops: number of ops that the library ran.
+        rounded: True if results may be rounded differently than by the ops.
+    """
 
     failures: list[Failure] = msgspec.field(default_factory=list)
     layout_mismatches: list[LayoutMismatch] = msgspec.field(default_factory=list)
-    halt: HaltFlag = msgspec.field(default_factory=HaltFlag)  # as in `RunRequest`
-    progress: Progress | None = None  # likewise
-    stopped_at: int | None = None  # the first op that did not run because the submission was cancelled
-    sharing: MemorySharing | None = None  # since the first failure
-    native_ops: int = 0  # that the library ran
-    rounded: bool = False  # True if results may be rounded in another way than by the ops
+    halt: HaltFlag = msgspec.field(default_factory=HaltFlag)
+    progress: Progress | None = None
+    stopped_at: int | None = None
+    sharing: MemorySharing | None = None
+    native_ops: int = 0
+    rounded: bool = False
 
     def reported_failures(self) -> tuple[Failure, ...]:
-        """Return the first failures with short messages, which the client gets before it fetches results that depend on them."""
-        first = self.failures[:_REPORTED]
-        return tuple([msgspec.structs.replace(one, message=one.message[:_MESSAGE_CHARACTERS]) for one in first])
+        """Return the first failures with truncated messages, for a client that does not fetch the affected values yet."""
+        return tuple([
+            msgspec.structs.replace(failure, message=failure.message[:_MESSAGE_CHARACTERS])
+            for failure in self.failures[:_MAX_REPORTED]
+        ])  # fmt: skip
 
 
-_REPORTED: Final = 4  # failures of a submission
-_MESSAGE_CHARACTERS: Final = 400  # of a reported failure
+_MAX_REPORTED: Final = 4  # reported failures of a submission
+_MESSAGE_CHARACTERS: Final = 400  # characters of a reported failure's message
 _NO_CLAIMS: Final[Mapping[int, list[Claim]]] = {}
 Advance = Callable[[Sequence[CompiledStep], int, int, Environment, Mapping[int, list[Claim]], RunOutcome], int]
 
 
 class StepGuard(Protocol):
-    """Hooks before and after each step of a run. `lock`: held while the step runs."""
+    """Hooks before and after each step of a run. `index` is the step's number."""
 
     @property
     def lock(self) -> AbstractContextManager[object]:
-        """Lock to hold from `before` to `after`."""
+        """Lock that is held from `before` to `after`."""
 
     def before(self, index: int, step: CompiledStep, env: Environment) -> None:
         """Prepare a step. An exception counts as the step's error."""
 
     def after(self, index: int, step: CompiledStep, env: Environment) -> None:
-        """Inspect the results of a step. Values that the step released are gone."""
+        """Inspect the results of a step. `env` lacks the values that the step released."""
 
     def relieve(self, index: int, step: CompiledStep, env: Environment) -> bool:
-        """Make room after a step ran out of memory. Return True if the step may be retried."""
+        """Free device memory after a step ran out of memory. Return True if the step may be retried."""
 
 
 class TemplateRun:
@@ -89,7 +101,9 @@ class TemplateRun:
         env: the environment: all values of the run, by place.
         step: number of the next instruction.
         outcome: outcome so far.
-        claims: layouts that the client predicted, by instruction.
+        claims: layouts that the client predicted, by number of the instruction.
+        grown: counters of copies by place, for results with spare capacity that a run strategy made.
+        template, work: the compiled template, and the submission.
     """
 
     __slots__ = (
@@ -128,18 +142,18 @@ class TemplateRun:
             work: the submission.
             slots: numbers that the submission passes to the template.
             values: the session's values.
-            guard: hooks around each step.
-            growth: steps that append in place, if they may be used.
-            env: values of a run ahead that this run continues.
-            keep_growing: True if a run strategy may take inputs with spare capacity.
+            guard: hooks around each step; None: no hooks.
+            growth: steps that append in place; None: run the template's own steps.
+            env: values of a run ahead that this run continues; None: start with the session's values.
+            keep_growing: True if a run strategy may read inputs with spare capacity.
         """
         self.template, self.work, self._values, self._guard = template, work, values, guard
         self.outcome = run = RunOutcome(halt=work.halt, progress=work.progress)
-        checked = bool(work.claims) or work.op_times is not None or guard is not None
-        self._growth = growth = None if checked else growth
+        is_observed = bool(work.claims) or work.op_times is not None or guard is not None
+        self._growth = growth = None if is_observed else growth
         self._steps = template.steps if growth is None else growth.steps
         first = len(template.constants) + template.slots
-        keep_growing = keep_growing and growth is None and not checked and bool(values.growing)
+        keep_growing = keep_growing and growth is None and not is_observed and bool(values.growing)
         inputs = enumerate(work.inputs, first) if keep_growing else ()
         self._growing = {place: handle for place, handle in inputs if handle in values.growing}
         self.grown: Mapping[int, CopyCounter] = {}
@@ -152,9 +166,9 @@ class TemplateRun:
         self.claims = _by_instruction(work.claims) if work.claims else _NO_CLAIMS
         self.step = 0
         self._count = template.count if work.stop_at is None else min(work.stop_at, template.count)
-        if template.moves and values.indexed:
+        if template.moves and values.is_indexed:
             run.sharing = MemorySharing(template, work, env, values)
-            run.sharing.follow(0)
+            run.sharing.index_until(0)
         self._advance: Advance = _advance if guard is None else partial(_advance_guarded, guard)
         if work.op_times is not None and guard is None:
             self._advance = partial(_advance_timed, work.op_times)
@@ -164,16 +178,16 @@ class TemplateRun:
                 self._advance = partial(_advance_natively, native)
 
     def advance(self, stop: int | None = None) -> bool:
-        """Run the instructions before `stop`, or all (None). Return False if the run paused."""
+        """Run the instructions before `stop`, or all if `stop` is None. Return False if the run must yield the device."""
         steps, env, run = self._steps, self.env, self.outcome
         count = self._count if stop is None else min(stop, self._count)
-        step, short = self.step, self.work.short
+        step, short = self.step, self.work.earlier_shortages
         self.densify(place for later_step in steps[step:count] for place in later_step.reads)
         with inference_mode(True):
             while step < count:
                 if step in short:
                     with self._values.lock:
-                        step = self._leave(FailedStep(step, torch.OutOfMemoryError(short[step])))
+                        step = self._poison_step(FailedStep(step, torch.OutOfMemoryError(short[step])))
                     continue
                 try:
                     until = min((op for op in short if op > step), default=count) if short else count
@@ -182,7 +196,7 @@ class TemplateRun:
                     step = halted.step
                     if run.progress is not None:
                         run.progress.paused = True
-                    if self.work.rest is not None and self.work.rest(self.work):
+                    if self.work.on_halt is not None and self.work.on_halt(self.work):
                         self.step = step
                         return False
                     run.stopped_at = self._count = step
@@ -190,7 +204,7 @@ class TemplateRun:
                 except FailedStep as stopped:
                     step = self._failed(stopped)
                     if self._guard is None and self.work.op_times is None:
-                        self._advance = _advance  # the library does not look for poison
+                        self._advance = _advance  # the library does not detect poison
         self.step = step
         return True
 
@@ -200,31 +214,33 @@ class TemplateRun:
             handle, value = self._growing.pop(place), self.env[place]
             if handle in self._values:
                 self.env[place] = self._values[handle]
-            elif isinstance(value, torch.Tensor):  # the run has consumed it
+            elif isinstance(value, torch.Tensor):  # the run has consumed the input
                 with inference_mode(True):
                     self.env[place] = value.clone(memory_format=torch.contiguous_format)
 
     def _failed(self, stop: FailedStep) -> int:
-        """Handle a failed instruction: repair it, or poison its values. Return the next instruction to run."""
+        """Prepare a retry of a failed instruction, or poison its values. Return the number of the next instruction."""
         with self._values.lock:
-            return self._poisoned(stop)
+            return self._handle_failure(stop)
 
-    def _poisoned(self, stop: FailedStep) -> int:
+    def _handle_failure(self, stop: FailedStep) -> int:
         template, env, run, values = self.template, self.env, self.outcome, self._values
         step = stop.step
         if is_out_of_memory(stop.error) and self._relieve(step):
             return step
-        if self._guard is not None:  # values that it has restored have other addresses
+        if self._guard is not None:  # values that the guard has restored have new addresses
             values.forget_addresses()
         if run.sharing is None or self._guard is not None:
             run.sharing = MemorySharing(template, self.work, env, values)
         failed = template.steps[step]
-        if _made_resizable(failed, stop, env, values, run.sharing) or _restored(step, failed, env, values, run.sharing):
+        if _make_resizable(failed, stop, env, values, run.sharing) or _restore_overwritten(
+            step, failed, env, values, run.sharing
+        ):
             return step
-        return self._leave(stop)
+        return self._poison_step(stop)
 
-    def _leave(self, stop: FailedStep) -> int:
-        """Poison the values of a failed instruction. Return the next instruction to run."""
+    def _poison_step(self, stop: FailedStep) -> int:
+        """Poison the values of a failed instruction. Return the number of the next instruction."""
         run = self.outcome
         if run.sharing is None:
             run.sharing = MemorySharing(self.template, self.work, self.env, self._values)
@@ -232,7 +248,7 @@ class TemplateRun:
         return stop.step + 1
 
     def _relieve(self, step: int) -> bool:
-        """Make room after a step ran out of memory, and add a guard. Return True if the step may be retried."""
+        """Free device memory after a step ran out of memory, and add a guard. Return True if the step may be retried."""
         if self._guard is None:
             if self.work.guard is None:
                 return False
@@ -241,16 +257,16 @@ class TemplateRun:
         return self._guard.relieve(step, self.template.steps[step], self.env)
 
     @property
-    def replaceable(self) -> bool:
-        """True if a strategy may replace instructions, because no feature of this run needs each single one."""
-        return self.whole and not self.claims
+    def is_replaceable(self) -> bool:
+        """True if a strategy may replace instructions: the executor need not run each one, and no layout is predicted."""
+        return self.is_unobserved and not self.claims
 
     @property
-    def whole(self) -> bool:
-        """True if no feature of this run except predicted layouts needs single instructions."""
+    def is_unobserved(self) -> bool:
+        """True if no guard, timer or replay needs each single instruction. Predicted layouts do not count."""
         work = self.work
-        watched = self._guard is not None or work.op_times is not None
-        return not (watched or work.short or work.stop_at is not None)
+        is_watched = self._guard is not None or work.op_times is not None
+        return not (is_watched or work.earlier_shortages or work.stop_at is not None)
 
     @property
     def extends_growing(self) -> bool:
@@ -261,8 +277,8 @@ class TemplateRun:
         inputs = [self.env[first + position] for position, _ in self._growth.appends]
         return any(torch.ops.djinn_replay.are_growing([value for value in inputs if isinstance(value, torch.Tensor)]))
 
-    def dense(self, place: int) -> Any:
-        """Return the value at a place after the run. A growing tensor is copied to dense memory."""
+    def dense_value(self, place: int) -> Any:
+        """Return the value at a place after the run. A growing tensor is returned as a dense copy."""
         value, growth = self.env[place], self._growth
         grows = growth is not None and any(self.template.outputs[number] == place for number in growth.outputs)
         if place in self.grown or (
@@ -272,13 +288,13 @@ class TemplateRun:
         return value
 
     def fail(self, stop: int, error: Exception) -> None:
-        """Poison results and written operands of the instructions before `stop`, and skip these instructions."""
+        """Skip the instructions before `stop`, and poison their results and written operands with `error`."""
         self.outcome.sharing = MemorySharing(self.template, self.work, self.env, self._values)
         for step in range(self.step, stop):
-            self._leave(FailedStep(step, error))
+            self._poison_step(FailedStep(step, error))
         self.step = stop
 
-    def pass_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
+    def skip_steps(self, stop: int, released: Sequence[int], made: Mapping[int, Any]) -> None:
         """Skip the instructions before `stop`, because their results are known.
 
         `released`: places to clear. `made`: results by place.
@@ -297,9 +313,9 @@ class TemplateRun:
         if run.stopped_at is None:
             run.stopped_at = work.stop_at
         if run.stopped_at is not None:
-            run.failures += MemorySharing(template, work, self.env, values).poison_rest(run.stopped_at)
+            run.failures += MemorySharing(template, work, self.env, values).poison_remaining(run.stopped_at)
         if run.sharing is not None and self._guard is None:
-            run.sharing.follow(self.step)
+            run.sharing.index_until(self.step)
         elif template.moves:
             values.forget_addresses()
         for handle, place in zip(work.outputs, template.outputs, strict=True):
@@ -323,7 +339,10 @@ def run_template(template: CompiledTemplate, work: RunRequest, slots: Sequence[A
 def refuse_run(
     template: CompiledTemplate, work: RunRequest, slots: Sequence[Any], values: ValueTable, failure: Failure
 ) -> RunOutcome:
-    """Poison results and written operands of a submission that is refused. `failure`: the reason."""
+    """Poison the results and written operands of a submission that is refused, and return the outcome.
+
+    `failure`: why it is refused.
+    """
     env = environment_of(template, work, slots, values)
     MemorySharing(template, work, env, values).poison_from(0, failure)
     for handle, place in zip(work.outputs, template.outputs, strict=True):
@@ -339,17 +358,17 @@ def environment_of(
     values: ValueTable,
     dense: Sequence[int] | None = None,
 ) -> Environment:
-    """Return the environment of a run: constants, slots and inputs, by place. Missing values are poison.
+    """Return the environment of a run: constants, slots, inputs, and None for each computed value.
 
-    `dense`: positions of inputs that must be dense; None: all.
+    A missing input is poison. `dense`: positions of inputs that are copied to dense memory if they grow; None: all.
     """
     if values.growing:
         values.densify(work.inputs if dense is None else [work.inputs[position] for position in dense])
     try:
         inputs = [*map(values.table.__getitem__, work.inputs)]
     except KeyError:
-        inputs = [_bound(values, handle, work.sequence) for handle in work.inputs]
-    return [*template.constants, *slots, *inputs, *([None] * template.made)]
+        inputs = [_value_or_poison(values, handle, work.sequence) for handle in work.inputs]
+    return [*template.constants, *slots, *inputs, *([None] * template.computed)]
 
 
 class FailedStep(Exception):  # noqa: N818 - a signal between two functions
@@ -377,7 +396,9 @@ def _advance(
     claims: Mapping[int, list[Claim]],
     run: RunOutcome,
 ) -> int:
-    """Run the steps from `start` to before `stop`, and return `stop`.
+    """Run the steps from `start` to `stop` (exclusive), and return `stop`.
+
+    `claims`: predicted layouts by step. `run`: receives layout mismatches and progress.
 
     Raises:
         FailedStep: a step failed.
@@ -393,7 +414,7 @@ def _advance(
                 steps[step].run(env)
                 continue
             steps[step].store(env)
-            fulfil(steps[step], step_claims, env, run)
+            apply_claims(steps[step], step_claims, env, run)
             for place in steps[step].release:
                 env[place] = None
     except CancelledStep:
@@ -426,12 +447,12 @@ def _advance_natively(
         if error is not None:
             raise FailedStep(step, error) from error
         if step < end:
-            step = _advance(steps, step, end, env, claims, run)  # stops where the run is halted
+            step = _advance(steps, step, end, env, claims, run)  # raises if the run is halted
     return stop
 
 
 def numbers_of(run: RunOutcome, start: int, stop: int) -> Iterable[int]:
-    """Return the numbers of the steps from `start` to before `stop`. A device watch can follow the iteration."""
+    """Return the numbers of the steps from `start` to `stop` (exclusive). `run.progress` tracks the iteration."""
     return range(start, stop) if run.progress is None else run.progress.over(start, stop)
 
 
@@ -450,7 +471,7 @@ def _advance_timed(
         _advance(steps, step, step + 1, env, claims, run)
         try:
             times.end(step, begun)
-        except RuntimeError as error:  # of the device
+        except RuntimeError as error:  # the device has failed
             raise FailedStep(step, error) from error
     return stop
 
@@ -478,45 +499,49 @@ def _advance_guarded(
     return stop
 
 
-def _made_resizable(
+def _make_resizable(
     step: CompiledStep, stop: FailedStep, env: Environment, values: ValueTable, sharing: MemorySharing
 ) -> bool:
-    """Move an upload that `step` failed to resize to memory of PyTorch's allocator.
+    """Move operands that `step` could not resize to memory of PyTorch's allocator. Such operands are uploads.
 
-    Return False if the step failed for another reason. If there is no memory for the move, this becomes the step's error.
+    Return False if the step failed for another reason. If the move lacks memory, its error becomes the step's error.
     """
     if not isinstance(stop.error, RuntimeError) or "storage that is not resizable" not in str(stop.error):
         return False
-    fixed = [p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()]
+    unresizable = [
+        p for p in step.writes if isinstance(env[p], torch.Tensor) and not env[p].untyped_storage().resizable()
+    ]
     try:
-        for place in fixed:
+        for place in unresizable:
             memory = memory_of(env[place])
             places, handles = sharing.places(memory, stop.step), sharing.handles(NO_HANDLE, memory, stop.step)
             shared = [*[env[p] for p in places], *[values[handle] for handle in handles if handle in values]]
-            _own(env[place].untyped_storage(), memory, shared)
-            sharing.moved(place)
+            _copy_to_new_memory(env[place].untyped_storage(), memory, shared)
+            sharing.on_reallocation(place)
     except RuntimeError as error:
         stop.error = error
         return False
-    return bool(fixed)
+    return bool(unresizable)
 
 
-def _own(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
-    """Move the tensors among `values` that view `storage` to one new copy of it. `memory`: address of the storage."""
+def _copy_to_new_memory(storage: torch.UntypedStorage, memory: int, values: Iterable[Any]) -> None:
+    """Move the tensors among `values` that view `storage` to one copy of the storage. `memory`: as `memory_of`."""
     tensors = {id(v): v for v in values if isinstance(v, torch.Tensor) and memory_of(v) == memory}
     metas = {key: meta_of(tensor) for key, tensor in tensors.items()}
     copy = storage.clone()
-    # What failed may have changed the sizes of its operand already.
-    needed = max(meta.extent * meta.dtype.itemsize for meta in metas.values())
-    if (present := copy.nbytes()) < needed:
-        copy.resize_(needed)
-        zero_fill(copy, present)
+    # The failed op may have set new sizes already.
+    needed_bytes = max(meta.extent * meta.dtype.itemsize for meta in metas.values())
+    if (present_bytes := copy.nbytes()) < needed_bytes:
+        copy.resize_(needed_bytes)
+        zero_fill(copy, present_bytes)
     for key, tensor in tensors.items():
         tensor.set_(copy, metas[key].offset, metas[key].shape, metas[key].stride)
 
 
-def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing) -> bool:
-    """Undo the poisoning of an operand that `step` overwrites completely. Return False if the step failed otherwise."""
+def _restore_overwritten(
+    at: int, step: CompiledStep, env: Environment, values: ValueTable, sharing: MemorySharing
+) -> bool:
+    """Make poisoned operands valid again if step number `at` overwrites them completely. Return False if it does not."""
     poisoned = {place for place in step.reads if isinstance(env[place], Poison)}
     if step.op not in _OVERWRITES or not poisoned or not poisoned <= set(step.writes):
         return False
@@ -532,7 +557,7 @@ def _restored(at: int, step: CompiledStep, env: Environment, values: ValueTable,
 
 
 def _is_all_of_its_storage(tensor: torch.Tensor) -> bool:
-    """Return True if a write to every element of a tensor overwrites every byte of its storage."""
+    """Return True if the elements of a tensor are all bytes of its storage."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
@@ -543,11 +568,11 @@ def _by_instruction(claims: Sequence[Claim]) -> dict[int, list[Claim]]:
     return claims_by_step
 
 
-def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
-    """Give results the strides that the client predicted, because kernels and meta kernels may choose different ones.
+def apply_claims(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: RunOutcome) -> None:
+    """Copy results to the strides that the client predicted, if the kernel chose different strides.
 
     Raises:
-        DjinnError: shape or dtype differ from the prediction.
+        DjinnError: the shape or dtype differs from the prediction.
     """
     places = dict(step.makes)
     for claim in claims:
@@ -557,15 +582,15 @@ def fulfil(step: CompiledStep, claims: Sequence[Claim], env: Environment, run: R
             continue
         if tensor.shape != claim.shape or tensor.dtype is not dtype_called(claim.dtype):
             raise DjinnError(
-                f"{step.op} returned {tuple(tensor.shape)} of {tensor.dtype} where {claim.shape} of {claim.dtype} was "
-                "predicted; please report this op"
+                f"{step.op} returned a tensor of shape {tuple(tensor.shape)} and {tensor.dtype}, but the client predicted "
+                f"{claim.shape} and {claim.dtype}; please report this op"
             )
         if tensor.stride() != claim.stride:
             env[place] = copy_with_strides(tensor, claim.stride)
             run.layout_mismatches.append(LayoutMismatch(claim.instruction, claim.result, tensor.stride()))
 
 
-def _bound(values: ValueTable, handle: int, sequence: int) -> Any:
+def _value_or_poison(values: ValueTable, handle: int, sequence: int) -> Any:
     if handle in values:
         return values[handle]
     return Poison(no_such_value(sequence, handle))
@@ -582,7 +607,7 @@ def _poison(
     step = template.steps[stop.step]
     inherited = next((env[p] for p in step.reads if isinstance(env[p], Poison)), None)
     if inherited is not None:
-        poison = Poison(inherited.failure)  # without the memory, which is another value's
+        poison = Poison(inherited.failure)  # without `memory`, which belongs to the operand
     else:
         kind = type(stop.error).__name__
         failure = Failure(work.sequence, stop.step, step.op, kind, str(stop.error)[: limits.FAILURE_TEXT])

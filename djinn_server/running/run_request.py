@@ -17,13 +17,13 @@ from djinn_server.running.timings import OpTimes
 
 YIELD: Final = 1  # bits of `RunRequest.halt`
 CANCEL: Final = 2
-HaltFlag = ctypes.c_int  # has an address, so that the library can look at it between two ops
+HaltFlag = ctypes.c_int  # has an address, so that the library can read it between two ops
 
 
 class Progress:
     """The number of the op that a session issues, for a device watch in another thread.
 
-    The Python loop over the ops takes its numbers from `over`, at no cost. The native library writes them to `cell`.
+    The Python loop iterates over `over`, whose position is read at no cost. The native library writes numbers to `cell`.
 
     Attributes:
         paused: True while the session has yielded the device.
@@ -31,18 +31,18 @@ class Progress:
 
     def __init__(self) -> None:
         self.paused = False
-        self._loop: tuple[int, int, Iterator[int]] | None = None  # None: the library runs, or nothing yet
+        self._loop: tuple[int, int, Iterator[int]] | None = None  # None: the library runs, or no op has run yet
         self._cell = ctypes.c_int()
 
     def over(self, start: int, stop: int) -> Iterator[int]:
-        """Return the numbers of the ops that are issued next."""
+        """Return an iterator over the numbers of the next ops, from `start` to `stop` (exclusive)."""
         numbers = iter(range(start, stop))
         self._loop = start, stop, numbers
         self.paused = False
         return numbers
 
     def cell(self, start: int) -> ctypes.c_int:
-        """Return a C integer in which the library stores the number of the current op. `start`: the first op."""
+        """Return a C integer in which the library stores the number of the current op. `start`: number of the first op."""
         self._cell.value = start
         self._loop = None
         self.paused = False
@@ -59,19 +59,21 @@ class Progress:
 
 
 class RunRequest(msgspec.Struct):
-    """A submission, with the fields of `Submit`. `inputs`: handles of its template's inputs, set when it is bound.
+    """A submission. Fields with the names of `Submit` have their meanings.
 
     Attributes:
-        halt: `YIELD` or `CANCEL` to stop the run before the next op.
-        rest: called after `halt` stopped the run. Returns True if the run pauses, False if it is cancelled. None: cancelled.
-        rested: seconds spent in pauses.
-        unreadable: error in the lists of handles; empty if they are valid.
-        op_times: timer of each instruction; None: the client did not request times.
-        stop_at: number of the op at which an earlier run stopped, or None.
+        inputs: handles of the template's inputs, set when the submission is bound to its template.
+        halt: `YIELD` or `CANCEL` to stop the run before the next op; 0 otherwise.
+        stop_at: number of the op at which an earlier run of this submission stopped, or None.
         stop_reason: device error that stopped the earlier run; empty without one.
-        short: ops that ran out of memory in an earlier run, with their errors. These ops fail again.
+        earlier_shortages: ops that ran out of memory in the earlier run, with their errors. These ops fail again.
         progress: number of the op that is being issued; None on CPUs.
         guard: makes a `StepGuard` after an op ran out of memory; None: the op fails at once.
+        on_halt: called after `halt` stopped the run. Returns True to yield the device and continue, False to cancel. None
+            cancels.
+        paused_seconds: time for which the run yielded the device.
+        unreadable: error in the lists of handles; empty if they are valid.
+        op_times: timer of each instruction; None if the client did not request times.
     """
 
     sequence: int
@@ -85,17 +87,17 @@ class RunRequest(msgspec.Struct):
     halt: HaltFlag = msgspec.field(default_factory=HaltFlag)
     stop_at: int | None = None
     stop_reason: str = ""
-    short: Mapping[int, str] = MappingProxyType({})
+    earlier_shortages: Mapping[int, str] = MappingProxyType({})
     progress: Progress | None = None
     guard: Callable[[Any], Any] | None = None
-    rest: Callable[[RunRequest], bool] | None = None
-    rested: float = 0.0
+    on_halt: Callable[[RunRequest], bool] | None = None
+    paused_seconds: float = 0.0
     unreadable: str = ""
     op_times: OpTimes | None = None
 
 
 def unpack(submit: Submit) -> RunRequest:
-    """Return a submission with unpacked lists of handles. If a list is unreadable, it is empty, with the reason."""
+    """Return a submission with unpacked lists of handles. An unreadable list is empty, and `unreadable` has the error."""
     try:
         return RunRequest(
             submit.sequence,

@@ -1,9 +1,9 @@
 """Reuse the leading rows of an earlier run, such as the common prefix of two prompts, and compute only the other rows.
 
-Ops on small inputs, such as positions and masks, run in full with the values of both runs. From the first embedding on,
-only the rows from `first` on are computed. Each op must compute a row from the operands' rows with the same number, so
-that earlier rows equal those of the earlier run. Attention must be causal, and uses keys and values of the earlier run.
-Any other op ends the attempt.
+A row is one position of the token dimension. Ops on small inputs, such as positions and masks, run in full for both runs.
+From the first embedding on, only the rows after the common prefix are computed. Each op must compute a row from the
+operands' rows with the same number, so that the leading rows equal those of the earlier run. Attention must be causal,
+and uses keys and values of the earlier run. Any other op ends the attempt.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from djinn_core.torch_private import schema_of, storage_key
 from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_server.running.compiled_step import CompiledStep, ComplexSource, Environment, ListSource, ScalarTensorSource
 
-INDICES: Final = 64 << 10  # bytes of an input of integers that is kept to be compared with that of later runs
-LEAST: Final = 0.25  # share of the rows that an earlier run must have
+MAX_INDEX_BYTES: Final = 64 << 10  # size of an integer input that is copied, to compare it with inputs of later runs
+MIN_SHARED: Final = 0.25  # fraction of a run's rows that the earlier run must share
 _INTEGERS: Final = (torch.int64, torch.int32, torch.bool)
-UNKNOWN: Final = object()  # a value of the earlier run that is not known
-_LAYOUTS: Final = frozenset({
+UNKNOWN: Final = object()  # stands for an unknown value of the earlier run
+_LAYOUT_OPS: Final = frozenset({
     "aten::expand", "aten::reshape", "aten::transpose.int", "aten::unsqueeze", "aten::view", "aten::_unsafe_view",
 })  # fmt: skip
 
@@ -40,14 +40,14 @@ class Whole:
 
     Attributes:
         now: the value in this run.
-        before: the value in the earlier run; the same object if both runs must have the same value.
+        before: the value in the earlier run, or `UNKNOWN`. It is the object `now` if both runs must have the same value.
     """
 
     now: Any
     before: Any
 
     @property
-    def same(self) -> bool:
+    def is_same(self) -> bool:
         """True if the value is equal in both runs."""
         if self.now is self.before:
             return True
@@ -57,9 +57,12 @@ class Whole:
 
 @attrs.frozen(eq=False)
 class Rows:
-    """The last rows of a value along `axis`. The rows before them equal those of the earlier run.
+    """The last rows of a value. Its leading rows equal those of the earlier run.
 
-    `place`: place of the value in the environment.
+    Attributes:
+        tail: the last rows.
+        axis: dimension of the rows.
+        place: place of the value in the environment.
     """
 
     tail: torch.Tensor
@@ -67,12 +70,18 @@ class Rows:
     place: int
 
 
-_Made = Whole | tuple[torch.Tensor, int]  # the last rows, and their axis
+_Result = Whole | tuple[torch.Tensor, int]  # a whole value, or the last rows with their axis
 
 
 @attrs.frozen
 class Extent:
-    """Number of rows: `first` is common to both runs, `count` is of this run, `earlier` is of the earlier run."""
+    """Numbers of rows.
+
+    Attributes:
+        first: number of leading rows that both runs share.
+        count: number of rows of this run.
+        earlier: number of rows of the earlier run.
+    """
 
     first: int
     count: int
@@ -80,12 +89,12 @@ class Extent:
 
 
 @attrs.frozen(eq=False)
-class GivenValues:
-    """Inputs and settings of a run.
+class PrefixInputs:
+    """Inputs and settings of a run whose leading rows later runs may reuse.
 
     Attributes:
         settings: PyTorch's numeric settings.
-        names: names and layouts of the inputs.
+        names: names of the contents and layouts of the inputs (`StorageNames`).
         numbers: numbers that the ops use.
         indices: copies of small integer inputs, such as tokens, by number of the input.
     """
@@ -103,9 +112,9 @@ class GivenValues:
     def shared_rows(
         self, settings: NumericSettings | None, names: Sequence[Any], inputs: Sequence[Any]
     ) -> Extent | None:
-        """Return how many leading entries of the last dimension the indices of two runs have in common.
+        """Return how many leading entries of the last dimension are equal in the integer inputs of both runs.
 
-        Return None if other inputs differ.
+        Return None if other inputs or the settings differ. The parameters are those of the later run.
         """
         if settings != self.settings:
             return None
@@ -131,7 +140,10 @@ def indices_of(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
     return {
         number: value.clone()
         for number, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor) and value.dtype in _INTEGERS and value.dim() and value.nbytes <= INDICES
+        if isinstance(value, torch.Tensor)
+        and value.dtype in _INTEGERS
+        and value.dim()
+        and value.nbytes <= MAX_INDEX_BYTES
     }
 
 
@@ -141,8 +153,8 @@ class PrefixRun:
 
     Attributes:
         steps: the ops.
-        env: constants, numbers and inputs of this run. Computed values are `Whole` or `Rows`.
-        before: constants, numbers and inputs of the earlier run.
+        env: environment of this run. Inputs and computed values are `Whole` or `Rows`.
+        before: environment of the earlier run, with the same computed values.
         results: results of the earlier run, by place.
         first, count, earlier: as in `Extent`.
     """
@@ -161,7 +173,7 @@ class PrefixRun:
         """Run the ops, and yield before each one.
 
         Raises:
-            NoSharedPrefixError: the rows of the earlier run cannot be used, or an op failed.
+            NoSharedPrefixError: the leading rows may differ from those of the earlier run, or an op failed.
         """
         for step in self.steps:
             yield
@@ -173,18 +185,18 @@ class PrefixRun:
                 raise NoSharedPrefixError(f"{step.op} failed: {error}") from error
 
     def results_at(self, places: Sequence[int]) -> list[Any]:
-        """Return the full results at these places.
+        """Return the results at these places, with all rows.
 
         Raises:
-            NoSharedPrefixError: the layout of a result is unknown.
+            NoSharedPrefixError: the ops may produce another layout of a result.
         """
         return [self._result(place) for place in places]
 
     def _run(self, step: CompiledStep) -> None:
         if step.writes:
-            raise NoSharedPrefixError(f"{step.op} writes")
+            raise NoSharedPrefixError(f"{step.op} writes into an operand")
         operands = [self.env[place] for place in step.reads]
-        if step.op == "aten::embedding" and (rows := self._embedded(step)) is not None:
+        if step.op == "aten::embedding" and (rows := self._embedding_rows(step)) is not None:
             self._store(step, rows)
         elif any(isinstance(operand, Rows) for operand in operands):
             self._store(step, self._rows(step))
@@ -193,7 +205,7 @@ class PrefixRun:
         self._makers.update((place, step) for _, place in step.makes)
 
     def _result(self, place: int) -> Any:
-        """Return a full result, with the layout that the op would give it."""
+        """Return the result at a place with all rows, in the layout that the op produces."""
         value, before = self.env[place], self.results[place]
         if isinstance(value, Whole) and (value.now is value.before or not isinstance(value.now, torch.Tensor)):
             return value.now
@@ -202,11 +214,11 @@ class PrefixRun:
         if (isinstance(value, Rows) or value.before is UNKNOWN) and not (
             alone and _is_dense(before) and _is_dense(last)
         ):
-            raise NoSharedPrefixError("a result is not dense")
+            raise NoSharedPrefixError("the layout of a result is unknown, because the earlier result is not dense")
         return last
 
     def _is_alone(self, result: torch.Tensor) -> bool:
-        """Return True if no other value shares memory with a result of the earlier run."""
+        """Return True if a result of the earlier run fills its storage, and no other result shares the storage."""
         keys = [storage_key(value) for value in self.results.values() if isinstance(value, torch.Tensor)]
         return result.untyped_storage().nbytes() == result.nbytes and keys.count(storage_key(result)) == 1
 
@@ -219,28 +231,28 @@ class PrefixRun:
             before, step = self.results.get(value.place), self._makers[value.place]
             if isinstance(before, torch.Tensor):
                 full = torch.cat([before.narrow(value.axis, 0, self.first), value.tail], value.axis)
-            elif step.op in _LAYOUTS:
-                args, named = step.arguments_from(self.env)
-                full = step.function(*_each(self.full, args), **named)
+            elif step.op in _LAYOUT_OPS:
+                args, keywords = step.arguments_from(self.env)
+                full = step.function(*_map_operands(self.full, args), **keywords)
             else:
-                raise NoSharedPrefixError(f"{step.op} needs all rows")
+                raise NoSharedPrefixError(f"a later op needs all rows of a result of {step.op}, which were not kept")
             self._full[value.place] = full
         return full
 
     def _run_whole(self, step: CompiledStep, operands: Sequence[Whole]) -> None:
-        now = _call(step, self.env, lambda value: value.now)
+        now = _call_with(step, self.env, lambda value: value.now)
         before = now
         if not self._same_numbers(step) or any(operand.now is not operand.before for operand in operands):
             all_known = all(operand.before is not UNKNOWN for operand in operands)
-            before = _call(step, self.before, lambda value: value.before) if all_known else UNKNOWN
+            before = _call_with(step, self.before, lambda value: value.before) if all_known else UNKNOWN
         for result, place in step.makes:
             operand = now[result] if step.returns_list else now
             earlier = before[result] if step.returns_list and before is not UNKNOWN else before
             self.env[place] = self.before[place] = Whole(operand, earlier)
 
-    def _store(self, step: CompiledStep, made: _Made | list[_Made]) -> None:
+    def _store(self, step: CompiledStep, results: _Result | list[_Result]) -> None:
         for result, place in step.makes:
-            value = made[result] if isinstance(made, list) else made
+            value = results[result] if isinstance(results, list) else results
             self.env[place] = self.before[place] = value if isinstance(value, Whole) else Rows(*value, place)
 
     def _same_numbers(self, step: CompiledStep) -> bool:
@@ -248,173 +260,178 @@ class PrefixRun:
         numbers = {place for source in sources for place in _places(source)}.difference(step.reads)
         return all(_equal(self.env[place], self.before[place]) for place in numbers)
 
-    def _rows(self, step: CompiledStep) -> _Made | list[_Made]:
+    def _rows(self, step: CompiledStep) -> _Result | list[_Result]:
         if (resizing := _RESIZING.get(step.op)) is not None:
-            return resizing(self, _bound(step, self.env), _bound(step, self.before))
+            return resizing(self, _arguments_by_name(step, self.env), _arguments_by_name(step, self.before))
         if not self._same_numbers(step):
             raise NoSharedPrefixError(f"the numbers of {step.op} differ")
         if (rule := _RULES.get(step.op)) is not None:
-            return rule(self, step.function, _bound(step, self.env))
+            return rule(self, step.function, _arguments_by_name(step, self.env))
         if step.returns_list or not _is_pointwise(step.op):
             raise NoSharedPrefixError(f"{step.op} has no rule")
         return self._pointwise(step)
 
-    def _embedded(self, step: CompiledStep) -> _Made | None:
-        """Return the rows of an embedding with one index per row."""
-        args, named = step.arguments_from(self.env)
+    def _embedding_rows(self, step: CompiledStep) -> _Result | None:
+        """Return the last rows of an embedding. Return None if it does not have one index per row."""
+        args, keywords = step.arguments_from(self.env)
         weight, indices = args[:2]
-        if not (isinstance(weight, Whole) and weight.same and isinstance(indices, Whole)):
+        if not (isinstance(weight, Whole) and weight.is_same and isinstance(indices, Whole)):
             return None
         axis = indices.now.dim() - 1
         if axis < 0 or indices.now.shape[axis] != self.count or not self._same_numbers(step):
             return None
         rows = self.last_rows(indices, -1)
-        return step.function(weight.now, rows, *args[2:], **named), axis
+        return step.function(weight.now, rows, *args[2:], **keywords), axis
 
     def last_rows(self, value: Whole | Rows, axis: int) -> torch.Tensor:
-        """Return the last rows of an operand, or the operand itself if it has no rows. `axis`: from the right."""
+        """Return the last rows of an operand, or the whole operand if it has no rows.
+
+        `axis`: dimension of the rows, as a negative number.
+        """
         if isinstance(value, Rows):
             if value.axis - value.tail.dim() != axis:
-                raise NoSharedPrefixError("rows lie along two dimensions")
+                raise NoSharedPrefixError("the rows of two operands lie along different dimensions")
             return value.tail
         now, before = value.now, value.before
         if not isinstance(now, torch.Tensor):
             raise NoSharedPrefixError("an operand is not a tensor")
         if now.dim() < -axis or now.shape[axis] == 1:
-            if not value.same:
+            if not value.is_same:
                 raise NoSharedPrefixError("the value of an operand differs between the runs")
             return now
         comparable = isinstance(before, torch.Tensor) and before.dim() == now.dim() and before.shape[axis] >= self.first
         if now.shape[axis] != self.count or not comparable:
-            raise NoSharedPrefixError("the number of rows of an operand differs, or is not known")
+            raise NoSharedPrefixError("an operand has another number of rows, or its earlier value is unknown")
         own_rows, earlier_rows = (tensor.narrow(axis, 0, self.first) for tensor in (now, before))
         if now is not before and not (own_rows.dtype is earlier_rows.dtype and torch.equal(own_rows, earlier_rows)):
-            raise NoSharedPrefixError("the rows of an operand differ")
+            raise NoSharedPrefixError("the leading rows of an operand differ between the runs")
         return now.narrow(axis, self.first, self.count - self.first)
 
-    def _pointwise(self, step: CompiledStep) -> _Made:
+    def _pointwise(self, step: CompiledStep) -> _Result:
         operands = [self.env[place] for place in step.reads]
         axis = next(operand.axis - operand.tail.dim() for operand in operands if isinstance(operand, Rows))
-        args, named = step.arguments_from(self.env)
+        args, keywords = step.arguments_from(self.env)
 
         def cut(value: Whole | Rows) -> torch.Tensor:
             return self.last_rows(value, axis)
 
-        result = step.function(*_each(cut, args), **{name: _each(cut, value) for name, value in named.items()})
+        result = step.function(
+            *_map_operands(cut, args), **{name: _map_operands(cut, value) for name, value in keywords.items()}
+        )
         return result, result.dim() + axis
 
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 Function = Callable[..., Any]
-_Rule = Callable[[PrefixRun, Function, Given], "_Made | list[_Made]"]
+_Rule = Callable[[PrefixRun, Function, Arguments], "_Result | list[_Result]"]
 
 
-def _product(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Compute products of rows with a weight, to which a bias may be added."""
+def _product(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    """Return the products of rows with a weight, plus an optional bias."""
     del run
-    rows = _rows_of(given.get("mat1", given.get("input", given.get("self"))))
-    weight = _same(given.get("mat2", given.get("weight", given.get("other"))))
-    bias = given.get("bias", given["self"] if "mat1" in given else None)
-    bias = bias if bias is None else _same(bias)
+    rows = _rows_of(arguments.get("mat1", arguments.get("input", arguments.get("self"))))
+    weight = _same_tensor(arguments.get("mat2", arguments.get("weight", arguments.get("other"))))
+    bias = arguments.get("bias", arguments["self"] if "mat1" in arguments else None)
+    bias = bias if bias is None else _same_tensor(bias)
     _require(weight.dim() == 2 and rows.axis < rows.tail.dim() - 1 and (bias is None or bias.dim() == 1))
-    if "mat1" in given:
-        return function(bias, rows.tail, weight, beta=given["beta"], alpha=given["alpha"]), rows.axis
+    if "mat1" in arguments:
+        return function(bias, rows.tail, weight, beta=arguments["beta"], alpha=arguments["alpha"]), rows.axis
     return function(*[operand for operand in (rows.tail, weight, bias) if operand is not None]), rows.axis
 
 
-def _norm(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Compute norms over the last dimensions."""
+def _norm(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    """Return norms over the last dimensions, which must not include the rows."""
     del run
-    rows, (_, shape, *operands) = _rows_of(given["input"]), given.values()
+    rows, (_, shape, *operands) = _rows_of(arguments["input"]), arguments.values()
     _require(rows.axis < rows.tail.dim() - len(shape))
     return function(
-        rows.tail, shape, *[_same(operand) if isinstance(operand, Whole) else operand for operand in operands]
+        rows.tail, shape, *[_same_tensor(operand) if isinstance(operand, Whole) else operand for operand in operands]
     ), rows.axis
 
 
-def _reduced(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Compute reductions over dimensions other than the rows."""
+def _reduction(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    """Return reductions over dimensions other than the rows."""
     del run
-    rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
-    dims = {dim % rank for dim in given["dim"] or range(rank)}
+    rows, rank = _rows_of(arguments["self"]), _rows_of(arguments["self"]).tail.dim()
+    dims = {dim % rank for dim in arguments["dim"] or range(rank)}
     _require(rows.axis not in dims)
-    lost = 0 if given["keepdim"] else sum(dim < rows.axis for dim in dims)
-    named = {"dtype": given["dtype"]} if "dtype" in given else {}
-    return function(rows.tail, given["dim"], given["keepdim"], **named), rows.axis - lost
+    removed_dims = 0 if arguments["keepdim"] else sum(dim < rows.axis for dim in dims)
+    keywords = {"dtype": arguments["dtype"]} if "dtype" in arguments else {}
+    return function(rows.tail, arguments["dim"], arguments["keepdim"], **keywords), rows.axis - removed_dims
 
 
-def _softmax(run: PrefixRun, function: Function, given: Given) -> _Made:
+def _softmax(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
     del run
-    rows = _rows_of(given["self"])
-    _require(given["dim"] % rows.tail.dim() != rows.axis)
+    rows = _rows_of(arguments["self"])
+    _require(arguments["dim"] % rows.tail.dim() != rows.axis)
     return function(
-        rows.tail, given["dim"], *[value for name, value in given.items() if name not in {"self", "dim"}]
+        rows.tail, arguments["dim"], *[value for name, value in arguments.items() if name not in {"self", "dim"}]
     ), rows.axis
 
 
-def _joined(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Concatenate along another dimension, or with empty tensors, such as an empty KV cache."""
-    tensors, rows = given["tensors"], next(tensor for tensor in given["tensors"] if isinstance(tensor, Rows))
+def _concatenation(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    """Return a concatenation along another dimension than the rows, or with empty tensors, such as an empty KV cache."""
+    tensors, rows = arguments["tensors"], next(tensor for tensor in arguments["tensors"] if isinstance(tensor, Rows))
     rank = rows.tail.dim()
-    if given["dim"] % rank == rows.axis:
+    if arguments["dim"] % rank == rows.axis:
         nonempty = [tensor for tensor in tensors if not (isinstance(tensor, Whole) and _is_empty(tensor))]
         _require(len(nonempty) == 1)
         return rows.tail, rows.axis
-    return function([run.last_rows(tensor, rows.axis - rank) for tensor in tensors], given["dim"]), rows.axis
+    return function([run.last_rows(tensor, rows.axis - rank) for tensor in tensors], arguments["dim"]), rows.axis
 
 
-def _stacked(run: PrefixRun, function: Function, given: Given) -> _Made:
-    rows = next(tensor for tensor in given["tensors"] if isinstance(tensor, Rows))
+def _stack(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    rows = next(tensor for tensor in arguments["tensors"] if isinstance(tensor, Rows))
     rank = rows.tail.dim()
-    result = function([run.last_rows(tensor, rows.axis - rank) for tensor in given["tensors"]], given["dim"])
-    return result, rows.axis + (given["dim"] % (rank + 1) <= rows.axis)
+    result = function([run.last_rows(tensor, rows.axis - rank) for tensor in arguments["tensors"]], arguments["dim"])
+    return result, rows.axis + (arguments["dim"] % (rank + 1) <= rows.axis)
 
 
-def _split(run: PrefixRun, function: Function, given: Given) -> list[_Made]:
+def _split(run: PrefixRun, function: Function, arguments: Arguments) -> list[_Result]:
     del run
-    rows = _rows_of(given["self"])
-    _require(given["dim"] % rows.tail.dim() != rows.axis)
-    _, size, dim = given.values()
+    rows = _rows_of(arguments["self"])
+    _require(arguments["dim"] % rows.tail.dim() != rows.axis)
+    _, size, dim = arguments.values()
     return [(part, rows.axis) for part in function(rows.tail, size, dim)]
 
 
-def _transposed(run: PrefixRun, function: Function, given: Given) -> _Made:
+def _transposition(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
     del run
-    rows, rank = _rows_of(given["self"]), _rows_of(given["self"]).tail.dim()
+    rows, rank = _rows_of(arguments["self"]), _rows_of(arguments["self"]).tail.dim()
     order = [*range(rank)]
-    if "dims" in given:
-        order = [dim % rank for dim in given["dims"]]
+    if "dims" in arguments:
+        order = [dim % rank for dim in arguments["dims"]]
     else:
-        a, b = given["dim0"] % rank, given["dim1"] % rank
+        a, b = arguments["dim0"] % rank, arguments["dim1"] % rank
         order[a], order[b] = b, a
-    return function(rows.tail, *[value for name, value in given.items() if name != "self"]), order.index(rows.axis)
+    return function(rows.tail, *[value for name, value in arguments.items() if name != "self"]), order.index(rows.axis)
 
 
-def _unsqueezed(run: PrefixRun, function: Function, given: Given) -> _Made:
+def _unsqueeze(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
     del run
-    rows = _rows_of(given["self"])
-    dim = given["dim"] % (rows.tail.dim() + 1)
+    rows = _rows_of(arguments["self"])
+    dim = arguments["dim"] % (rows.tail.dim() + 1)
     return function(rows.tail, dim), rows.axis + (dim <= rows.axis)
 
 
-def _attention(run: PrefixRun, function: Function, given: Given) -> _Made:
-    """Compute causal attention of the last rows over all keys."""
-    operands = [_rows_of(given[name]) for name in ("query", "key", "value")]
-    _require(all(operand.axis == operand.tail.dim() - 2 for operand in operands) and not given["dropout_p"])
-    query, mask = operands[0].tail, given["attn_mask"]
+def _attention(run: PrefixRun, function: Function, arguments: Arguments) -> _Result:
+    """Return causal attention of the last rows over all keys."""
+    operands = [_rows_of(arguments[name]) for name in ("query", "key", "value")]
+    _require(all(operand.axis == operand.tail.dim() - 2 for operand in operands) and not arguments["dropout_p"])
+    query, mask = operands[0].tail, arguments["attn_mask"]
     if mask is None:
-        _require(given["is_causal"])
+        _require(arguments["is_causal"])
         allowed = torch.ones(query.shape[-2], run.count, dtype=torch.bool, device=query.device).tril(run.first)
     else:
-        _require(not given["is_causal"])
+        _require(not arguments["is_causal"])
         allowed = _causal_rows(run, mask)
     keys, values = (run.full(operand) for operand in operands[1:])
-    named = {name: given[name] for name in ("scale", "enable_gqa")}
-    return function(query, keys, values, allowed, 0.0, False, **named), operands[0].axis
+    keywords = {name: arguments[name] for name in ("scale", "enable_gqa")}
+    return function(query, keys, values, allowed, 0.0, False, **keywords), operands[0].axis
 
 
 def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
-    """Return the last rows of a mask. In both runs, the leading rows must be equal and must not see a later row."""
+    """Return the last rows of a mask. Its leading rows must be equal in both runs, and must mask all later rows."""
     _require(isinstance(mask, Whole) and isinstance(mask.before, torch.Tensor) and mask.now.dtype is torch.bool)
     now, before, first = mask.now, mask.before, run.first
     _require(now.dim() >= 2 and now.shape[-2:] == (run.count,) * 2 and before.shape[-2:] == (run.earlier,) * 2)
@@ -426,21 +443,21 @@ def _causal_rows(run: PrefixRun, mask: Any) -> torch.Tensor:
     return _tensor(now[..., first:, :])
 
 
-def _viewed(run: PrefixRun, given: Given, before: Given) -> _Made:
-    """Return a view that keeps the rows as one dimension."""
-    rows = _rows_of(given["self"])
+def _view(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
+    """Return a view in which the rows are one dimension again."""
+    rows = _rows_of(arguments["self"])
     shape, shape_before = [*rows.tail.shape], [*rows.tail.shape]
     shape[rows.axis], shape_before[rows.axis] = run.count, run.earlier
-    size, size_before = _sizes(given["size"], shape), _sizes(before["size"], shape_before)
+    size, size_before = _sizes(arguments["size"], shape), _sizes(before["size"], shape_before)
     lead = prod(shape[: rows.axis])
-    axis = next((at for at, one in enumerate(size) if one == run.count and prod(size[:at]) == lead), None)
+    axis = next((at for at, length in enumerate(size) if length == run.count and prod(size[:at]) == lead), None)
     if axis is None or size_before != [*size[:axis], run.earlier, *size[axis + 1 :]]:
-        raise NoSharedPrefixError("a view has no dimension of rows")
+        raise NoSharedPrefixError("a view splits the dimension of the rows, or merges it with another one")
     return rows.tail.reshape([*size[:axis], run.count - run.first, *size[axis + 1 :]]), axis
 
 
-def _expanded(run: PrefixRun, given: Given, before: Given) -> _Made:
-    rows, size, size_before = _rows_of(given["self"]), [*given["size"]], [*before["size"]]
+def _expand(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
+    rows, size, size_before = _rows_of(arguments["self"]), [*arguments["size"]], [*before["size"]]
     axis = rows.axis + len(size) - rows.tail.dim()
     _require(size[axis] in {-1, run.count} and size_before[axis] in {-1, run.earlier})
     size[axis] = size_before[axis] = -1
@@ -448,14 +465,14 @@ def _expanded(run: PrefixRun, given: Given, before: Given) -> _Made:
     return rows.tail.expand(size), axis
 
 
-def _narrowed(run: PrefixRun, given: Given, before: Given) -> _Made:
-    """Return a slice of another dimension, of all rows, or of computed rows, such as the last row."""
-    rows, dim = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim()
+def _slice(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
+    """Return a slice of another dimension, of all rows, or of some of the last rows."""
+    rows, dim = _rows_of(arguments["self"]), arguments["dim"] % _rows_of(arguments["self"]).tail.dim()
     if dim != rows.axis:
-        bounds = [[arguments[name] for name in ("dim", "start", "end", "step")] for arguments in (given, before)]
+        bounds = [[arguments[name] for name in ("dim", "start", "end", "step")] for arguments in (arguments, before)]
         _require(bounds[0] == bounds[1])
         return torch.ops.aten.slice.Tensor(rows.tail, *bounds[0]), rows.axis
-    start, stop, step = slice(given["start"], given["end"], given["step"]).indices(run.count)
+    start, stop, step = slice(arguments["start"], arguments["end"], arguments["step"]).indices(run.count)
     if (start, stop, step) == (0, run.count, 1):
         _require(slice(before["start"], before["end"], before["step"]).indices(run.earlier) == (0, run.earlier, 1))
         return rows.tail, rows.axis
@@ -463,10 +480,14 @@ def _narrowed(run: PrefixRun, given: Given, before: Given) -> _Made:
     return Whole(torch.ops.aten.slice.Tensor(rows.tail, dim, start - run.first, stop - run.first, step), UNKNOWN)
 
 
-def _selected(run: PrefixRun, given: Given, before: Given) -> _Made:
-    rows, dim, index = _rows_of(given["self"]), given["dim"] % _rows_of(given["self"]).tail.dim(), given["index"]
+def _select(run: PrefixRun, arguments: Arguments, before: Arguments) -> _Result:
+    rows, dim, index = (
+        _rows_of(arguments["self"]),
+        arguments["dim"] % _rows_of(arguments["self"]).tail.dim(),
+        arguments["index"],
+    )
     if dim != rows.axis:
-        _require((given["dim"], index) == (before["dim"], before["index"]))
+        _require((arguments["dim"], index) == (before["dim"], before["index"]))
         return rows.tail.select(dim, index), rows.axis - (dim < rows.axis)
     index = index % run.count
     _require(index >= run.first)
@@ -476,20 +497,20 @@ def _selected(run: PrefixRun, given: Given, before: Given) -> _Made:
 _RULES: Final[Mapping[str, _Rule]] = {
     **dict.fromkeys(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"), _product),
     **dict.fromkeys(("aten::layer_norm", "aten::rms_norm"), _norm),
-    **dict.fromkeys(("aten::mean.dim", "aten::sum.dim_IntList", "aten::amax"), _reduced),
+    **dict.fromkeys(("aten::mean.dim", "aten::sum.dim_IntList", "aten::amax"), _reduction),
     **dict.fromkeys(("aten::_softmax", "aten::softmax.int"), _softmax),
     **dict.fromkeys(("aten::split.Tensor", "aten::split_with_sizes"), _split),
-    **dict.fromkeys(("aten::transpose.int", "aten::permute"), _transposed),
-    "aten::cat": _joined,
-    "aten::stack": _stacked,
-    "aten::unsqueeze": _unsqueezed,
+    **dict.fromkeys(("aten::transpose.int", "aten::permute"), _transposition),
+    "aten::cat": _concatenation,
+    "aten::stack": _stack,
+    "aten::unsqueeze": _unsqueeze,
     "aten::scaled_dot_product_attention": _attention,
 }
-_RESIZING: Final[Mapping[str, Callable[[PrefixRun, Given, Given], _Made]]] = {
-    **dict.fromkeys(("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias"), _viewed),
-    "aten::expand": _expanded,
-    "aten::slice.Tensor": _narrowed,
-    "aten::select.int": _selected,
+_RESIZING: Final[Mapping[str, Callable[[PrefixRun, Arguments, Arguments], _Result]]] = {
+    **dict.fromkeys(("aten::view", "aten::reshape", "aten::_unsafe_view", "aten::_reshape_alias"), _view),
+    "aten::expand": _expand,
+    "aten::slice.Tensor": _slice,
+    "aten::select.int": _select,
 }
 
 
@@ -498,23 +519,25 @@ def _is_pointwise(op: str) -> bool:
     return op == "aten::_to_copy" or torch.Tag.pointwise in resolve(op).tags
 
 
-def _bound(step: CompiledStep, env: Environment) -> dict[str, Any]:
-    """Return the arguments of an op by name, with defaults."""
-    args, named = step.arguments_from(env)
+def _arguments_by_name(step: CompiledStep, env: Environment) -> dict[str, Any]:
+    """Return all arguments of an op by name, including defaults."""
+    args, keywords = step.arguments_from(env)
     arguments = schema_of(resolve(step.op)).arguments
     defaults = {argument.name: argument.default_value for argument in arguments}
-    return defaults | dict(zip(defaults, args, strict=False)) | named
+    return defaults | dict(zip(defaults, args, strict=False)) | keywords
 
 
-def _call(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) -> Any:
-    args, named = step.arguments_from(env)
-    return step.function(*_each(pick, args), **{name: _each(pick, value) for name, value in named.items()})
+def _call_with(step: CompiledStep, env: Environment, pick: Callable[[Whole], Any]) -> Any:
+    args, keywords = step.arguments_from(env)
+    return step.function(
+        *_map_operands(pick, args), **{name: _map_operands(pick, value) for name, value in keywords.items()}
+    )
 
 
-def _each(change: Callable[[Any], Any], value: Any) -> Any:
-    """Apply `change` to each operand in nested arguments."""
+def _map_operands(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return arguments, which may be nested lists, with `change` applied to each operand."""
     if isinstance(value, list | tuple):
-        return type(value)([_each(change, item) for item in value])
+        return type(value)([_map_operands(change, item) for item in value])
     return change(value) if isinstance(value, Whole | Rows) else value
 
 
@@ -531,29 +554,29 @@ def _places(source: Any) -> Iterator[int]:
         yield from _places(source.number)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and repr(one) == repr(other))
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and repr(a) == repr(b))
 
 
 def _sizes(size: Sequence[int], shape: Sequence[int]) -> list[int]:
     """Return the sizes of a view, with -1 replaced by the inferred size."""
-    inferred = prod(shape) // max(prod([one for one in size if one != -1]), 1)
-    return [inferred if one == -1 else one for one in size]
+    inferred = prod(shape) // max(prod([length for length in size if length != -1]), 1)
+    return [inferred if length == -1 else length for length in size]
 
 
 def _require(holds: bool) -> None:
     if not holds:
-        raise NoSharedPrefixError("operands do not fit a rule")
+        raise NoSharedPrefixError("the arguments of an op do not fit its rule")
 
 
 def _rows_of(value: Any) -> Rows:
     if not isinstance(value, Rows):
-        raise NoSharedPrefixError("rows are expected in another operand")
+        raise NoSharedPrefixError("an operand of an op has no rows, but the op's rule expects rows")
     return value
 
 
-def _same(value: Any) -> torch.Tensor:
-    _require(isinstance(value, Whole) and value.same)
+def _same_tensor(value: Any) -> torch.Tensor:
+    _require(isinstance(value, Whole) and value.is_same)
     return _tensor(value.now)
 
 

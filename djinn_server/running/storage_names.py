@@ -16,12 +16,12 @@ from djinn_core.wire.digests import digest_of_content
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.memory.spill import bytes_on_device, octets
 
-SMALL: Final = 64 << 10  # bytes of a storage that are hashed in any case; of an accelerator's, no larger one is
+MAX_ALWAYS_HASHED: Final = 64 << 10  # bytes of a storage that is hashed without an allowance, on all devices
 
 
 @attrs.define
 class ReadAllowance:
-    """How many bytes may still be hashed for one key."""
+    """The number of bytes that may still be hashed for one cache key."""
 
     nbytes: int
 
@@ -44,7 +44,7 @@ class StorageNames:
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         self._names: dict[int, tuple[StorageWeakRef, bytes]] = {}
-        self._most = 1024  # entries before freed storages are dropped
+        self._max_entries = 1024  # entries before freed storages are dropped
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -56,29 +56,32 @@ class StorageNames:
         return entry[1] if entry is not None and not entry[0].expired() else None
 
     def name(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes:
-        """Return the name of a tensor's storage. Without a name, hash its bytes if the allowance suffices."""
+        """Return the name of a tensor's storage.
+
+        A storage without a name gets one: the digest of its bytes if `allowance` suffices, else a random number.
+        """
         known_name = self.find(tensor)
         if known_name is None:
             known_name = self._digest(tensor, allowance) or secrets.token_bytes(32)
-            self.give(tensor, known_name)
+            self.set_name(tensor, known_name)
         return known_name
 
     def _digest(self, tensor: torch.Tensor, allowance: ReadAllowance) -> bytes | None:
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
-        if nbytes > SMALL and not (self._is_host and allowance.take(nbytes)):
+        if nbytes > MAX_ALWAYS_HASHED and not (self._is_host and allowance.take(nbytes)):
             return None
         if not self._is_host:
             storage = self._runtime.deliver(bytes_on_device(storage, tensor.device)).untyped_storage()
         return digest_of_content(octets(storage) if nbytes else b"")
 
-    def give(self, tensor: torch.Tensor, name: bytes) -> None:
-        """Set the name of a tensor's storage."""
+    def set_name(self, tensor: torch.Tensor, name: bytes) -> None:
+        """Set the name of a tensor's storage. Equal names must mean equal bytes."""
         with self._lock:
             self._names[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage()), name
-            if len(self._names) > self._most:
+            if len(self._names) > self._max_entries:
                 self._names = {key: entry for key, entry in self._names.items() if not entry[0].expired()}
-                self._most = 2 * len(self._names) + 1024
+                self._max_entries = 2 * len(self._names) + 1024
 
     def forget(self, tensors: Iterable[torch.Tensor | None]) -> None:
         """Drop the names of storages, because they may be written."""

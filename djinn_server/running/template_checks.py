@@ -1,4 +1,4 @@
-"""Validate templates of untrusted clients. The time is bounded by their length."""
+"""Validate templates of untrusted clients, in time proportional to their length."""
 
 from __future__ import annotations
 
@@ -26,21 +26,29 @@ from djinn_server.running.known_forms import cached_by_form
 
 @attrs.frozen
 class CallArity:
-    """Number of operands, results, slots and arguments of an op call."""
+    """Counts of an op call.
+
+    Attributes:
+        operands: number of tensor operands, including those in lists.
+        slots: number of slots.
+        constants: number of constant arguments.
+        new_values: number of results that are new values.
+        arguments: number of arguments, including the elements of lists.
+    """
 
     operands: int
     slots: int
     constants: int
-    news: int
+    new_values: int
     arguments: int
 
 
 @cached_by_form
 def counts_of(form: Form) -> CallArity:
-    """Count the operands, results, slots and arguments of a form (an op call), in one pass.
+    """Return the counts of a form (an op call).
 
     Raises:
-        ProtocolError: lists are nested deeper than any op accepts.
+        ProtocolError: it has too many arguments, a text that is too long, or lists that are nested too deeply.
     """
     operands = slots = constants = total = 0
     for arguments in _lists((*form.args, *[value for _, value in form.kwargs]), form.op):
@@ -59,23 +67,26 @@ def counts_of(form: Form) -> CallArity:
 def _check_texts(form: Form, arguments: Sequence[Argument]) -> None:
     for argument in arguments:
         if isinstance(argument, Constant) and isinstance(argument.value, str) and len(argument.value) > limits.TEXT:
-            raise ProtocolError(f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters")
+            raise ProtocolError(
+                f"an argument of {form.op[:64]} is a text of {len(argument.value):,} characters; at most"
+                f" {limits.TEXT:,} are allowed"
+            )
 
 
 def _lists(arguments: Sequence[Argument], op: str) -> Iterator[Sequence[Argument]]:
-    """Yield the arguments, then the elements of each nested list. No recursion, because a client could nest deeply."""
-    waiting = [(arguments, 0)]
-    while waiting:
-        items, depth = waiting.pop()
+    """Yield the arguments, then the elements of each nested list. It does not recurse, because a client may nest deeply."""
+    pending_lists = [(arguments, 0)]
+    while pending_lists:
+        items, depth = pending_lists.pop()
         if depth > limits.DEEPEST_LIST:
             raise ProtocolError(f"arguments of {op[:64]} are lists more than {limits.DEEPEST_LIST} deep")
-        within = [item for item in items if type(item) is ListArg]
-        yield [item for item in items if type(item) is not ListArg] if within else items
-        waiting += [(item.items, depth + 1) for item in reversed(within)]
+        nested = [item for item in items if type(item) is ListArg]
+        yield [item for item in items if type(item) is not ListArg] if nested else items
+        pending_lists += [(item.items, depth + 1) for item in reversed(nested)]
 
 
 def check_template(template: Template) -> list[CallArity]:
-    """Check a template, and return the counts of its forms.
+    """Check a template, and return the counts of each of its forms.
 
     Raises:
         ProtocolError: its numbers contradict each other, or it is too large.
@@ -97,7 +108,7 @@ def check_template(template: Template) -> list[CallArity]:
             raise ProtocolError(f"the forms of a template have more than {limits.ARGUMENTS:,} arguments")
     if sum([counts[c].arguments for c in template.code]) > limits.ARGUMENTS:
         raise ProtocolError(f"a template has more than {limits.ARGUMENTS:,} arguments")
-    if len(template.references) != sum([counts[c].operands + counts[c].news for c in template.code]):
+    if len(template.references) != sum([counts[c].operands + counts[c].new_values for c in template.code]):
         raise ProtocolError("a template's references do not match its forms")
     _check_order(template, counts)
     return counts
@@ -113,7 +124,7 @@ def _check_order(template: Template, counts: Sequence[CallArity]) -> None:
     at = 0
     for code in template.code:
         middle = at + counts[code].operands
-        end = middle + counts[code].news
+        end = middle + counts[code].new_values
         if not defined.issuperset(template.references[at:middle]):
             raise ProtocolError("a template uses a value before it is made")
         new_values = template.references[middle:end]

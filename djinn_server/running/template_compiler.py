@@ -42,7 +42,7 @@ from djinn_server.running.own_operators import OwnOperators
 from djinn_server.running.template_checks import check_template
 from djinn_server.running.uninitialized_memory import zero_filling
 
-_MOVES: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may give what they write other memory
+_REALLOCATING: Final = re.compile(r"resize|set_|out\b|_out\b")  # ops that may reallocate an operand that they write
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class CallFacts:
     Attributes:
         function: function that computes the op.
         random: True if `function` uses the random state.
-        written: indices of the operands that the op writes into.
+        written_operands: indices of the operands that the op writes into.
         moves: as in `CompiledStep`.
         makes: indices of the results that are new values.
         plain: as in `CompiledStep`.
@@ -60,7 +60,7 @@ class CallFacts:
 
     function: Callable[..., Any]
     random: bool
-    written: tuple[int, ...]
+    written_operands: tuple[int, ...]
     moves: bool
     makes: tuple[int, ...]
     plain: bool
@@ -71,14 +71,17 @@ class CompiledTemplate:
     """A template that is ready to run.
 
     Attributes:
-        constants: first values of the environment.
-        slots: number of slots, which follow the constants.
+        source: the template that was compiled.
+        steps: the instructions in order.
+        constants: constants, the first values of the environment.
+        slots: number of slots, which follow the constants in the environment.
         inputs: number of inputs, which follow the slots.
-        made: number of computed values, which follow the inputs.
-        count: number of steps.
+        computed: number of computed values, which follow the inputs.
+        outputs: places of the outputs.
+        consumed: places of the inputs that a run frees.
         random: True if an op uses the random state.
         moves: True if a step may reallocate an operand that it writes into.
-        source: the template that was compiled.
+        count: number of steps.
     """
 
     source: Template
@@ -86,7 +89,7 @@ class CompiledTemplate:
     constants: tuple[Any, ...]
     slots: int
     inputs: int
-    made: int
+    computed: int
     outputs: tuple[int, ...]
     consumed: tuple[int, ...]
     random: bool
@@ -97,46 +100,46 @@ class CompiledTemplate:
 
     def native(self) -> NativeReplay | None:
         """Count a run, and return the native program, as `ReplayState.native` does."""
-        return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.made)
+        return self._replay.native(self.steps, self.constants, self.slots, self.inputs + self.computed)
 
     def growth(self) -> Growth | None:
-        """Return the steps that append in place, as `GrowthState.growth` does."""
+        """Return the steps that append in place, or None, as `GrowthState.growth` does."""
         first = len(self.constants) + self.slots
         return self._growth.growth(self.steps, self.constants, range(first, first + self.inputs), self.outputs)
 
     @property
     def growth_refusal(self) -> str:
-        """Why a `cat` that extends an input copies it; empty if none does, or if it is not known."""
+        """Why a `cat` that extends an input copies the input; empty if none does, or before `growth` was called."""
         return self._growth.refusal
 
     def native_growth(self, growth: Growth) -> NativeReplay | None:
-        """Count a run of the steps that append in place, and return their native program."""
-        return growth.native(self.constants, self.slots, self.inputs + self.made)
+        """Count a run of the steps that append in place. Return their native program, as `ReplayState.native` does."""
+        return growth.native(self.constants, self.slots, self.inputs + self.computed)
 
 
-def compile_template(template: Template, device: torch.device, own: OwnOperators) -> CompiledTemplate:
-    """Check a received template and compile it.
+def compile_template(template: Template, device: torch.device, own_ops: OwnOperators) -> CompiledTemplate:
+    """Check a client's template, and return it compiled. `own_ops`: functions of Djinn's own ops by name.
 
     Raises:
-        ProtocolError: its numbers do not fit together.
-        UnsupportedOperation: it contains an op that is not allowed.
+        ProtocolError: the template is invalid.
+        UnsupportedOperation: it contains an op that is not allowed, or an argument that the op does not accept.
     """
-    return _Compiler(template, device, own).compile()
+    return _Compiler(template, device, own_ops).compile()
 
 
 class _Compiler:
-    def __init__(self, template: Template, device: torch.device, own: OwnOperators) -> None:
+    def __init__(self, template: Template, device: torch.device, own_ops: OwnOperators) -> None:
         self.counts = check_template(template)
         self.template = template
         self.device = device
-        self.own = own
+        self.own_ops = own_ops
         self.constants: list[Any] = []
         self.slot_total = sum([self.counts[c].slots for c in template.code])
         self.next_slot = 0
 
     def compile(self) -> CompiledTemplate:
         self.facts = self._facts()
-        # Constants come first but are found last: count them before any position is given out.
+        # Constants have the first places but are found last, so they are counted before places are assigned.
         constant_count = sum([self.counts[c].constants for c in self.template.code])
         self.first_slot = constant_count
         self.places = self._places(constant_count + self.slot_total)
@@ -148,7 +151,7 @@ class _Compiler:
             constants=tuple(self.constants),
             slots=self.slot_total,
             inputs=len(self.template.inputs),
-            made=computed,
+            computed=computed,
             outputs=tuple(self.places[v] for v in self.template.outputs),
             consumed=tuple(self.places[v] for v in self.template.consumed),
             random=any(facts.random for facts in self.facts.values()),
@@ -160,8 +163,12 @@ class _Compiler:
         facts: dict[int, CallFacts] = {}
         for code in dict.fromkeys(self.template.code):
             form = self.template.forms[code]
-            own = self.own.get(form.op)
-            facts[code] = _facts_of(form) if own is None else CallFacts(own, True, (), False, _made(form), plain=False)
+            own_ops = self.own_ops.get(form.op)
+            facts[code] = (
+                _facts_of(form)
+                if own_ops is None
+                else CallFacts(own_ops, True, (), False, _new_results(form), plain=False)
+            )
         return facts
 
     def _places(self, first: int) -> dict[int, int]:
@@ -175,7 +182,7 @@ class _Compiler:
         at = 0
         for index, code in enumerate(self.template.code):
             form, counts = self.template.forms[code], self.counts[code]
-            middle, end = at + counts.operands, at + counts.operands + counts.news
+            middle, end = at + counts.operands, at + counts.operands + counts.new_values
             operands = [self.places[n] for n in self.template.references[at:middle]]
             makes = [self.places[n] for n in self.template.references[middle:end]]
             at = end
@@ -186,7 +193,7 @@ class _Compiler:
         last: dict[int, int] = {}
         at = 0
         for index, code in enumerate(self.template.code):
-            end = at + self.counts[code].operands + self.counts[code].news
+            end = at + self.counts[code].operands + self.counts[code].new_values
             last.update(dict.fromkeys(self.template.references[at:end], index))
             at = end
         releases: dict[int, list[int]] = {}
@@ -207,14 +214,14 @@ class _Compiler:
             reads=tuple(operands),
             makes=tuple(zip(facts.makes, makes, strict=True)),
             returns_list=form.sequence,
-            writes=tuple([operands[position] for position in facts.written]),
+            writes=tuple([operands[position] for position in facts.written_operands]),
             release=release,
             moves=facts.moves,
             plain=facts.plain,
         )
 
     def _source(self, argument: Argument, operands: Iterator[int]) -> Source:
-        """Return the source of an argument. Operands and slots are assigned in the order of the arguments."""
+        """Return the source of an argument. It takes the next operands and slots that the argument needs."""
         if isinstance(argument, Operand):
             return next(operands)
         if isinstance(argument, SlotArg):
@@ -247,7 +254,7 @@ class _Compiler:
         if isinstance(argument, SelfDevice):
             return torch.device("cpu") if argument.cpu else self.device
         assert isinstance(argument, SessionGenerator)
-        return None  # the device's default generator, which holds the session's state while it runs
+        return None  # PyTorch's default generator, which holds the session's state during its run
 
 
 def _by_name(kind: type) -> dict[str, Any]:
@@ -262,7 +269,7 @@ _ENUMERATED: dict[str, dict[str, Any]] = {
 
 
 def dtype_called(name: str) -> torch.dtype | None:
-    """Return the dtype of that name, or None if this version of PyTorch lacks it."""
+    """Return the dtype with a name such as `float32`, or None if this version of PyTorch lacks it."""
     return _ENUMERATED["dtype"].get(name)
 
 
@@ -279,9 +286,9 @@ def enumerated(argument: Enumerated) -> Any:
 
 
 def _check_results(form: Form, overload: Any) -> None:
-    """Check that an op with several results is not recorded with one result.
+    """Raise UnsupportedOperation if an op with several results is recorded with one result.
 
-    The memory of the other results would not be counted.
+    The executor would not count the memory of the other results.
     """
     returns = torch_private.schema_of(overload).returns
     many = len(returns) > 1 or any(str(result.type).startswith("List[") for result in returns)
@@ -299,29 +306,29 @@ def _facts_of(form: Form) -> CallFacts:
     overload = resolve(form.op)
     check_kinds(form, overload)
     _check_results(form, overload)
-    written = _written(overload, form)
+    written_operands = _written_operands(overload, form)
     check = checked if overload.namespace == "aten" else checked_custom
     function = zero_filling(form.op, check(form.op, overload, torch_private.kernel_of(overload)))
     return CallFacts(
         function=function,
         random=torch.Tag.nondeterministic_seeded in overload.tags,
-        written=written,
-        moves=bool(written) and _MOVES.search(form.op) is not None,
-        makes=_made(form),
+        written_operands=written_operands,
+        moves=bool(written_operands) and _REALLOCATING.search(form.op) is not None,
+        makes=_new_results(form),
         plain=form.op in LIBRARY_CHECKS or function is torch_private.plain_kernel_of(overload),
     )
 
 
-def _made(form: Form) -> tuple[int, ...]:
+def _new_results(form: Form) -> tuple[int, ...]:
     """Return the indices of the results that are new values."""
     return tuple([index for index, result in enumerate(form.results) if result == "new"])
 
 
-def _written(overload: Any, form: Form) -> tuple[int, ...]:
+def _written_operands(overload: Any, form: Form) -> tuple[int, ...]:
     """Return the indices of the operands that a call writes into."""
     schema = {a.name: a for a in torch_private.schema_of(overload).arguments}
     pairs = [*zip(schema, form.args, strict=False), *form.kwargs]
-    written: list[int] = []
+    written_operands: list[int] = []
     at = 0
     for name, argument in pairs:
         if name not in schema:
@@ -329,9 +336,9 @@ def _written(overload: Any, form: Form) -> tuple[int, ...]:
         end = at + _operands_in(argument)
         info = schema[name].alias_info
         if info is not None and info.is_write:
-            written += range(at, end)
+            written_operands += range(at, end)
         at = end
-    return tuple(written)
+    return tuple(written_operands)
 
 
 def _operands_in(argument: Argument) -> int:

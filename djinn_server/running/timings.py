@@ -20,26 +20,29 @@ class OpTimes:
     def __init__(self, timer: DeviceTimer) -> None:
         self._timer = timer
         self._began = timer.mark()
-        self._found: dict[int, tuple[Any, Any]] = {}
+        self._op_moments: dict[int, tuple[Any, Any]] = {}
 
     def begin(self) -> Any:
-        """Return the current time of the device's clock. Called before each instruction."""
+        """Return the current moment of the device's clock, before an instruction."""
         return self._timer.mark()
 
-    def end(self, instruction: int, begun: Any) -> None:
-        """Record the end of an instruction that began at moment `begun`."""
-        self._found[instruction] = begun, self._timer.mark()
+    def end(self, instruction: int, start: Any) -> None:
+        """Record that an instruction began at moment `start` and ends now. `instruction`: its number."""
+        self._op_moments[instruction] = start, self._timer.mark()
 
-    def packed(self, instructions: int) -> bytes:
-        """Wait for the last instruction, and return all times in the format of `ExecutionTimes.ops`."""
-        recorded = self._found
-        if recorded:
-            self._timer.wait(recorded[max(recorded)][1])
-        pairs = [self._seconds(*recorded[i]) if i in recorded else _UNKNOWN for i in range(instructions)]
+    def pack(self, instructions: int) -> bytes:
+        """Wait for the last instruction, and return the times of all instructions, as in `ExecutionTimes.ops`.
+
+        `instructions`: number of instructions of the template.
+        """
+        moments_by_op = self._op_moments
+        if moments_by_op:
+            self._timer.wait(moments_by_op[max(moments_by_op)][1])
+        pairs = [self._seconds(*moments_by_op[i]) if i in moments_by_op else _UNKNOWN for i in range(instructions)]
         return b"".join([_PAIR.pack(*pair) for pair in pairs])
 
-    def _seconds(self, begun: Any, ended: Any) -> tuple[float, float]:
-        return self._timer.seconds(self._began, begun), self._timer.seconds(begun, ended)
+    def _seconds(self, start: Any, end: Any) -> tuple[float, float]:
+        return self._timer.seconds(self._began, start), self._timer.seconds(start, end)
 
 
 class Timings:
@@ -54,13 +57,27 @@ class Timings:
         self._instance = instance
         self._transfers: list[TransferTimes] = []
 
-    def transferred(self, transfer: int, peer: int, begun: float, sizes: Iterable[int], *, incoming: bool) -> None:
-        """Record a transfer that has just ended. Transfers beyond the limit are not recorded."""
+    def add_transfer(self, transfer: int, peer: int, start: float, sizes: Iterable[int], *, incoming: bool) -> None:
+        """Record a transfer that has just ended. Transfers beyond the limit are not recorded.
+
+        Args:
+            transfer: number of the transfer.
+            peer: number of the other executor.
+            start: time (`time.perf_counter`) at which the transfer began.
+            sizes: bytes of each value.
+            incoming: True if this executor receives the values.
+        """
         if len(self._transfers) < TRANSFERS_TOLD:
-            times = TransferTimes(transfer, peer, incoming, begun, time.perf_counter(), sum(sizes))
+            times = TransferTimes(transfer, peer, incoming, start, time.perf_counter(), sum(sizes))
             self._transfers.append(times)
 
     def times(self, moments: Mapping[str, float], memory: int, ops: bytes) -> ExecutionTimes:
-        """Return the times of a submission, and of the transfers since the previous submission."""
+        """Return the times of a submission, and of the transfers since the previous submission.
+
+        Args:
+            moments: `taken`, `ready`, `begun`, `executed` and `done` of `ExecutionTimes`.
+            memory: bytes of the session's values.
+            ops: times of the instructions, as `OpTimes.pack` returns them; empty if they were not timed.
+        """
         transfers, self._transfers = tuple(self._transfers), []
         return ExecutionTimes(self._instance, **moments, memory=memory, ops=ops, transfers=transfers)

@@ -1,11 +1,11 @@
 """Zero-fill memory that ops return uninitialized.
 
-PyTorch's CPU allocator reuses freed memory without clearing it, so `torch.empty` would show a client old contents of the
+PyTorch's CPU allocator reuses freed memory without clearing it. So `torch.empty` could show a client old contents of the
 process, such as its TLS key. There are three kinds of ops, by schema and name:
 
-- Ops that return uninitialized memory (`empty`, `resize_`): new bytes are zero-filled after the call. Large blocks cost nothing.
+- After ops that return uninitialized memory (`empty`, `resize_`), new bytes are zero-filled. Large blocks cost nothing.
 - Ops that write every byte of their results run unchanged.
-- All other ops, and all `out=` overloads: PyTorch's allocator zero-fills memory while they run. `_ctc_loss`, for example, leaves gaps.
+- During all other ops, and all `out=` overloads, PyTorch's allocator zero-fills memory. Example: `_ctc_loss` leaves gaps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNINITIALIZED: Final = frozenset({
     "resize_as_",
     "set_",
 })  # fmt: skip
-# Frequent ops that `_writes_everything` cannot tell by schema. `tests/server/test_uninitialized_memory.py` checks each.
+# Frequent ops that write every byte of their results, which schemas do not show. `test_uninitialized_memory.py` checks each.
 _FULLY_WRITTEN: Final = frozenset({
     "_adaptive_avg_pool2d",
     "_log_softmax",
@@ -126,7 +126,7 @@ class _ZeroFilledAllocations:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside = 0
+        self._depth = 0
 
     @functools.cached_property
     def _switch(self) -> Any:
@@ -134,19 +134,21 @@ class _ZeroFilledAllocations:
             return torch_private.zero_fill_switch()
         except (OSError, ValueError) as error:
             _log.error(
-                "some ops return freed memory of this process: this PyTorch cannot zero-fill it", error=str(error)
+                "some ops can return freed memory of this process to clients: this PyTorch cannot zero-fill memory; install "
+                "a supported version of PyTorch",
+                error=str(error),
             )
             return SimpleNamespace()
 
     def __enter__(self) -> None:
         with self._lock:
-            self._inside += 1
+            self._depth += 1
             self._switch.value = True
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if not self._inside:
+            self._depth -= 1
+            if not self._depth:
                 self._switch.value = False
 
 
@@ -154,7 +156,7 @@ zero_filled_allocations: Final = _ZeroFilledAllocations()
 
 
 def zero_filling(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `kernel`, which runs the op `name`, so that its results contain no uninitialized bytes."""
+    """Return a function like `kernel`, which runs the op `name`, whose results contain no uninitialized bytes."""
     if not needs_zero_fill(name):
         return kernel
     return functools.partial(_call_and_zero_fill if _returns_uninitialized(name) else call_with_zero_fill, kernel)
@@ -185,13 +187,13 @@ def _writes_everything(name: str) -> bool:
 
 
 def call_with_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
-    """Call `kernel` while PyTorch's CPU allocator zero-fills allocations."""
+    """Return the result of `kernel`, called while PyTorch's CPU allocator zero-fills allocations."""
     with zero_filled_allocations:
         return kernel(*positional, **keywords)
 
 
 def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywords: Any) -> Any:
-    """Call an op that returns one tensor, and zero-fill the bytes of its storage that no operand had."""
+    """Call an op that returns one tensor, and zero-fill new bytes of the storages of operands and result."""
     if torch.are_deterministic_algorithms_enabled():  # PyTorch fills elements with nan, but not the gaps between them
         return call_with_zero_fill(kernel, *positional, **keywords)
     operands = [operand for operand in (*positional, *keywords.values()) if isinstance(operand, torch.Tensor)]
@@ -208,7 +210,7 @@ def _call_and_zero_fill(kernel: Callable[..., Any], /, *positional: Any, **keywo
 
 
 def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:
-    """Zero-fill a storage from byte `start`."""
+    """Zero-fill a storage from byte number `start` to its end."""
     size = storage.nbytes() - start
     if size <= 0 or storage.device.type == "meta":
         return
@@ -219,12 +221,12 @@ def zero_fill(storage: torch.UntypedStorage, start: int = 0) -> None:
 
 
 def copy_with_strides(tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """Copy a tensor to a layout with these strides, and zero-fill the gaps between elements.
+    """Return a copy of a tensor with these strides, in elements. Gaps between elements are zero-filled.
 
     Raises:
         RuntimeError: the memory cannot be allocated.
     """
-    laid = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
-    if laid.untyped_storage().nbytes() > tensor.nbytes:
-        zero_fill(laid.untyped_storage())
-    return laid.copy_(tensor)
+    copy = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if copy.untyped_storage().nbytes() > tensor.nbytes:
+        zero_fill(copy.untyped_storage())
+    return copy.copy_(tensor)

@@ -20,8 +20,9 @@ class Poison:
     """Placeholder for a value that could not be computed. Results of ops that use it become poison, too.
 
     Attributes:
-        memory: the tensor before a write to it failed, whose contents must not be read; None if there was no tensor. An op
-            that overwrites all of this tensor makes the value valid again.
+        failure: the error, which a fetch of the value raises.
+        memory: the tensor that a failed op may have half written; None if there was no tensor. Its contents must not be
+            read. An op that overwrites all of this tensor makes the value valid again.
     """
 
     failure: Failure
@@ -33,8 +34,11 @@ class Poison:
 
 
 def no_such_value(sequence: int, handle: int) -> Failure:
-    """Return the failure of submission `sequence`, which used a value that does not exist."""
-    reason = f"this session has no value {handle}: its tensor is gone, or was made in a session that has ended. Make or load it again"
+    """Return the failure of submission `sequence`, which used a handle without a value."""
+    reason = (
+        f"this session has no value {handle}: its tensor was freed, or was made in a session that has ended. Make or load "
+        "the tensor again"
+    )
     return Failure(sequence, -1, "", "SessionLost", reason)
 
 
@@ -43,36 +47,38 @@ Stored = torch.Tensor | Poison | torch.Generator | torch.Event | bool | int | fl
 
 
 def address_of(value: object) -> int:
-    """Return the address of a value's memory; 0 if it has none. Poison has the address of its tensor."""
+    """Return the address of a value's memory, or 0 if it has none. Poison has the address of its tensor."""
     tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()
 
 
 def memory_of(value: object) -> int:
-    """Return a number that identifies a value's memory: its address.
+    """Return a number that identifies a value's storage: the address of its memory.
 
-    Views without memory share a negative number. A value without storage gives 0.
+    A storage without memory has a negative number. A value without storage gives 0.
     """
     tensor = strided(value)
     return 0 if tensor is None else tensor.untyped_storage().data_ptr() or -torch_private.storage_key(tensor)
 
 
 def strided(value: object) -> torch.Tensor | None:
-    """Return the strided tensor of a value, or of poison; None if there is none."""
+    """Return a value that is a strided tensor, or the strided tensor of poison. Return None for all other values."""
     if isinstance(value, Poison):
         value = value.memory
     return value if isinstance(value, torch.Tensor) and value.layout is torch.strided else None
 
 
 def has_memory(value: object) -> TypeGuard[torch.Tensor]:
-    """Return True if a value is a tensor whose memory can be counted."""
+    """Return True if a value is a strided tensor, whose bytes can be counted."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
-class _Held(msgspec.Struct):
-    """A storage, by the client's number: how many values view it, and its size in bytes.
+class _StorageEntry(msgspec.Struct):
+    """A storage of the client.
 
-    Attributes: number of values that view the storage, and its size in bytes.
+    Attributes:
+        values: number of values that view the storage.
+        nbytes: its size in bytes.
     """
 
     values: int = 0
@@ -80,7 +86,7 @@ class _Held(msgspec.Struct):
 
 
 class MemoryIndex:
-    """Index of handles by the client's number of the storage, and by memory address."""
+    """Index of handles by the client's number of the storage, and by memory (`memory_of`)."""
 
     def __init__(self, values: Mapping[int, Stored]) -> None:
         self._storages: dict[int, dict[int, None]] = {}
@@ -103,18 +109,22 @@ class MemoryIndex:
                 index.pop(key, None)
 
     def handles(self, storage: int, address: int) -> list[int]:
-        """Return the handles of values that view `storage` or have memory at `address`."""
+        """Return the handles of values that view `storage` (the client's number) or have memory at `address`."""
         return list(dict.fromkeys((*self._storages.get(storage, ()), *self._addresses.get(address, ()))))
 
-    def moved(self, before: int, values: Mapping[int, Stored]) -> None:
-        """Note that values with memory at address `before` may have been reallocated."""
+    def on_reallocation(self, before: int, values: Mapping[int, Stored]) -> None:
+        """Index the values whose memory was at address `before` again, because they may have been reallocated."""
         for handle in self._addresses.pop(before, ()):
             if memory := memory_of(values.get(handle)):
                 self._addresses.setdefault(memory, {})[handle] = None
 
 
 class CopyCounter(Protocol):
-    """Counter of growing tensors that were copied for a reader that needs dense ones."""
+    """Counter of growing tensors that were copied to dense memory.
+
+    Attributes:
+        copied: number of copies.
+    """
 
     copied: int
 
@@ -124,19 +134,20 @@ class ValueTable:
 
     Attributes:
         table: the values. Only this object changes it.
-        held: bytes of all storages, on or off the device, with their sizes when they were added.
-        highest: peak of `held` after a run.
-        lock: held to change the table while runs of the session are in lanes.
-        growing: tensors with spare capacity by handle, with a counter of their copies (`growing.py`). Only readers of
-            `table` see them; other readers get a dense copy.
+        held_bytes: bytes of all storages, on or off the device. A storage counts with the size that it had when a value was
+            added.
+        peak_bytes: peak of `held_bytes` after runs, since `reset_peak`.
+        lock: lock for changes of the table while runs of the session are in lanes.
+        growing: counters of copies of the tensors with spare capacity (`growing.py`), by handle. `table`,
+            `items` and `tensors` return such tensors, all other readers get dense copies.
     """
 
     def __init__(self) -> None:
         self.table: dict[int, Stored] = {}
-        self._index: MemoryIndex | None = None  # from the first write that fails on
-        self._storages: dict[int, _Held] = {}
-        self.held = 0
-        self.highest = 0
+        self._index: MemoryIndex | None = None  # made at the first failure of a write
+        self._storages: dict[int, _StorageEntry] = {}
+        self.held_bytes = 0
+        self.peak_bytes = 0
         self.lock = threading.Lock()
         self.growing: dict[int, CopyCounter] = {}
 
@@ -157,7 +168,7 @@ class ValueTable:
         return self.table[handle]
 
     def densify(self, handles: Iterable[int]) -> None:
-        """Copy growing tensors to dense memory, with the layout that the client knows."""
+        """Copy the growing tensors among `handles` to dense memory, with the layout that the client knows."""
         for handle in self.growing.keys() & set(handles):
             value = self.table[handle]
             self.growing[handle].copied += 1
@@ -170,7 +181,7 @@ class ValueTable:
 
     def __setitem__(self, handle: int, value: Stored) -> None:
         storage = handle >> VIEW_BITS
-        if type(value) is torch.Tensor and value.layout is torch.strided:  # as nearly all are
+        if type(value) is torch.Tensor and value.layout is torch.strided:  # a fast path for most values
             nbytes = value.untyped_storage().nbytes()
         else:
             nbytes = value.untyped_storage().nbytes() if has_memory(value) else 0
@@ -178,7 +189,7 @@ class ValueTable:
         if storage in storages:
             storage_entry = storages[storage]
         else:
-            storage_entry = storages[storage] = _Held()
+            storage_entry = storages[storage] = _StorageEntry()
         if handle not in self.table:
             storage_entry.values += 1
         if self._index is not None:
@@ -189,20 +200,20 @@ class ValueTable:
             self.growing.pop(handle, None)
         self.table[handle] = value
         if nbytes > storage_entry.nbytes:
-            self.held += nbytes - storage_entry.nbytes
+            self.held_bytes += nbytes - storage_entry.nbytes
             storage_entry.nbytes = nbytes
 
-    def count(self, handle: int, nbytes: int) -> None:
-        """Count a storage with `nbytes` bytes, because it is off the device now."""
+    def count_storage(self, handle: int, nbytes: int) -> None:
+        """Count a value's storage with at least `nbytes` bytes, because the storage is off the device now."""
         entry = self._storages[storage_of(handle)]
         if nbytes > entry.nbytes:
-            self.held += nbytes - entry.nbytes
+            self.held_bytes += nbytes - entry.nbytes
             entry.nbytes = nbytes
 
     def free(self, handles: Iterable[int]) -> None:
         """Free values. Unknown handles are ignored."""
         for handle in handles:
-            value: Any = self.table.pop(handle, self)  # itself: there is none
+            value: Any = self.table.pop(handle, self)  # `self` stands for a missing value, because None is a value
             if value is not self:
                 if self._index is not None:
                     self._index.remove(handle, value)
@@ -212,26 +223,29 @@ class ValueTable:
                 entry = self._storages[storage]
                 entry.values -= 1
                 if not entry.values:
-                    self.held -= entry.nbytes
+                    self.held_bytes -= entry.nbytes
                     del self._storages[storage]
 
     def bytes_of(self, storage: int) -> int:
-        """Return the bytes of a storage, on or off the device; 0 if no value views it. `storage`: the client's number."""
+        """Return the bytes of a storage, on or off the device, or 0 if no value views it.
+
+        `storage`: the client's number.
+        """
         entry = self._storages.get(storage)
         return entry.nbytes if entry is not None else 0
 
     def peak(self, nbytes: int) -> int:
-        """Return the peak of held bytes after runs, or `nbytes` if that is more."""
-        self.highest = max(self.highest, nbytes)
-        return self.highest
+        """Raise the peak to at least `nbytes`, and return it."""
+        self.peak_bytes = max(self.peak_bytes, nbytes)
+        return self.peak_bytes
 
     def reset_peak(self) -> None:
-        """Reset the peak."""
-        self.highest = 0
+        """Set the peak to 0."""
+        self.peak_bytes = 0
 
     @property
-    def indexed(self) -> bool:
-        """True if `sharing_memory` has made an index."""
+    def is_indexed(self) -> bool:
+        """True if an index of values by memory exists, which must be updated."""
         return self._index is not None
 
     def sharing_memory(self, storage: int, address: int) -> list[int]:
@@ -243,19 +257,19 @@ class ValueTable:
             self._index = MemoryIndex(self.table)
         return self._index.handles(storage, address)
 
-    def moved(self, before: int) -> None:
-        """Note that values with memory at address `before` may have been reallocated."""
+    def on_reallocation(self, before: int) -> None:
+        """Update the index, because values with memory at address `before` may have been reallocated."""
         if self._index is not None:
-            self._index.moved(before, self.table)
+            self._index.on_reallocation(before, self.table)
 
     def forget_addresses(self) -> None:
-        """Note that any value may have been reallocated."""
+        """Drop the index, because any value may have been reallocated."""
         self._index = None
 
     def poison_storage(self, handle: int, address: int, failure: Failure) -> None:
-        """Poison all values that share memory with `handle`, after a write failed halfway. `address`: of its memory.
+        """Poison all values that share memory with the value of `handle`, after a write failed halfway.
 
-        The address finds values that share the memory without being views of one tensor.
+        `address`: address of the value's memory. It finds values that share the memory but not the client's storage.
         """
         self.poison(list(self.table), storage_of(handle), address, failure)
 
@@ -263,7 +277,7 @@ class ValueTable:
         """Poison values as `poison_storage` does, but only those among `handles`."""
         for handle in handles:
             if handle not in self.table:
-                continue  # it is gone
+                continue  # the value was freed
             value = self.table[handle]
             if storage_of(handle) == storage or (address and address_of(value) == address):
                 memory = value if isinstance(value, torch.Tensor) else None
@@ -283,11 +297,11 @@ class ValueTable:
         """Return all handles and values. Growing tensors are returned without a dense copy."""
         return list(self.table.items())
 
-    def sharing(self, storages: Container[int]) -> list[int]:
-        """Return the handles of values that view one of these storages (by the client's numbers)."""
+    def handles_of_storages(self, storages: Container[int]) -> list[int]:
+        """Return the handles of values that view one of these storages (the client's numbers)."""
         return [handle for handle in list(self.table) if storage_of(handle) in storages]
 
-    def everything(self) -> list[tuple[int, Stored]]:
+    def dense_items(self) -> list[tuple[int, Stored]]:
         """Return all handles and values. Growing tensors are returned as dense copies."""
         self.densify(self.growing)
         return list(self.table.items())
@@ -296,16 +310,16 @@ class ValueTable:
         """Return the values that are tensors."""
         return [v for v in list(self.table.values()) if isinstance(v, torch.Tensor)]
 
-    def poisoned(self) -> int:
-        """Number of poisoned values."""
+    def poison_count(self) -> int:
+        """Return the number of poisoned values."""
         return sum(isinstance(value, Poison) for value in list(self.table.values()))
 
     def nbytes(self) -> int:
-        """Return the bytes of all storages; shared storages count once."""
-        return sum(self.sizes().values())
+        """Return the bytes of all storages on the device. A storage that several values share counts once."""
+        return sum(self.storage_sizes().values())
 
-    def sizes(self) -> dict[int, int]:
-        """Return the bytes of all storages, by address."""
+    def storage_sizes(self) -> dict[int, int]:
+        """Return the bytes of each storage on the device, by address."""
         return {storage.data_ptr(): storage.nbytes() for storage in [t.untyped_storage() for t in self.tensors()]}
 
     def clear(self) -> None:
@@ -314,4 +328,4 @@ class ValueTable:
         self.growing.clear()
         self._index = None
         self._storages.clear()
-        self.held = 0
+        self.held_bytes = 0

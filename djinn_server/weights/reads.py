@@ -229,7 +229,7 @@ class WeightReads:
         self.shares.add(handle, origin)
         if self.shares.names is not None:
             key = origin.key
-            self.shares.names.give(value, f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
+            self.shares.names.set_name(value, f"{key.version.hex()} {key.start} {key.size} {key.name}".encode())
         if self._ledger is not None:
             source = self._reader.source_of(origin.address, origin.key)
             if source is not None:

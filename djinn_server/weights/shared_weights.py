@@ -107,7 +107,7 @@ class SessionShares:
     def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """Return (handle, tensor, origin) of each value that is an unmodified weight or a view of one."""
         stored = []
-        for handle in self._values.sharing(self.storages):
+        for handle in self._values.handles_of_storages(self.storages):
             value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
                 continue
@@ -149,7 +149,7 @@ class SessionShares:
 
     def _copy(self, storages: set[int]) -> None:
         by_storage: dict[tuple[int, int], list[torch.Tensor]] = {}
-        for handle in self._values.sharing(storages):
+        for handle in self._values.handles_of_storages(storages):
             value = self._values[handle]
             if isinstance(value, Poison):  # an op that overwrites all of it makes it a tensor again
                 value = value.memory

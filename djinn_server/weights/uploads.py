@@ -157,7 +157,7 @@ class UploadAssembly:
             and isinstance(value, torch.Tensor)
             and value.untyped_storage().nbytes() == offer.size
         ):
-            self.names.give(value, offer.digest)  # the store has checked it
+            self.names.set_name(value, offer.digest)  # the store has checked it
         return True
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:

@@ -459,7 +459,7 @@ def graph_capture(device: str) -> Found:
     compiled = compile_template(program.template, place, shared.own)
 
     def run() -> tuple[torch.Tensor, ...]:
-        env = [*compiled.constants, *program.slots, *state, *[None] * compiled.made]
+        env = [*compiled.constants, *program.slots, *state, *[None] * compiled.computed]
         for step in compiled.steps:
             step.run(env)
         return ()

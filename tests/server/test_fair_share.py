@@ -34,7 +34,7 @@ def order_of(lengths, total):
     queue, had = TurnQueue(), []
     sessions = [Account() for _ in lengths]
     for session in sessions:
-        queue.ask(session, 0.0)
+        queue.enqueue(session, 0.0)
     while len(had) < total:
         session = queue.start(0.0)
         had.append(sessions.index(session))
@@ -85,14 +85,14 @@ def test_late_session_starts_level():
     for _ in range(5):
         assert queue.start_at_once(old)
         queue.end(old, 10.0, 0.0)
-    queue.ask(late, 0.0)
-    assert late.used == 40.0, "what was not used is not saved up"
+    queue.enqueue(late, 0.0)
+    assert late.used_seconds == 40.0, "what was not used is not saved up"
 
 
 def test_less_served_session_is_awaited():
-    queue, quick, slow = TurnQueue(moment=1.0), Account(), Account(used=5.0)
+    queue, quick, slow = TurnQueue(moment=1.0), Account(), Account(used_seconds=5.0)
     assert queue.start_at_once(quick)
-    queue.ask(slow, 0.0)
+    queue.enqueue(slow, 0.0)
     queue.end(quick, 0.5, 0.0)
     assert queue.start(0.5) is None
     assert queue.patience(0.5) == 0.5

@@ -161,8 +161,8 @@ def test_executor_admits_until_full_or_busy():
     assert "waiting for it for 6 s" in refused(0, 6.0).reason
     queue = TurnQueue()
     assert queue.longest_wait(9.0) == 0.0
-    queue.ask(Account(), 2.0)
-    queue.ask(Account(), 5.0)
+    queue.enqueue(Account(), 2.0)
+    queue.enqueue(Account(), 5.0)
     assert queue.longest_wait(9.0) == 7.0
 
 

@@ -134,7 +134,7 @@ def test_kinds_noted_at_once_are_bounded_and_forget_dead_storages(values):
     for number in range(4 * HINTS_LIMIT):
         kinds.ran(b"t", (), (handle(number),))
     assert len(kinds._kinds) <= 3 * HINTS_LIMIT
-    assert sum(kinds.by_kind().values()) == values.held
+    assert sum(kinds.by_kind().values()) == values.held_bytes
 
 
 def test_kv_caches_are_found_by_hints(values):

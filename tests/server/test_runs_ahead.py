@@ -160,7 +160,7 @@ def until_ahead(found):
     """Six steps, and the time until the seventh has run before it comes."""
     for number in range(6):
         found.step(number)
-    wait_for(lambda: len(found.pending) == 1 and found.pending[0].over, "the run ahead")
+    wait_for(lambda: len(found.pending) == 1 and found.pending[0].is_finished, "the run ahead")
     assert found.counts[1] == 0
     return found
 
@@ -178,7 +178,7 @@ def test_expected_submission_uses_run_ahead(foreseen):
         result = foreseen.pending and foreseen.pending[0].output(0)
         foreseen.step(number)
         assert foreseen.session.values[foreseen.latest] is result
-        wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the next run ahead")
+        wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the next run ahead")
     assert foreseen.counts == (taken + 14, 0)
 
 
@@ -225,7 +225,7 @@ def test_write_of_other_session_keeps_run_ahead(dialogue, foreseen):
     foreseen.step(6)  # which had run ahead
     assert foreseen.counts == (taken + 1, 0)
     for number in range(1, 4):
-        wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the next run ahead")
+        wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the next run ahead")
         foreseen.step(6 + number)
         other.step(number)
     assert foreseen.counts == (taken + 4, 0)
@@ -245,7 +245,7 @@ def test_only_uploads_keep_run_ahead(foreseen):
     foreseen.upload(90 << 32 | 1, torch.ones(2, 2))
     foreseen.step(6)
     assert foreseen.counts == (taken + 1, 0)
-    wait_for(lambda: foreseen.pending and foreseen.pending[0].over, "the run ahead")
+    wait_for(lambda: foreseen.pending and foreseen.pending[0].is_finished, "the run ahead")
     foreseen.send(CancelSubmissions((99,)))
     foreseen.send(StatsRequest())
     assert isinstance(foreseen.answer(), StatsReply)
@@ -260,7 +260,7 @@ def test_miss_raises_required_confidence(foreseen):
 
 
 def test_unused_run_ahead_expires(dialogue, monkeypatch):
-    monkeypatch.setattr(runs_ahead, "KEPT_SECONDS", 0.01)
+    monkeypatch.setattr(runs_ahead, "MAX_RESULT_AGE", 0.01)
     found = dialogue()
     for number in range(6):
         found.step(number)
@@ -318,7 +318,7 @@ def test_programs_with_side_effects_do_not_run_ahead(dialogue, template, count):
 
 def until_begun(found):
     wait_for(lambda: found.pending and found.pending[0].step == 1, "the run ahead")
-    assert not found.pending[0].over
+    assert not found.pending[0].is_finished
 
 
 def test_ops_before_write_run_ahead(dialogue):
@@ -409,7 +409,7 @@ def compiled(dialogue, monkeypatch):
         if number == 3:
             wait_for(lambda: type(hot(found).phase).__name__ != "CompilingPhase", "the compiler")
     assert type(hot(found).phase) is AdoptedPhase
-    wait_for(lambda: found.pending and found.pending[0].over, "the run ahead")
+    wait_for(lambda: found.pending and found.pending[0].is_finished, "the run ahead")
     return found, compiler
 
 
@@ -422,7 +422,7 @@ def test_compiled_program_runs_ahead(compiled):
     (taken, dropped), runs = found.counts, compiler.runs
     for _ in range(4):
         found.step(0.5)
-        wait_for(lambda: found.pending and found.pending[0].over, "the next run ahead")
+        wait_for(lambda: found.pending and found.pending[0].is_finished, "the next run ahead")
     assert found.counts == (taken + 4, dropped)
     assert compiler.runs == runs + 4
 
@@ -450,7 +450,7 @@ def test_watched_template_does_not_run_ahead(compiled):
 
 def test_long_compiled_program_does_not_run_ahead(compiled, monkeypatch):
     found, _ = compiled
-    monkeypatch.setattr(runs_ahead, "LONGEST_AT_ONCE", 0.0)
+    monkeypatch.setattr(runs_ahead, "MAX_COMPILED_SECONDS", 0.0)
     taken = found.counts[0]
     for _ in range(4):
         found.step(0.5)

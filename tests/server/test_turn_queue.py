@@ -53,7 +53,7 @@ class World:
         if self.random.random() < 0.5 and self.queue.start_at_once(session):
             self.begun(session)
         else:
-            self.queue.ask(session, self.now)
+            self.queue.enqueue(session, self.now)
 
     def start(self, _):
         first = self.queue.start(self.now)
@@ -127,7 +127,7 @@ def test_busy_sessions_differ_by_one_turn(late):
         lengths = [chosen.choice(LENGTHS[1:]) for _ in range(4)]
         sessions = [Account() for _ in lengths]
         for session in sessions:
-            queue.ask(session, now)
+            queue.enqueue(session, now)
         for _ in range(400):
             session = queue.start(now)
             seconds = lengths[sessions.index(session)] * chosen.uniform(0.5, 1.0)
@@ -136,5 +136,5 @@ def test_busy_sessions_differ_by_one_turn(late):
             queue.end(session, 0.0, now, again=True)
             if len(unknown) > late:
                 queue.charge(*unknown.pop(0))
-            used = [one.used for one in sessions]
+            used = [one.used_seconds for one in sessions]
             assert max(used) - min(used) <= (late + 1) * max(lengths), (seed, used, lengths)

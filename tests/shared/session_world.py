@@ -177,7 +177,7 @@ class Process:
             if self.reading.pop(handle, None):
                 assert cancelled(), "a submission runs before its weights were read"
                 self.values.add(handle)  # it is poison
-        self.executor.queue.ask(self.account, self.executor.world.now)
+        self.executor.queue.enqueue(self.account, self.executor.world.now)
         yield Wait(((Cause.ROOM, 0),), has_arrived=lambda _: self.has_turn)
         self.has_turn = False
         assert self.values.issuperset(uses), "a submission reads a value that was freed, or is not there"

@@ -94,7 +94,7 @@ class JoinedRuns:
         self._unwritten_places = unwritten_places
         self._template = template = runs[0].template
         self._head = len(template.constants) + template.slots
-        self.env: Environment = [*runs[0].env[: self._head], *[None] * (template.inputs + template.made)]
+        self.env: Environment = [*runs[0].env[: self._head], *[None] * (template.inputs + template.computed)]
         self._rows: dict[int, Rows] = {}
         self._operands: dict[int, ChainOperand] | None = None
         self._slots: list[int] = []
@@ -179,7 +179,7 @@ class JoinedRuns:
         self._operands = None
         release = self._template.steps[step].release
         for run, result in zip(self.runs, results, strict=True):
-            run.pass_steps(step + 1, release, {} if place in release else {place: result})
+            run.skip_steps(step + 1, release, {} if place in release else {place: result})
 
     def scatter(self, stop: int) -> None:
         """Copy joined results into the environments of the runs. All runs continue with instruction `stop`."""
@@ -189,7 +189,7 @@ class JoinedRuns:
         steps = self._template.steps[self.runs[0].step : stop]
         release = [place for step in steps for place in step.release if self.runs[0].env[place] is not None]
         for number, run in enumerate(self.runs):
-            run.pass_steps(stop, release, {place: part[number] for place, part in zip(places, parts, strict=True)})
+            run.skip_steps(stop, release, {place: part[number] for place, part in zip(places, parts, strict=True)})
         self.results.clear()
         for place in [*self._rows.keys() - self._unwritten_places]:
             del self._rows[place]

@@ -108,7 +108,7 @@ def find_chains(
 def _roots(template: CompiledTemplate) -> dict[int, frozenset[int]]:
     """Return for each place the places of the values whose memory it may share."""
     first = len(template.constants) + template.slots
-    roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.made)}
+    roots = {place: frozenset({place}) for place in range(first, first + template.inputs + template.computed)}
     for step in template.steps:
         if step.reads and (_is_custom(step) or may_return_operand(step.op)):
             operands = frozenset[int]().union(*(roots[place] for place in step.reads))

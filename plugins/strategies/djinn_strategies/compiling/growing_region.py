@@ -281,7 +281,7 @@ class GrowingRegion(RecordedRegion):
         run.env.clear()  # else the recording would find its results held
         in_place = [(i, tensors[i].data_ptr(), StorageWeakRef(tensors[i].untyped_storage())) for i in sorted(weights)]
         recording = GrowingRecording(
-            launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes,
+            launch, layouts, in_place, buffers, self._recorder.settings.current, nbytes,
             growing_buffers=growing_buffers, min_n=run.min_n, max_n=run.max_n, buffer_results=buffer_results, padded_results=padded_results, rewritten_inputs=frozenset(rewritten_inputs),
         )  # fmt: skip
         for value in growing_buffers.values():

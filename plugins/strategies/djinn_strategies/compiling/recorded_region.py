@@ -230,7 +230,7 @@ class RecordedRegion(CompiledRegion):
     def _fits(self, recording: Recording, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> bool:
         """Return True if a recording can be replayed with these inputs under the present numeric settings."""
         del tensors
-        return recording.settings == self._recorder.settings.now and recording.fits(addresses)
+        return recording.settings == self._recorder.settings.current and recording.fits(addresses)
 
     def _find_recording(self, tensors: Sequence[torch.Tensor]) -> Recording | None:
         self._runs += 1
@@ -297,7 +297,7 @@ class RecordedRegion(CompiledRegion):
             raise ValueError("a result shares memory with another result or with an input")
         del results
         nbytes += sum([buffer.nbytes for buffer in buffers.values()])
-        return Recording(launch, layouts, in_place, buffers, self._recorder.settings.now, nbytes)
+        return Recording(launch, layouts, in_place, buffers, self._recorder.settings.current, nbytes)
 
     def _run_steps(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         env, fresh = self._environment(inputs), frozenset(self.region.owned_results)
@@ -313,7 +313,7 @@ class RecordedRegion(CompiledRegion):
 
     def _environment(self, inputs: Sequence[Any]) -> Environment:
         template = self._template
-        env = [*template.constants, *self.relation.example.slots, *[None] * (template.inputs + template.made)]
+        env = [*template.constants, *self.relation.example.slots, *[None] * (template.inputs + template.computed)]
         for place, tensor in zip(self.region.inputs, inputs, strict=True):
             env[place] = tensor
         return env
