@@ -48,7 +48,7 @@ def template(*steps, inputs=2, outputs=()):
 )
 def test_alias_bounds(steps, written, shared):
     found = aliases_of(template(*steps, outputs=tuple(range(2, 5))), {LAYOUT_CALL})
-    assert found.written == written
+    assert found.written_inputs == written
     outputs = dict(found.outputs)
     for place, inputs in shared.items():
         assert outputs[place - 2] >= inputs

@@ -65,8 +65,8 @@ class World:
         assert session.waits, "a turn that nobody asked for, or asked for once and had twice"
         session.turns += 1
         self.running = session
-        least = min([other.used for other in self.sessions if other.waits], default=session.used)
-        assert session.used <= least, "a session that had used less was to go first"
+        least = min([other.used_seconds for other in self.sessions if other.waits], default=session.used_seconds)
+        assert session.used_seconds <= least, "a session that had used less was to go first"
 
     def end(self, _):
         session, seconds = self.running, self.random.choice(LENGTHS)

@@ -211,7 +211,7 @@ class Process:
         machine = attrs.astuple(loop.machine, recurse=False), [parts[name] for name in sorted(parts.keys() - BESIDE)]
         positions = position(loop._waits), position(self.pauses)
         known = self.values, [*self.wanted], [*self.reading], self.templates, self.arrived, self.sent, self.cancelled
-        turns = self.account.used, self.account.asked is not None, self.has_turn, len(self.made)
+        turns = self.account.used_seconds, self.account.waiting_since is not None, self.has_turn, len(self.made)
         return machine, positions, known, turns, self.inbox.received, outbox_state(self.outbox), self.frames
 
 
@@ -324,8 +324,10 @@ class Executor:
     def turn(self):
         account = self.queue.start(self.world.now)
         live = [one.process for one in self.sessions if one.process is not None]
-        waiting = [one.account.used for one in live if one.account.asked is not None]
-        assert account.used <= min(waiting, default=account.used), "unfair: a session that has used less waits"
+        waiting = [one.account.used_seconds for one in live if one.account.waiting_since is not None]
+        assert account.used_seconds <= min(waiting, default=account.used_seconds), (
+            "unfair: a session that has used less waits"
+        )
         process = next(one for one in live if one.account is account)
         process.has_turn = True
         process.run()
