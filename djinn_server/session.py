@@ -548,7 +548,9 @@ class ExecutorSession:
             begun = self._runs.after_turn(bound, pending, seconds) or begun
         self._rounded |= run.rounded
         pressure = self.device.ledger.pressure.level if self.device.ledger is not None else 0
-        timing = Timing(begun - waited + work.paused_seconds, decoded - started, seconds, done - turn.executed, pressure)
+        timing = Timing(
+            begun - waited + work.paused_seconds, decoded - started, seconds, done - turn.executed, pressure
+        )
         if bound is not None:
             self._notes.ran(bound.digest, work.inputs, work.outputs, seconds)
             bound.seconds = min(seconds, 2.0 * bound.seconds)  # one run may be interrupted

@@ -344,9 +344,9 @@ class Executor:
         """Return the state of its queue. It awaits no session after a turn: the turns of the world end with `returns=False`."""
         queue = self.queue
         assert queue.running is None
-        assert queue._awaited is None
+        assert queue._awaited_account is None
         accounts = [one.process and one.process.account for one in self.sessions]
-        return queue.clock, [accounts.index(account) for account in queue.accounts()]
+        return queue.virtual_time, [accounts.index(account) for account in queue.accounts()]
 
 
 class World:
