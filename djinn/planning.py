@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from djinn_client.interception.recording.substitute import group
     from djinn_client.runtime.client import last_profile
     from djinn_core.ir.arguments import arguments, slot_positions
-    from djinn_core.ir.colocation import Colocation, homes_of_values, resident_blocks, storage_sizes, together
+    from djinn_core.ir.colocation import Colocation, colocation_of, homes_of_values, resident_blocks, storage_sizes
     from djinn_core.ir.costs import Calibration, CostEstimate, Costs, DeviceCapabilities, Link, NetworkTopology
     from djinn_core.ir.flow import COPIES, chain, is_view, origin
     from djinn_core.ir.graph import Edge, Graph, Node
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.values import TensorMeta
     from djinn_core.planning.builtins.work import Work, work_of
     from djinn_core.planning.matching.gradients import Gradients
-    from djinn_core.planning.matching.layers import is_given, layer_at, linear
+    from djinn_core.planning.matching.layers import is_weight, layer_at, linear
     from djinn_core.planning.matching.matcher import matcher
     from djinn_core.planning.matching.terms import anything, op, through
     from djinn_core.planning.stages.annotating.kinds import data_kinds
@@ -141,6 +141,7 @@ __all__ = [
     "build_schedule",
     "call_again",
     "chain",
+    "colocation_of",
     "data_kinds",
     "estimate",
     "execute",
@@ -149,8 +150,8 @@ __all__ = [
     "group",
     "homes_of_values",
     "is_backward",
-    "is_given",
     "is_view",
+    "is_weight",
     "last_profile",
     "layer_at",
     "linear",
@@ -168,7 +169,6 @@ __all__ = [
     "storage_sizes",
     "through",
     "to_networkx",
-    "together",
     "work_of",
 ]
 
@@ -178,7 +178,7 @@ _MODULES = {
     "djinn_profiler.captured": "execute",
     "djinn_client.runtime.client": "last_profile",
     "djinn_core.ir.arguments": "arguments slot_positions",
-    "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes together",
+    "djinn_core.ir.colocation": "Colocation homes_of_values resident_blocks storage_sizes colocation_of",
     "djinn_core.ir.costs": "Calibration CostEstimate Costs DeviceCapabilities Link NetworkTopology",
     "djinn_core.ir.flow": "COPIES chain is_view origin",
     "djinn_profiler.graphs.fx_graph": "fx_graph",
@@ -201,7 +201,7 @@ _MODULES = {
     "djinn_profiler.plans.cluster_plan": "ClusterPlan plan_for_cluster planning_plugins",
     "djinn_profiler.explain.text": "explain",
     "djinn_core.planning.matching.gradients": "Gradients",
-    "djinn_core.planning.matching.layers": "is_given layer_at linear",
+    "djinn_core.planning.matching.layers": "is_weight layer_at linear",
     "djinn_core.planning.matching.matcher": "matcher",
     "djinn_core.planning.matching.terms": "anything op through",
     "djinn_core.planning.stages.annotating.kinds": "data_kinds",

@@ -44,11 +44,11 @@ class DjinnError(Exception):
     """
 
     code: ClassVar[str]
-    tells_of_op: ClassVar[bool] = False  # True if the error stands for PyTorch's own exception, which gets no note
+    is_op_error: ClassVar[bool] = False  # True if the error stands for PyTorch's own exception, which gets no note
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if not self.tells_of_op:
+        if not self.is_op_error:
             self.add_note(
                 f"`djinn explain-error {self.code}` shows causes and cures"
             )  # a note appears in tracebacks, not in the message
@@ -57,11 +57,11 @@ class DjinnError(Exception):
         # Pickle by name if this module is the class's home: otherwise cloudpickle sends a copy of the class to
         # processes without `djinn`.
         if globals().get(type(self).__name__) is type(self):
-            return _unpickled, (type(self).__name__, self.args), self.__dict__
+            return _unpickle, (type(self).__name__, self.args), self.__dict__
         return super().__reduce__()
 
 
-def _unpickled(name: str, arguments: tuple[Any, ...]) -> DjinnError:
+def _unpickle(name: str, arguments: tuple[Any, ...]) -> DjinnError:
     """Return an error of this module, created by its class name. `pickle` then restores its attributes."""
     error_type = globals()[name]
     if not (isinstance(error_type, type) and issubclass(error_type, DjinnError)):
@@ -94,10 +94,10 @@ class DoesNotFit(InvalidStage):
     """A program needs more memory than the devices have, or dtypes or ops that the devices lack.
 
     Attributes:
-        pinned: True if other devices could run the program, but the user's `pins` exclude them.
+        excluded_by_pins: True if other devices could run the program, but the user's `pins` exclude them.
     """
 
-    pinned = False
+    excluded_by_pins = False
 
 
 @public("protocol")
@@ -182,14 +182,16 @@ class RemoteError(DjinnError, RuntimeError):
         site: `file:line` of the user's code that issued the op, or an empty string.
         module_path: path of the innermost module that issued the op, such as `transformer.h.3.attn`, or an empty
             string.
-        words: message of the exception on the executor. `str()` shows this message with the op and the line.
+        remote_message: message of the exception on the executor. `str()` shows this message with the op and the line.
     """
 
-    tells_of_op = True
+    is_op_error = True
 
-    def __init__(self, message: str, op: str = "", site: str = "", module_path: str = "", words: str = "") -> None:
+    def __init__(
+        self, message: str, op: str = "", site: str = "", module_path: str = "", remote_message: str = ""
+    ) -> None:
         super().__init__(message)
-        self.words = words
+        self.remote_message = remote_message
         self.op = op
         self.site = site
         self.module_path = module_path
@@ -219,14 +221,14 @@ class RemoteNotImplementedError(RemoteError, UnsupportedOperation):
 class RemoteOutOfMemory(RemoteError, MemoryError):  # noqa: N818 - follows torch.OutOfMemoryError
     """The executor's device ran out of memory in an op."""
 
-    tells_of_op = False
+    is_op_error = False
 
 
 @public("program-stopped")
 class ProgramStopped(RemoteError):  # noqa: N818 - says what happened
     """A value does not exist, because its program was stopped at a deadline."""
 
-    tells_of_op = False
+    is_op_error = False
 
 
 @public("verification")

@@ -321,7 +321,10 @@ def _install(stream: TextIO, environ: Mapping[str, str], shown_level: int | None
 
 
 class _LateFormatter(logging.Formatter):
-    """structlog's formatter, made with the first message. Importing structlog takes a tenth of a second, and most executors log nothing."""
+    """structlog's formatter, created with the first message.
+
+    Importing structlog takes a tenth of a second, and most executors log nothing.
+    """
 
     def __init__(self, style: str, colours: bool) -> None:
         super().__init__()

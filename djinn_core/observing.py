@@ -15,7 +15,7 @@ _FAILURES: Final = 100  # number of remembered exception texts per observer
 _log = get_logger("djinn.observers")
 
 
-class Sink:
+class EventFeed:
     """Pass events to one observer, on the thread of the event.
 
     Attributes:
@@ -28,19 +28,19 @@ class Sink:
         self.plugin = plugin
         self._failures: set[str] = set()
 
-    def take(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Pass an event to the observer."""
         try:
             self.observer.observe(event)
         except Exception as error:
-            self.failed(event.name, error)
+            self.log_failure(event.name, error)
 
     def wants(self, name: str) -> bool:
         """Return True if the observer requests events of this name."""
         try:
             return self.observer.events is None or name in self.observer.events
         except Exception as error:
-            self.failed("events", error)
+            self.log_failure("events", error)
             return False
 
     def end(self) -> None:
@@ -49,13 +49,16 @@ class Sink:
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until the observer has received all accepted events."""
 
-    def failed(self, what: str, error: Exception) -> None:
-        """Log an exception of the observer, once per text. `what`: the event or member that raised."""
+    def log_failure(self, member: str, error: Exception) -> None:
+        """Log an exception of the observer, once per message.
+
+        `member`: name of the event, or of the observer's attribute, that raised.
+        """
         text = repr(error)
         is_known = text in self._failures or len(self._failures) >= _FAILURES
         if not is_known:
             self._failures.add(text)
-        (_log.debug if is_known else _log.warning)("an observer failed", told=what, error=text, **self.who)
+        (_log.debug if is_known else _log.warning)("an observer failed", told=member, error=text, **self.who)
 
     @property
     def who(self) -> dict[str, str]:
@@ -63,27 +66,27 @@ class Sink:
         return {"observer": self.observer.name, "plugin": self.plugin}
 
 
-class _Sinks:
-    """The sinks of a process, with a cache of the sinks for each event name."""
+class _Feeds:
+    """The event feeds of a process, with a cache of the feeds that request each event name."""
 
-    def __init__(self, sinks: Iterable[Sink]) -> None:
-        self.become(sinks)
+    def __init__(self, feeds: Iterable[EventFeed]) -> None:
+        self.replace_feeds(feeds)
 
-    def become(self, sinks: Iterable[Sink]) -> None:
-        self.all = tuple(sinks)
-        self.look_again()
+    def replace_feeds(self, feeds: Iterable[EventFeed]) -> None:
+        self.all = tuple(feeds)
+        self.forget_requests()
 
-    def look_again(self) -> None:
-        self._by_name: dict[str, tuple[Sink, ...]] = {}
+    def forget_requests(self) -> None:
+        self._by_name: dict[str, tuple[EventFeed, ...]] = {}
 
-    def of(self, name: str) -> tuple[Sink, ...]:
+    def of(self, name: str) -> tuple[EventFeed, ...]:
         by_name = (
             self._by_name
-        )  # read before `all`: if another thread replaces the sinks meanwhile, the stale cache entry is discarded
-        sinks = by_name.get(name)
-        if sinks is None:
-            sinks = by_name[name] = tuple([sink for sink in self.all if sink.wants(name)])
-        return sinks
+        )  # read before `all`: if another thread replaces the feeds meanwhile, the stale cache entry is discarded
+        feeds = by_name.get(name)
+        if feeds is None:
+            feeds = by_name[name] = tuple([feed for feed in self.all if feed.wants(name)])
+        return feeds
 
 
 class Events:
@@ -94,21 +97,21 @@ class Events:
         facts: fields of all events.
     """
 
-    def __init__(self, process: str = "", sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, process: str = "", feeds: Iterable[EventFeed] = ()) -> None:
         self.process = process
         self.facts: Mapping[str, Any] = MappingProxyType({})
-        self._sinks = _Sinks(sinks)
+        self._feeds = _Feeds(feeds)
 
     @property
-    def sinks(self) -> tuple[Sink, ...]:
-        """Return the sinks, one per observer."""
-        return self._sinks.all
+    def feeds(self) -> tuple[EventFeed, ...]:
+        """Return the feeds, one per observer."""
+        return self._feeds.all
 
-    def become(self, sinks: Iterable[Sink]) -> None:
-        """Replace the observers by the observers of `sinks` that request events of this process."""
-        self._sinks.become(sink for sink in sinks if self.process in sink.observer.processes)
+    def replace_feeds(self, feeds: Iterable[EventFeed]) -> None:
+        """Replace the observers by the observers of `feeds` that receive events of this process."""
+        self._feeds.replace_feeds(feed for feed in feeds if self.process in feed.observer.processes)
 
-    def bound(self, **facts: Any) -> Self:
+    def with_facts(self, **facts: Any) -> Self:
         """Return an `Events` with the same observers, which adds these facts to each event."""
         bound_events = copy.copy(self)
         bound_events.facts = {**self.facts, **facts}
@@ -116,15 +119,15 @@ class Events:
 
     def wants(self, name: str) -> bool:
         """Return True if an observer requests events of this name. Check it before you gather an event's fields."""
-        return bool(self._sinks.of(name))
+        return bool(self._feeds.of(name))
 
     def emit(self, name: str, **fields: Any) -> None:
         """Send the event `name` to the observers that request it."""
-        takers = self._sinks.of(name)
-        if not takers:
+        feeds = self._feeds.of(name)
+        if not feeds:
             return
         event = Event(name, time.time(), self.process, {**self.facts, **fields} if self.facts else fields)
-        for sink in takers:
-            sink.take(event)
+        for feed in feeds:
+            feed.deliver(event)
         if name == "connected":  # after it, `Observer.events` is read again
-            self._sinks.look_again()
+            self._feeds.forget_requests()

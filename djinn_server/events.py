@@ -11,7 +11,7 @@ import attrs
 
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.logs import get_logger, redact
-from djinn_core.observing import Events, Sink
+from djinn_core.observing import EventFeed, Events
 from djinn_core.registry.registry import Registry
 
 QUEUE_LIMIT: Final = 10_000  # events in the queue of one observer
@@ -25,16 +25,16 @@ class ServerEvents(Events):
     @classmethod
     def of(cls, process: str, *built_in: Observer) -> ServerEvents:
         """Return an object that notifies `built_in`. `process`: kind of this process, such as `gateway`."""
-        return cls(process, map(Sink, built_in))
+        return cls(process, map(EventFeed, built_in))
 
     def observe_with(self, registry: Registry) -> None:
         """From now on, also notify the plugins' observers of this kind of process."""
         observers = [observer for observer in registry.observers if self.process in observer.processes]
-        self.become(
+        self.replace_feeds(
             [
-                *self.sinks,
+                *self.feeds,
                 *[
-                    QueueSink(plugin_observer, registry.owner("observers", plugin_observer.name))
+                    QueuedEventFeed(plugin_observer, registry.owner("observers", plugin_observer.name))
                     for plugin_observer in observers
                 ],
             ],
@@ -42,16 +42,16 @@ class ServerEvents(Events):
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Deliver queued events to the observers of plugins for at most `seconds`, then stop."""
-        sinks = self.sinks
-        self.become(())
+        feeds = self.feeds
+        self.replace_feeds(())
         deadline = time.monotonic() + seconds
-        for sink in sinks:
-            sink.end()
-        for sink in sinks:
-            sink.wait(max(0.0, deadline - time.monotonic()))
+        for feed in feeds:
+            feed.end()
+        for feed in feeds:
+            feed.wait(max(0.0, deadline - time.monotonic()))
 
 
-class QueueSink(Sink):
+class QueuedEventFeed(EventFeed):
     """Queue of events for one observer, with a thread that calls the observer."""
 
     def __init__(self, observer: Observer, plugin: str) -> None:
@@ -61,7 +61,7 @@ class QueueSink(Sink):
         self._thread = threading.Thread(target=self._run, name=f"djinn-observer {observer.name}", daemon=True)
         self._thread.start()
 
-    def take(self, event: Event) -> None:
+    def deliver(self, event: Event) -> None:
         """Add an event to the queue, unless the queue is full."""
         if self._waiting.qsize() < QUEUE_LIMIT:
             self._waiting.put(event)
@@ -83,4 +83,4 @@ class QueueSink(Sink):
             if self._dropped_count and self._waiting.qsize() < QUEUE_LIMIT // 2:
                 dropped_count, self._dropped_count = self._dropped_count, 0
                 _log.warning("an observer is too slow: events were dropped", events=dropped_count, **self.who)
-            super().take(attrs.evolve(event, fields=redact(None, "", dict(event.fields))))
+            super().deliver(attrs.evolve(event, fields=redact(None, "", dict(event.fields))))

@@ -269,7 +269,7 @@ class Executor:
     def _make_session(
         self, owner: SessionIdentity, channel: ExecutorChannel, connection: Connection, greeting: Message
     ) -> tuple[Iterator[Pause], Wakeup]:
-        events = self._context.events.bound(session=owner.session, **self._client_facts(owner.badge, owner.client))
+        events = self._context.events.with_facts(session=owner.session, **self._client_facts(owner.badge, owner.client))
         context = attrs.evolve(self._context, events=events)
         session = self._new_session(context, self._tenancy.store, self._peer_listener)
         return self._serve_session(session, events, owner, channel, connection, greeting), session.wakeup

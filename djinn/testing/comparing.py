@@ -15,7 +15,7 @@ from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.handles import storage_of
-from djinn_core.ir.plan import OptimizationResult, Rewrite, resolved
+from djinn_core.ir.plan import OptimizationResult, Rewrite, resolve_chains
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
 from djinn_core.planning.stages.verify_substitution import check_substitutions
 from djinn_core.planning.substituting import persistent_weights
@@ -107,13 +107,13 @@ def _rewritten(
     """
     if change.drop or change.replace:
         running = [node for node in context.plan.nodes if node not in change.drop]
-        yield "rewrite", replay(graph, inputs, running, resolved({**context.plan.replace, **change.replace}))
+        yield "rewrite", replay(graph, inputs, running, resolve_chains({**context.plan.replace, **change.replace}))
     if change.substitutions:
         rewritten = rewrite(graph.program, change.substitutions, persistent_weights(graph, context.profile))
         values = dict(inputs)
         for recipe in rewritten.recipes:
             recipe_results = replay(Graph(recipe.program), {value: values[value] for value in recipe.sources})
-            values |= {value: recipe_results[value] for value in recipe.makes}
+            values |= {value: recipe_results[value] for value in recipe.placeholders}
         removed = [graph.nodes[node] for node in sorted(frozenset().union(*(s.nodes for s in change.substitutions)))]
         names = ", ".join(f"{node.op} (node {node.id})" for node in removed[:_NAMED]) + (
             ", ..." if removed[_NAMED:] else ""

@@ -10,7 +10,7 @@ import attrs
 
 from djinn_client.hookspecs.client_channel import ClientChannel
 from djinn_core.hookspecs import hookspec
-from djinn_core.hookspecs.session_channel import PlainChannel, passed_on
+from djinn_core.hookspecs.session_channel import PlainChannel, inner_property
 from djinn_core.wire.messages import Attached
 
 
@@ -18,10 +18,10 @@ class WrappedChannel(PlainChannel, ClientChannel):
     """Base of channel wrappers: passes everything on to the inner channel. Override the methods that differ."""
 
     _inner: ClientChannel
-    crashes_executors = passed_on("crashes_executors")
-    logged = passed_on("logged")
-    successor = passed_on("successor")
-    reconnection = passed_on("reconnection")
+    crashes_executors = inner_property("crashes_executors")
+    logged = inner_property("logged")
+    successor = inner_property("successor")
+    reconnection = inner_property("reconnection")
 
     def __init__(self, inner: ClientChannel) -> None:
         super().__init__(inner)

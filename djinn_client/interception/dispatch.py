@@ -121,8 +121,8 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if call is None:
         drawing = inference_cache.drawing.get(tuple(key)) if inference_cache.drawing else None
         return _same_value(operands[0]) if drawing is None else _draw(drawing, operands, slots_of(args, kwargs))
-    if call.kept_outcome is None:
-        call.keep_outcome()
+    if call.cached_outcome is None:
+        call.cache_outcome()
     slots = call.slots
     return append(call, operands, slots_of(args, kwargs) if slots is None else slots)
 

@@ -220,7 +220,7 @@ def run_refused(
         else:
             results = ask_executor(func, args, kwargs, operands, slots, refused=True).results
     except RemoteError as remote:
-        message = remote.words if remote.op == func.name() else ""
+        message = remote.remote_message if remote.op == func.name() else ""
         if refusal.error is None or (message and _kinds(remote) != _kinds(refusal.error)):
             raise _as_pytorch(remote, message) from None
         if type(refusal.error) in _PLAIN and message:

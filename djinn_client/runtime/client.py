@@ -42,7 +42,7 @@ from djinn_core.hookspecs.observers import Observer
 from djinn_core.ir.handles import new_storage
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.logs import get_logger, set_debug_level
-from djinn_core.observing import Sink as EventSink
+from djinn_core.observing import EventFeed
 from djinn_core.registry.embedded_executors import LOCAL
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings, resolve
@@ -179,7 +179,9 @@ def _apply(settings: Settings, registry: Registry) -> None:
     _intercept(settings.interception, registry)
     context.settings, context.registry = settings, registry
     integrate_registered(context, registry)
-    context.observers.become([EventSink(one, registry.owner("observers", one.name)) for one in registry.observers])
+    context.observers.replace_feeds(
+        [EventFeed(one, registry.owner("observers", one.name)) for one in registry.observers]
+    )
     port.checkpoint_instructions = settings.checkpoint_instructions
     recorders.limit_programs()
     device_state.wait_timeout = settings.wait_timeout

@@ -50,7 +50,7 @@ class ClientContext(msgspec.Struct, eq=False):
     session: Session | None = None
     planner: Planner | None = None  # planner of the session
     kinds_to_load: tuple[str, ...] = ()  # kinds of plugins to load before the next program is sent
-    asked_by_size: tuple[str, ...] = ()  # plugins that restrict the open session's plans to fewer sizes
+    growth_intolerant_plugins: tuple[str, ...] = ()  # plugins that restrict the open session's plans to fewer sizes
     stats: Stats = msgspec.field(default_factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of earlier sessions
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -87,7 +87,7 @@ class ClientContext(msgspec.Struct, eq=False):
     def counters(self) -> Mapping[str, int]:
         """Return counters since the start or the last reset. Sizes are in bytes."""
         counts: dict[str, int] = msgspec.structs.asdict(self.stats)
-        for plugin in self.asked_by_size:
+        for plugin in self.growth_intolerant_plugins:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
         for one in self.opened:
             name = f"sessions, {one.url.partition(':')[0]}"  # the scheme of the transport that carries the data

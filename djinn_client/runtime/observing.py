@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from djinn_client.interception.tap import Cause, Tap, taps
 from djinn_core.hookspecs.observers import Observer
-from djinn_core.observing import Events, Sink
+from djinn_core.observing import EventFeed, Events
 from djinn_core.wire.messages import Completed
 
 _TRACEPARENT: Final = re.compile("(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?")
@@ -50,53 +50,53 @@ class Observers(Events):
         tracing: the observers that provide trace contexts.
     """
 
-    tracing: tuple[Sink, ...] = ()
+    tracing: tuple[EventFeed, ...] = ()
 
     def __init__(self) -> None:
         super().__init__("client")
-        self._joined: list[Sink] = []
+        self._joined: list[EventFeed] = []
         self._tap = EventTap(self)
 
-    def become(self, sinks: Iterable[Sink]) -> None:
+    def replace_feeds(self, feeds: Iterable[EventFeed]) -> None:
         """Replace the observers. Observers that joined for a block stay."""
-        super().become([*sinks, *self._joined])
+        super().replace_feeds([*feeds, *self._joined])
         taps.remove(self._tap)
         if any(map(self.wants, ("submitted", "completed", "waited"))):
             taps.add(self._tap)
         self.tracing = tuple(
-            [sink for sink in self.sinks if type(sink.observer).trace_context is not Observer.trace_context]
+            [feed for feed in self.feeds if type(feed.observer).trace_context is not Observer.trace_context]
         )
 
     def emit(self, name: str, **fields: Any) -> None:
         """Send an event to the observers. After `connected`, ask them again which events they request."""
         super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
-            self.become([sink for sink in self.sinks if sink not in self._joined])
+            self.replace_feeds([feed for feed in self.feeds if feed not in self._joined])
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
         """Context manager: `observer` receives events inside the block, too."""
-        observer_sink = Sink(observer)
-        others = [sink for sink in self.sinks if sink not in self._joined]
-        self._joined.append(observer_sink)
-        self.become(others)
+        observer_feed = EventFeed(observer)
+        others = [feed for feed in self.feeds if feed not in self._joined]
+        self._joined.append(observer_feed)
+        self.replace_feeds(others)
         try:
             yield
         finally:
-            others = [sink for sink in self.sinks if sink not in self._joined]
-            self._joined.remove(observer_sink)
-            self.become(others)
+            others = [feed for feed in self.feeds if feed not in self._joined]
+            self._joined.remove(observer_feed)
+            self.replace_feeds(others)
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
         """Return the trace context of the first observer that provides one.
 
         Return an empty text if it is invalid or missing.
         """
-        for sink in self.tracing:
+        for feed in self.tracing:
             try:
-                trace = _checked(sink.observer.trace_context(kind, executor, number))
+                trace = _checked(feed.observer.trace_context(kind, executor, number))
             except Exception as error:
-                sink.failed("trace_context", error)
+                feed.log_failure("trace_context", error)
                 continue
             if trace:
                 return trace

@@ -26,7 +26,7 @@ _SUBCOMMANDS = {
     "serve": ("djinn_server.cli.serve:command", "Offer this machine's devices to clients."),
     "token": ("djinn_server.cli.token:command", "Make, list and revoke the tokens of a server's tenants."),
 }
-COMMANDS = {name: summary for name, (place, summary) in _SUBCOMMANDS.items() if find_spec(place.partition(".")[0])}
+COMMANDS = {name: summary for name, (folder, summary) in _SUBCOMMANDS.items() if find_spec(folder.partition(".")[0])}
 
 # Commands of packages in Djinn's repository. If the package is missing, the command says so instead of "no such
 # command".
@@ -67,9 +67,9 @@ class LazyGroup(click.Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             if args[0] in PACKAGES:
                 ctx.fail(" ".join([_to_install(args[0]), *_broken_plugins(_plugin_commands(ctx))]))
-            there = sorted({*COMMANDS, *_plugin_commands(ctx).commands})
-            close = difflib.get_close_matches(args[0], sorted({*there, *PACKAGES}), 1)
-            hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(there)}."
+            commands = sorted({*COMMANDS, *_plugin_commands(ctx).commands})
+            close = difflib.get_close_matches(args[0], sorted({*commands, *PACKAGES}), 1)
+            hint = f"Did you mean '{close[0]}'?" if close else f"The commands are {', '.join(commands)}."
             ctx.fail(" ".join([f"There is no command '{args[0]}'. {hint}", *_broken_plugins(_plugin_commands(ctx))]))
         return super().resolve_command(ctx, args)
 
@@ -80,7 +80,7 @@ class LazyGroup(click.Group):
         """
         del ctx
         commands = _every_command()
-        summaries = {name: one.get_short_help_str(_WIDTH) for name, one in commands.commands.items()}
+        summaries = {name: command.get_short_help_str(_WIDTH) for name, command in commands.commands.items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**summaries, **COMMANDS}.items()))
         for failure in commands.failures:
@@ -117,9 +117,7 @@ def _every_command() -> PluginCommands:
 def _plugin_commands(ctx: click.Context) -> PluginCommands:
     """Return the commands of the enabled plugins, from a cache.
 
-    If a setting is invalid, return the commands of all plugins.
-
-    So `djinn doctor`, which reports the invalid setting, still runs.
+    If a setting is invalid, return the commands of all plugins, so that `djinn doctor` can report the setting.
     """
     if _PLUGINS not in ctx.meta:
         from djinn_core.registry.commands import find_commands
@@ -130,20 +128,20 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
         with contextlib.suppress(ConfigurationError):  # `_prepare` reports the error
             selection = Selection.from_settings(resolve().settings)
         if selection.plugins:
-            _find_in_working_directory()
+            _append_working_directory()
         ctx.meta[_PLUGINS] = find_commands(selection, COMMANDS)
     plugin_commands: PluginCommands = ctx.meta[_PLUGINS]
     return plugin_commands
 
 
 def _to_install(command: str) -> str:
-    place = PACKAGES[command]
-    if place == "djinn_server":
+    folder = PACKAGES[command]
+    if folder == "djinn_server":
         from djinn_core.registry.embedded_executors import INSTALL_SERVER
 
         return f"`djinn {command}` is in the package djinn-server, which is not installed. {INSTALL_SERVER}"
     return (
-        f"`djinn {command}` is in a package of Djinn that is not in use: run {install_hint(place)}. "
+        f"`djinn {command}` is in a package of Djinn that is not in use: run {install_hint(folder)}. "
         "`djinn plugins` shows installed, disabled and broken plugins."
     )
 
@@ -175,19 +173,19 @@ def _plugin_failure(ctx: click.Context, owner: PluginRow, error: Exception) -> s
         )
     return (
         f"`djinn {ctx.invoked_subcommand}`, a command of {owner.label}, raised {shown(error)}. "
-        "DJINN_DEBUG=plugins shows the traceback, which is of use to its author."
+        "DJINN_DEBUG=plugins shows the traceback, which helps its author."
     )
 
 
-def _find_in_working_directory() -> None:
+def _append_working_directory() -> None:
     """Append the working directory to `sys.path`, so that its modules can be named as plugins, as with `python -m`.
 
     It comes last, so that its modules cannot shadow others.
     """
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
-        here = str(Path.cwd())
-        if not {"", here} & {*sys.path}:
-            sys.path.append(here)
+        directory = str(Path.cwd())
+        if not {"", directory} & {*sys.path}:
+            sys.path.append(directory)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -215,7 +213,7 @@ def _prepare() -> None:
         settings = resolve().settings
         logs.set_debug_level(settings.debug)
         if settings.plugins:
-            _find_in_working_directory()
+            _append_working_directory()
     except ConfigurationError:
         if context.invoked_subcommand != "doctor":
             raise

@@ -14,7 +14,7 @@ from djinn_core.errors import ConfigurationError
 
 _PACKAGE: Final = Path(djinn_core.__file__).parent
 # In an installed Djinn the page lies inside the package, in a checkout among the documents.
-_PLACES: Final = (_PACKAGE / "docs" / "errors.md", _PACKAGE.parent / "docs" / "errors.md")
+_PATHS: Final = (_PACKAGE / "docs" / "errors.md", _PACKAGE.parent / "docs" / "errors.md")
 _SECTION: Final = re.compile(r"^### `([a-z-]+)`\n+(.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
 _CLASS: Final = re.compile(r"`(\w+)`:")
 _LINK: Final = re.compile(r"\[([^]]+)\]\(([^)]+)\)")
@@ -38,7 +38,7 @@ def command(code: str | None) -> None:
         close = difflib.get_close_matches(name, [*sections, *by_class], 1)
         hint = f"did you mean {close[0]!r}?" if close else "`djinn explain-error` lists them"
         raise ConfigurationError(f"there is no error code {code!r}: {hint}")
-    click.echo(f"{name}\n\n{_LINK.sub(_shown, sections[name])}")
+    click.echo(f"{name}\n\n{_LINK.sub(_link_text, sections[name])}")
 
 
 def read_sections() -> dict[str, str]:
@@ -47,11 +47,11 @@ def read_sections() -> dict[str, str]:
     Raises:
         ConfigurationError: the page is not installed.
     """
-    for place in _PLACES:
-        if place.is_file():
-            return {code: text.strip() for code, text in _SECTION.findall(place.read_text(encoding="utf-8"))}
+    for path in _PATHS:
+        if path.is_file():
+            return {code: text.strip() for code, text in _SECTION.findall(path.read_text(encoding="utf-8"))}
     raise ConfigurationError("docs/errors.md is not part of this installation: install Djinn again")
 
 
-def _shown(link: re.Match[str]) -> str:
+def _link_text(link: re.Match[str]) -> str:
     return f"docs/{link[2]}" if not link[2].startswith("http") else link[2]

@@ -28,7 +28,7 @@ from djinn_core.settings import resolve
 
 _PACKAGE = Path(djinn_core.__file__).parent
 # In an installed Djinn the template lies inside the package, in a checkout beside it.
-_PLACES = (_PACKAGE / "templates" / "plugin", _PACKAGE.parent / "templates" / "plugin")
+_PATHS = (_PACKAGE / "templates" / "plugin", _PACKAGE.parent / "templates" / "plugin")
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _KINDS = "kinds"
 
@@ -44,14 +44,14 @@ def render(name: str, kind: str, directory: Path) -> Path:
             f"{name!r} cannot name a plugin: use small letters, digits, `-` or `_`, as in my-plugin"
         )
     template = template_folder()
-    folder = directory / f"djinn-{_dashed(name)}"
+    folder = directory / f"djinn-{_with_dashes(name)}"
     if folder.exists():
         raise ConfigurationError(f"{folder} exists already: choose another name or directory, or remove it")
     for source, target in _files(template, kind):
-        path = folder / _renamed(str(target), name)
+        path = folder / _with_name(str(target), name)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = source.read_text(encoding="utf-8").replace("djinn.KIND", f"djinn.{kind}")
-        path.write_text(_renamed(text, name), encoding="utf-8")
+        path.write_text(_with_name(text, name), encoding="utf-8")
     return folder
 
 
@@ -61,10 +61,12 @@ def template_folder() -> Path:
     Raises:
         ConfigurationError: the template is missing.
     """
-    for place in _PLACES:
-        if place.is_dir():
-            return place
-    raise ConfigurationError(f"the template of a plugin is missing: {' and '.join(map(str, _PLACES))} do not exist")
+    for path in _PATHS:
+        if path.is_dir():
+            return path
+    raise ConfigurationError(
+        f"the template of a plugin is missing: {' and '.join(map(str, _PATHS))} do not exist. Install Djinn again"
+    )
 
 
 def _files(template: Path, kind: str) -> Iterator[tuple[Path, Path]]:
@@ -72,19 +74,19 @@ def _files(template: Path, kind: str) -> Iterator[tuple[Path, Path]]:
     files: dict[Path, Path] = {}
     for root in (template, template / _KINDS / kind):
         for path in sorted(root.rglob("*")):
-            place = path.relative_to(root)
-            if path.is_file() and place.parts[0] != _KINDS and "__pycache__" not in place.parts:
-                files[place] = path
-    return ((source, place) for place, source in files.items())
+            relative = path.relative_to(root)
+            if path.is_file() and relative.parts[0] != _KINDS and "__pycache__" not in relative.parts:
+                files[relative] = path
+    return ((source, relative) for relative, source in files.items())
 
 
-def _dashed(name: str) -> str:
+def _with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _renamed(text: str, name: str) -> str:
+def _with_name(text: str, name: str) -> str:
     underscored = name.replace("-", "_")
-    text = text.replace("djinn-example", f"djinn-{_dashed(name)}").replace("example", underscored)
+    text = text.replace("djinn-example", f"djinn-{_with_dashes(name)}").replace("example", underscored)
     return text.replace("Example", underscored.title().replace("_", ""))
 
 
@@ -92,13 +94,14 @@ _STYLES = {"active": "green", "failed": "red", "disabled": "yellow", "unselected
 
 
 @click.group("plugins", invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print a list with one object a plugin.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per plugin.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool) -> None:
     """List built-in, installed and broken plugins.
 
-    DJINN_PLUGINS=a,b uses the built-in plugins and exactly these (empty: no others). DJINN_DISABLE=x disables a plugin.
-    DJINN_STRICT=1 makes a broken plugin an error. DJINN_TRACE_PLUGINS=1 logs each call of a hook.
+    DJINN_PLUGINS=a,b uses the built-in plugins and only a and b of the others; an empty value uses none of the others.
+    DJINN_DISABLE=x disables a plugin. DJINN_STRICT=1 makes a broken plugin an error. DJINN_TRACE_PLUGINS=1 logs each
+    call of a hook.
     """
     if ctx.invoked_subcommand is not None:
         return

@@ -34,14 +34,14 @@ class Observer(ABC):
     """Receive the events of a process. Single ops are no events.
 
     A client calls the observer on the thread that caused the event, from several threads at a time: return quickly.
-    Gateways and executors call it on a separate thread, one event after another. There events wait in a queue of
-    10,000, so a slow observer delays nothing. A full queue drops events, and a warning counts them. An exception is
-    logged once per text with the name of the plugin.
+    Gateways and executors queue up to 10,000 events and call the observer on a separate thread, one event after
+    another. So a slow observer delays nothing. A full queue drops events, and a warning counts them. The first
+    exception with a message is logged with the name of the plugin.
 
     Attributes:
         name: unique among observers.
-        events: names of the requested events; None: all. Read again after each `connected`. Events that no observer
-            requests are not created.
+        events: names of the requested events, or None for all events. Djinn reads them again after each event
+            `connected`. Events that no observer requests are not created.
         processes: the processes whose events it receives.
     """
 

@@ -52,8 +52,8 @@ class OperatorLibrary:
     def metadata(self, op: str) -> Callable[..., Any] | None:
         """Return a function that computes the results of `op` on meta tensors, or None.
 
-        None: PyTorch uses the op's fake kernel (`torch.library.register_fake`) or its kernel for the meta device. If it
-        has neither, each call waits for the executor.
+        If it returns None, PyTorch uses the op's fake kernel (`torch.library.register_fake`) or its kernel for the meta
+        device. If it has neither, each call waits for the executor.
         """
         del op
         return None
@@ -61,7 +61,7 @@ class OperatorLibrary:
     def cast_policy(self, op: str) -> CastPolicy | None:
         """Return how autocast calls `op`, or None.
 
-        None: autocast casts as `torch.library.register_autocast` says for the op, or does not cast.
+        If it returns None, autocast casts as `torch.library.register_autocast` says for the op, or does not cast.
         """
         del op
         return None
@@ -83,9 +83,8 @@ class OperatorLibrary:
     def implementation(self, op: str) -> Callable[..., Any] | None:
         """Return the function that runs `op` on the executor, or None.
 
-        Only ops of Djinn itself are requested: today `djinn::layout_call`. None: the library does not have the op. The
-        first library that has the op runs it. The op needs no `--operators`, so the function must check arguments of
-        any client.
+        Only ops of Djinn itself are requested: today `djinn::layout_call`. The first library that returns a function
+        runs the op. The op needs no `--operators`, so the function must check arguments of any client.
         """
         del op
         return None

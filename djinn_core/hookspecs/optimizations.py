@@ -137,12 +137,18 @@ class Judge(Optimization):
         return False
 
     def pays(self, trial: Trial) -> bool | None:
-        """Return True if the optimization saves time, None if more runs are needed. The default keeps every optimization."""
+        """Return True if the optimization saves time, False if not, or None if more runs are needed.
+
+        The default keeps every optimization.
+        """
         del trial
         return True
 
     def spreads(self, trial: PlacementTrial) -> bool | None:
-        """Return True if several executors are faster, None if more runs are needed. The default keeps every placement."""
+        """Return True if several executors are faster, False if not, or None if more runs are needed.
+
+        The default keeps every placement.
+        """
         del trial
         return True
 

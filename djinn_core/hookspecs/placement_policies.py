@@ -30,8 +30,8 @@ class PlacementContext(ShortRepr):
         pins: devices by patterns of module paths, from the setting `pins`.
         stream: the programs of this structure that are in flight.
         fetch: values that the client requests after the program.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are
-            not listed have no limit.
+        memory_limits: the most bytes, inputs included, that the program may hold at once on a device, by device id.
+            Devices without an entry have no limit.
         margin: share of the single-device time that several devices must be predicted to save before they are used; 1
             if the program should run on one device whenever it fits there.
     """
@@ -60,8 +60,8 @@ class PlacementPolicy(ABC):
 
     Attributes:
         name: unique among policies.
-        preference: of the policies with a preference, the one with the greatest is the default over several devices (of equal
-            ones the first by name). None: the policy is used only if the setting `placement_policy` names it.
+        preference: the policy with the greatest preference is the default for several devices; ties go to the first
+            name. A policy with the preference None is used only if the setting `placement_policy` names it.
         tolerates_growth: as in `Pattern`.
     """
 
@@ -79,7 +79,7 @@ def djinn_register_placement_policies(settings: Any) -> Iterable[PlacementPolicy
     """Return the placement policies that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting
-    `placement_policy` names the one that is used. Without it, programs over several devices use the policy with the
+    `placement_policy` selects a policy. Without the setting, programs over several devices use the policy with the
     greatest `preference`, and other programs the built-in `single`. If a policy raises, `single` places that graph.
     """
     del settings

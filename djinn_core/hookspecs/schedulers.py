@@ -27,9 +27,9 @@ class SchedulingContext(ShortRepr):
         resident: device id by value, for inputs that already are on a device; other inputs must be uploaded.
         fetch: values that the client requests after the program.
         copies: ids of the other devices that hold a copy of an input.
-        memory_limits: by device id the bytes that the program may hold there at once, inputs included; devices that are
-            not listed have no limit.
-        latency_target: seconds in which the program should complete; 0: as soon as possible.
+        memory_limits: the most bytes, inputs included, that the program may hold at once on a device, by device id.
+            Devices without an entry have no limit.
+        latency_target: seconds in which the program should complete; 0 for as soon as possible.
     """
 
     program: Program
@@ -74,8 +74,8 @@ class Scheduler(ABC):
     Attributes:
         name: unique among schedulers.
         strategy: how the groups of its schedules are labelled. `SEQUENTIAL` begins a new stage wherever the device changes.
-        preference: of the schedulers with a preference, the one with the greatest is the default of `djinn plan` (of equal ones
-            the first by name). None: it is used only if it is named.
+        preference: the scheduler with the greatest preference is the default of `djinn plan`; ties go to the first
+            name. A scheduler with the preference None is used only if the setting `scheduler` names it.
         tolerates_growth: as in `Pattern`.
     """
 
@@ -94,8 +94,8 @@ def djinn_register_schedulers(settings: Any) -> Iterable[Scheduler]:
     """Return the schedulers that this plugin offers.
 
     Called once in the client process, when the plugins are first needed or configured again. The setting `scheduler`
-    names the one that is used (by default the built-in `sequential`). If a scheduler raises, `sequential` schedules
-    that graph.
+    selects a scheduler; the default is the built-in `sequential`. If a scheduler raises, `sequential` schedules that
+    graph.
     """
     del settings
     raise NotImplementedError

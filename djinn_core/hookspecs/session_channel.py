@@ -18,27 +18,27 @@ class SessionChannel(Connection):
 
     @abstractmethod
     def copy_borrowed(self) -> None:
-        """Copy sent frames whose memory is still used, because it is about to change."""
+        """Copy the sent frames that the channel still needs. Call this before the memory of the frames changes."""
 
     @abstractmethod
     def expire(self) -> None:
         """Forbid reconnection. The current connection continues."""
 
 
-def passed_on(name: str) -> Any:
-    """Return a property that reads the attribute `name` of the connection inside."""
-    return property(operator.attrgetter(f"_inner.{name}"), doc=f"As `{name}` of the connection inside.")
+def inner_property(name: str) -> Any:
+    """Return a property that reads the attribute `name` of the inner connection."""
+    return property(operator.attrgetter(f"_inner.{name}"), doc=f"`{name}` of the inner connection.")
 
 
 class WrappedConnection(SessionChannel):
     """Base of session channels over another connection. Its properties are those of the inner connection."""
 
-    bytes_sent = passed_on("bytes_sent")
-    bytes_received = passed_on("bytes_received")
-    held = passed_on("held")
-    peer = passed_on("peer")
-    certificate = passed_on("certificate")
-    link = passed_on("link")
+    bytes_sent = inner_property("bytes_sent")
+    bytes_received = inner_property("bytes_received")
+    held = inner_property("held")
+    peer = inner_property("peer")
+    certificate = inner_property("certificate")
+    link = inner_property("link")
 
     def __init__(self, inner: Connection) -> None:
         self._inner = inner

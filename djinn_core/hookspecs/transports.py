@@ -34,8 +34,8 @@ class TransportCapabilities:
         same_host: True if the transport only reaches servers on this machine. A server listens with it if `--transport`
             names it. The executor of a program listens with it if it is faster than `local`.
         relayed: True if the server's gateway relays its frames; False if the executor itself listens.
-        speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client tries the fastest that both ends
-            have first.
+        speed: rank among transports: `local` has 100, `tcp` 50, `http` 20. A client first tries the transport with the
+            greatest speed that both ends have.
         named_only: True if the transport is used only on request: the operator names its scheme (`--transport
             ucx=5560`), and the address that the client connects to has it (`ucx://gpu-box:5560`).
     """
@@ -67,10 +67,10 @@ class TlsOptions:
     """TLS identity of one end of a connection, and the peers that it accepts.
 
     Attributes:
-        certificate: PEM file with this end's certificate chain. None: a client without a certificate.
+        certificate: PEM file with this end's certificate chain, or None for a client without a certificate.
         key: PEM file with the private key of `certificate`.
-        authority: PEM file with the authorities that may sign the other end's certificate. None: a client uses the
-            machine's authorities, a server requests no certificate.
+        authority: PEM file with the authorities that may sign the other end's certificate. If it is None, a client uses
+            the machine's authorities, and a server requests no certificate.
         fingerprints: `sha256:` and the hexadecimal digest of each accepted server certificate. If there are any,
             authorities and names are not checked.
     """

@@ -40,11 +40,11 @@ def arguments(node: Node) -> dict[str, Any]:
             _readers.clear()
         reader = _readers[id(form)] = (form, *_reader(form))
     _, defaults, readers = reader
-    given = dict(defaults)
+    values = dict(defaults)
     inputs, slots = node.inputs, node.slots
     for name, read in readers:
-        given[name] = read(inputs, slots)
-    return given
+        values[name] = read(inputs, slots)
+    return values
 
 
 def parameter_names(op: str) -> tuple[str, ...]:
@@ -67,14 +67,14 @@ _readers: dict[int, tuple[Form, dict[str, Any], tuple[tuple[str, Read], ...]]] =
 
 
 def _reader(form: Form) -> tuple[dict[str, Any], tuple[tuple[str, Read], ...]]:
-    """Return the default arguments of a call of `form`, and a reader for each argument that is given."""
+    """Return the default arguments of a call of `form`, and a reader for each argument that the form passes."""
     names, defaults = _parameters(form.op)
-    making = _ReaderMaker(itertools.count(), itertools.count())
+    maker = _ReaderMaker(itertools.count(), itertools.count())
     readers = [
-        (names[position] if position < len(names) else str(position), making.read(argument))
+        (names[position] if position < len(names) else str(position), maker.read(argument))
         for position, argument in enumerate(form.args)
     ]
-    readers += [(name, making.read(argument)) for name, argument in form.kwargs]
+    readers += [(name, maker.read(argument)) for name, argument in form.kwargs]
     return defaults, tuple(readers)
 
 

@@ -47,37 +47,37 @@ class Colocation:
         block = self.nodes.get(node)
         return None if block is None else self.leader(block)
 
-    def unite(self, one: int, other: int) -> int:
+    def unite(self, storage: int, other_storage: int) -> int:
         """Merge the blocks of two storages, and return the merged block."""
         leaders = self._leaders
-        first = self.leader(one) if one in leaders else one
-        second = self.leader(other) if other in leaders else other
+        first = self.leader(storage) if storage in leaders else storage
+        second = self.leader(other_storage) if other_storage in leaders else other_storage
         if first != second:
             leaders[second] = first
         return first
 
     def bind(self, node: Node, replace: Mapping[int, int]) -> None:
         """Merge the blocks of a node's outputs and writes: all of them are on the device of the node."""
-        bound = [storage_of(v) for v in node.outputs]
+        storages = [storage_of(v) for v in node.outputs]
         if node.writes:
-            bound += [storage_of(replace.get(v, v)) for v in node.writes]
+            storages += [storage_of(replace.get(v, v)) for v in node.writes]
         if node.random:
-            bound.append(RANDOM_STATE)
-        if bound:
-            self.nodes[node.id] = bound[0]
-            for storage in bound[1:]:
-                if storage != bound[0]:
-                    self.unite(bound[0], storage)
+            storages.append(RANDOM_STATE)
+        if storages:
+            self.nodes[node.id] = storages[0]
+            for storage in storages[1:]:
+                if storage != storages[0]:
+                    self.unite(storages[0], storage)
 
 
-def together(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
-    """Return the colocation blocks of the nodes that run. `replace`: substitutes of replaced values."""
+def colocation_of(graph: Graph, nodes: Iterable[int], replace: Mapping[int, int]) -> Colocation:
+    """Return the colocation blocks of the nodes that run. `replace` maps each replaced value to its substitute."""
     colocation = Colocation()
-    every, bound = graph.nodes, colocation.nodes
+    graph_nodes, blocks = graph.nodes, colocation.nodes
     for number in nodes:
-        node = every[number]
+        node = graph_nodes[number]
         if len(node.outputs) == 1 and not node.writes and not node.random:  # as most do
-            bound[number] = storage_of(node.outputs[0])
+            blocks[number] = storage_of(node.outputs[0])
         else:
             colocation.bind(node, replace)
     return colocation
@@ -96,14 +96,14 @@ def resident_blocks(blocks: Colocation, inputs: Sequence[int], resident: Homes) 
 
 
 def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
-    """Return by storage the bytes up to the last accessed element."""
+    """Return for each storage of `values` the bytes up to the last element that one of them accesses."""
     sizes: dict[int, int] = {}
-    known: dict[int, int] = {}
+    size_by_meta: dict[int, int] = {}
     for value in values:
         meta = graph.meta(value)
-        size = known.get(id(meta))
+        size = size_by_meta.get(id(meta))
         if size is None:
-            size = known[id(meta)] = meta.extent * meta.dtype.itemsize
+            size = size_by_meta[id(meta)] = meta.extent * meta.dtype.itemsize
         storage = storage_of(value)
         if size > sizes.get(storage, -1):
             sizes[storage] = size
@@ -112,8 +112,8 @@ def storage_sizes(graph: Graph, values: Iterable[int]) -> dict[int, int]:
 
 def homes_of_values(graph: Graph, nodes: Iterable[int], blocks: Colocation, homes: Homes) -> dict[int, str]:
     """Return the device of each input, and of each result of a running node: the home of its block."""
-    every = graph.nodes
+    graph_nodes = graph.nodes
     block = blocks.block
     values = {v: homes[block(v)] for v in graph.inputs}
-    values.update([(v, homes[block(v)]) for node in nodes for v in every[node].outputs])
+    values.update([(v, homes[block(v)]) for node in nodes for v in graph_nodes[node].outputs])
     return values

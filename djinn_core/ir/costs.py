@@ -64,8 +64,8 @@ class DeviceCapabilities:
         memory: total bytes; 0 if unknown.
         memory_free: free bytes at the time of measurement; None if unknown.
         spill: bytes that its executor can spill from device memory and restore.
-        flops: peak floating-point operations a second (0: unknown).
-        bandwidth: memory bandwidth in bytes a second (0: unknown).
+        flops: peak floating-point operations a second; 0 if unknown.
+        bandwidth: memory bandwidth in bytes a second; 0 if unknown.
         dtypes: names of supported dtypes; empty means all.
         unsupported: names of unsupported ops: `aten::sort` for all overloads, or `aten::sort.stable` for one. No
             placement may put an op on a device that lacks the op or one of its dtypes.
@@ -109,7 +109,7 @@ class Link:
     Attributes:
         source: id of the sending device, `client`, or a group of devices.
         target: id of the receiving device, `client`, or a group of devices.
-        bandwidth: bytes a second; 0: unlimited.
+        bandwidth: bytes a second; 0 if unlimited.
         latency: seconds.
     """
 
@@ -135,8 +135,8 @@ class NetworkTopology(ShortRepr):
     Attributes:
         devices: in the order of their indexes, unless `indexes` says otherwise.
         links: measured and configured links.
-        indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if the order of `devices` applies. Set
-            once executors have joined or left.
+        indexes: device ids for `remote_accelerator:1`, `:2` and so on. Empty if the order of `devices` applies, which
+            holds until an executor joins or leaves.
     """
 
     devices: tuple[DeviceCapabilities, ...]

@@ -42,14 +42,14 @@ class Flow:
 
     Attributes:
         sources: for each node, the source of each operand.
-        looks: for each node, True if it only passes data on: views, casts, copies, dropout in evaluation mode.
+        pass_through: for each node, True if it only passes data on: views, casts, copies, dropout in evaluation mode.
         computed: for each node, the source of its result past pass-through nodes. A computing node is its own source.
         effective: for each node, the source of each operand past pass-through nodes.
     """
 
     graph: Graph
     sources: list[tuple[int, ...]] = attrs.field(init=False, factory=list)
-    looks: list[bool] = attrs.field(init=False, factory=list)
+    pass_through: list[bool] = attrs.field(init=False, factory=list)
     computed: list[int] = attrs.field(init=False, factory=list)
     effective: list[tuple[int, ...]] = attrs.field(init=False, factory=list)
     _shared: dict[Callable[[Graph], Any], Any] = attrs.field(init=False, factory=dict, repr=False)
@@ -57,22 +57,22 @@ class Flow:
     def __attrs_post_init__(self) -> None:
         walk, computed = _SourceWalk(self.graph), self.computed
         for node in self.graph.nodes:
-            sources = walk.take(node)
+            sources = walk.add_node(node)
             effective = tuple([computed[s] if s >= 0 else s for s in sources])
-            passed = _passed_on(self.graph, node, sources)
+            passed_operand = _passed_operand(self.graph, node, sources)
             self.sources.append(sources)
             self.effective.append(effective)
-            self.looks.append(passed is not None)
-            computed.append(node.id if passed is None else effective[passed])
+            self.pass_through.append(passed_operand is not None)
+            computed.append(node.id if passed_operand is None else effective[passed_operand])
 
     def shared(self, make: Callable[[Graph], T]) -> T:
         """Return `make(graph)` from a cache that all matchers share. Callers must not change the result."""
         if make not in self._shared:
             self._shared[make] = make(self.graph)
-        shared: T = self._shared[make]
-        return shared
+        result: T = self._shared[make]
+        return result
 
-    def beyond(self, source: int) -> int:
+    def skip_pass_through(self, source: int) -> int:
         """Skip pass-through nodes back to the source that computed the data."""
         return self.computed[source] if source >= 0 else source
 
@@ -98,50 +98,50 @@ class Flow:
     def source(self, value: int) -> int:
         """Return the source that created `value`, past pass-through nodes. Later writes into `value` do not count."""
         maker = self.graph.producer(value)
-        return self.computed[maker.id] if maker is not None else self._outside[value]
+        return self.computed[maker.id] if maker is not None else self._input_sources[value]
 
     @cached_property
-    def _outside(self) -> dict[int, int]:
+    def _input_sources(self) -> dict[int, int]:
         return {value: ~position for position, value in enumerate(self.graph.inputs)}
 
     @cached_property
     def _direct_readers(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the direct readers of each node's result and of each input, as node ids."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
-        outside: list[list[int]] = [[] for _ in self.graph.inputs]
+        inputs: list[list[int]] = [[] for _ in self.graph.inputs]
         for user, sources in enumerate(self.sources):
             for source in sources if len(sources) < _SEVERAL else dict.fromkeys(sources):
-                (nodes[source] if source >= 0 else outside[~source]).append(user)
-        return nodes, outside
+                (nodes[source] if source >= 0 else inputs[~source]).append(user)
+        return nodes, inputs
 
     @cached_property
     def _readers_past_pass_through(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the readers of each node and input past pass-through nodes."""
         nodes: list[list[int]] = [[] for _ in self.graph.nodes]
-        outside: list[list[int]] = [[] for _ in self.graph.inputs]
-        for user, (sources, looks) in enumerate(zip(self.effective, self.looks, strict=True)):
-            if looks:
+        inputs: list[list[int]] = [[] for _ in self.graph.inputs]
+        for user, (sources, pass_through) in enumerate(zip(self.effective, self.pass_through, strict=True)):
+            if pass_through:
                 continue
             for source in sources if len(sources) < _SEVERAL else dict.fromkeys(sources):
-                (nodes[source] if source >= 0 else outside[~source]).append(user)
-        return nodes, outside
+                (nodes[source] if source >= 0 else inputs[~source]).append(user)
+        return nodes, inputs
 
     def readers(self, source: int) -> Sequence[int]:
         """Return the ids of the direct readers of a source's result, including views and copies, in order."""
-        nodes, outside = self._direct_readers
-        return nodes[source] if source >= 0 else outside[~source]
+        nodes, inputs = self._direct_readers
+        return nodes[source] if source >= 0 else inputs[~source]
 
     def users(self, source: int) -> Sequence[int]:
         """Return the ids of the nodes that compute with a source's result, past pass-through nodes, in order."""
-        nodes, outside = self._readers_past_pass_through
-        return nodes[source] if source >= 0 else outside[~source]
+        nodes, inputs = self._readers_past_pass_through
+        return nodes[source] if source >= 0 else inputs[~source]
 
     def ancestors(self, source: int, stop: frozenset[str] = frozenset(), limit: int = 256) -> Iterator[int]:
         """Return `source` and its ancestors, nearest first, past pass-through nodes.
 
         The walk stops at ops in `stop` and after `limit` sources.
         """
-        start = self.beyond(source)
+        start = self.skip_pass_through(source)
         queue, seen = deque([start]), {start}
         while queue and limit:
             limit -= 1
@@ -159,7 +159,7 @@ class Flow:
 
         The walk stops at ops in `stop` and after `limit` nodes.
         """
-        queue, seen = deque([self.beyond(source)]), {self.beyond(source)}
+        queue, seen = deque([self.skip_pass_through(source)]), {self.skip_pass_through(source)}
         while queue and limit:
             for user in self.users(queue.popleft()):
                 if user in seen:
@@ -181,11 +181,12 @@ class _SourceWalk:
         self._makers: dict[int, int] = {value: ~position for position, value in enumerate(graph.inputs)}
         self._writes: dict[int, list[tuple[int, int]]] = {}  # by storage: its writers, with the written value
 
-    def take(self, node: Node) -> tuple[int, ...]:
+    def add_node(self, node: Node) -> tuple[int, ...]:
+        """Return the source of each operand of `node`, and record the values that `node` creates and writes."""
         makers, writes = self._makers, self._writes
         if writes:
             own = frozenset(node.writes)
-            sources = tuple([self._written(own, v) if storage_of(v) in writes else makers[v] for v in node.inputs])
+            sources = tuple([self._last_writer(own, v) if storage_of(v) in writes else makers[v] for v in node.inputs])
         else:
             sources = tuple([makers[v] for v in node.inputs])
         for value in node.outputs:
@@ -197,23 +198,23 @@ class _SourceWalk:
                 del writers[0]
         return sources
 
-    def _written(self, own: frozenset[int], value: int) -> int:
+    def _last_writer(self, own: frozenset[int], value: int) -> int:
         """Return the last writer of the data of `value`.
 
         For values in `own`, which the node writes, return the last writer of the storage.
         """
         maker = self._makers[value]
-        everything = value in own
-        for writer, written in reversed(self._writes[storage_of(value)]):
+        whole_storage = value in own
+        for writer, written_value in reversed(self._writes[storage_of(value)]):
             if writer < maker:
                 break
-            if everything or written == value or self._may_overlap(written, value):
+            if whole_storage or written_value == value or self._may_overlap(written_value, value):
                 return writer
         return maker
 
-    def _may_overlap(self, one: int, other: int) -> bool:
+    def _may_overlap(self, value: int, other_value: int) -> bool:
         """Return True if two values of one storage may share elements."""
-        a, b = self._graph.meta(one), self._graph.meta(other)
+        a, b = self._graph.meta(value), self._graph.meta(other_value)
         return a.offset < b.extent and b.offset < a.extent
 
 
@@ -248,7 +249,7 @@ def chain(graph: Graph, value: int, through: frozenset[str] = COPIES) -> Iterato
         yield value
 
 
-def _passed_on(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
+def _passed_operand(graph: Graph, node: Node, sources: tuple[int, ...]) -> int | None:
     """Return the position of the operand that `node` passes on; None if `node` computes."""
     if not sources:
         return None

@@ -45,7 +45,7 @@ class Enumerated(msgspec.Struct, frozen=True, tag="e"):
 
 
 class SelfDevice(msgspec.Struct, frozen=True, tag="d"):
-    """Argument of a form: the executor's own device, or `cpu` if the program names the CPU."""
+    """Argument of a form: the executor's own device, or the CPU if `cpu` is True."""
 
     cpu: bool = False
 

@@ -106,9 +106,9 @@ class Graph(ShortRepr):
     @cached_property
     def nodes(self) -> Sequence[Node]:
         """Nodes in program order."""
-        return tuple(self._made())
+        return tuple(self._build_nodes())
 
-    def _made(self) -> Iterator[Node]:
+    def _build_nodes(self) -> Iterator[Node]:
         names, operands, numbers = self.module_names.paths, self.program.operands, self.program.slots
         at = slot = 0
         for index, call in enumerate(self.program.calls):
@@ -129,7 +129,7 @@ class Graph(ShortRepr):
             at, slot = end, last
 
     @cached_property
-    def refused(self) -> frozenset[int]:
+    def rejected_nodes(self) -> frozenset[int]:
         """Nodes that PyTorch rejects on the client. Their results are unknown until the executor answers."""
         return frozenset([index for index, call in enumerate(self.program.calls) if call.refused])
 
@@ -139,15 +139,15 @@ class Graph(ShortRepr):
 
         An order edge leads from a reader to the next writer.
         """
-        return tuple([Edge(source, target, kind) for (source, target), kind in self._ends.items()])
+        return tuple([Edge(source, target, kind) for (source, target), kind in self._edge_kinds.items()])
 
     @property
     def pairs(self) -> Collection[tuple[int, int]]:
         """Source and target of all edges, as plain numbers."""
-        return self._ends.keys()
+        return self._edge_kinds.keys()
 
     @cached_property
-    def _ends(self) -> Mapping[tuple[int, int], EdgeKind]:
+    def _edge_kinds(self) -> Mapping[tuple[int, int], EdgeKind]:
         return _edges(self.nodes)
 
     @cached_property
@@ -155,19 +155,19 @@ class Graph(ShortRepr):
         metas: dict[int, TensorMeta] = {}
         for node, call in zip(self.nodes, self.program.calls, strict=True):
             for value, meta in zip(node.inputs, call.operands, strict=True):
-                known = metas.get(value)
+                earlier = metas.get(value)
                 # If a shape depends on data, only users of the result know it.
-                if known is None or (known is not meta and not known.shape):
+                if earlier is None or (earlier is not meta and not earlier.shape):
                     metas[value] = meta
             if node.outputs:
                 new_metas = [
-                    m for m, same in zip(call.results, call.inplace, strict=True) if m is not None and same < 0
+                    m for m, operand in zip(call.results, call.inplace, strict=True) if m is not None and operand < 0
                 ]
                 metas.update(zip(node.outputs, new_metas, strict=True))
         return metas
 
     @cached_property
-    def kinds(self) -> frozenset[TensorMeta]:
+    def distinct_metas(self) -> frozenset[TensorMeta]:
         """The distinct metadata of the values."""
         return frozenset(self._metas.values())
 
@@ -175,12 +175,12 @@ class Graph(ShortRepr):
     def bytes_of_storages(self) -> int:
         """Total bytes of all storages, each up to the last accessed element."""
         sizes: dict[int, int] = {}
-        known: dict[TensorMeta, int] = {}
+        size_by_meta: dict[TensorMeta, int] = {}
         metas = self._metas
         for storage, meta in zip(storages_of(metas), metas.values(), strict=True):
-            size = known.get(meta)
+            size = size_by_meta.get(meta)
             if size is None:
-                size = known[meta] = meta.extent * meta.dtype.itemsize
+                size = size_by_meta[meta] = meta.extent * meta.dtype.itemsize
             if size > sizes.get(storage, -1):
                 sizes[storage] = size
         return sum(sizes.values())
@@ -253,7 +253,7 @@ class Graph(ShortRepr):
         return shape_hash(self, self._metas)
 
 
-class _Flow:
+class _EdgeBuilder:
     """The producer of each value, the last writer of each storage, and the readers of written storages since then."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -262,7 +262,7 @@ class _Flow:
         self.readers: dict[int, list[int]] = {s: [] for node in nodes for s in storages_written(node)}
         self.edges: dict[tuple[int, int], EdgeKind] = {}
 
-    def take(self, node: Node) -> None:
+    def add_node(self, node: Node) -> None:
         """Add the edges into `node`, and record the storages that it reads, writes and creates."""
         edges, makers, writers, target = self.edges, self.makers, self.writers, node.id
         for value in node.inputs:
@@ -277,22 +277,22 @@ class _Flow:
             if source is not None:
                 edges[source, target] = "data"
         if self.readers:
-            self._write(node, read)
-        looked_into = read if len(node.outputs) < 2 else frozenset(read)
+            self._add_writes(node, read)
+        read_storages = read if len(node.outputs) < 2 else frozenset(read)
         for value, storage in zip(node.outputs, storages_of(node.outputs), strict=True):
             makers[value] = target
-            if storage not in writers and storage not in looked_into:  # a view does not write its base
+            if storage not in writers and storage not in read_storages:  # a view does not write its base
                 writers[storage] = target
 
-    def _write(self, node: Node, read: Sequence[int]) -> None:
-        written = storages_written(node)
-        for storage in written:
+    def _add_writes(self, node: Node, read: Sequence[int]) -> None:
+        written_storages = storages_written(node)
+        for storage in written_storages:
             for reader in self.readers[storage]:
                 self.edges.setdefault((reader, node.id), "order")
             self.readers[storage] = []
             self.writers[storage] = node.id
         for storage in dict.fromkeys(read):
-            if storage in self.readers and storage not in written:
+            if storage in self.readers and storage not in written_storages:
                 self.readers[storage].append(node.id)
 
 
@@ -305,10 +305,10 @@ def storages_written(node: Node) -> dict[int, None]:
 
 
 def _edges(nodes: Sequence[Node]) -> dict[tuple[int, int], EdgeKind]:
-    flow = _Flow(nodes)
+    builder = _EdgeBuilder(nodes)
     for node in nodes:
-        flow.take(node)
-    return flow.edges
+        builder.add_node(node)
+    return builder.edges
 
 
 def topology_hash(graph: Graph) -> str:

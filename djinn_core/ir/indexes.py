@@ -29,15 +29,18 @@ def index_of_node(graph: Graph, node: Node) -> int:
 
 def bound_nodes(graph: Graph, nodes: Sequence[int]) -> dict[int, int]:
     """Return the index of each node that is bound to a device."""
-    every = graph.nodes
-    if not nodes or not any(meta.device for meta in graph.kinds):
+    graph_nodes = graph.nodes
+    if not nodes or not any(meta.device for meta in graph.distinct_metas):
         return {}
-    nodes_of_device = {node: index_of_node(graph, every[node]) for node in nodes}
+    nodes_of_device = {node: index_of_node(graph, graph_nodes[node]) for node in nodes}
     return {node: index for node, index in nodes_of_device.items() if index != POOL}
 
 
 def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: Sequence[str]) -> Placement:
-    """Return the placement with nodes and values of bound indexes on their devices. `devices[k]` belongs to index k."""
+    """Return the placement with nodes and values of bound indexes on their devices.
+
+    `bound` has the index of each bound node, as `bound_nodes` returns it. `devices[k]` belongs to index k + 1.
+    """
     decisions = tuple([
         PlacementDecision(d.node, devices[bound[d.node] - 1], f"its tensors are on index {bound[d.node]}")
         if d.node in bound else d
@@ -45,8 +48,8 @@ def bind(graph: Graph, placement: Placement, bound: Mapping[int, int], devices: 
     ])  # fmt: skip
     indexes = {value: graph.meta(value).device for value in placement.values}
     values = {v: devices[indexes[v] - 1] if indexes[v] else home for v, home in placement.values.items()}
-    copies = {v: tuple(d for d in kept if d != values[v]) for v, kept in placement.copies.items()}
-    copies = {v: kept for v, kept in copies.items() if kept}
+    copies = {v: tuple(d for d in holders if d != values[v]) for v, holders in placement.copies.items()}
+    copies = {v: holders for v, holders in copies.items() if holders}
     return attrs.evolve(placement, decisions=decisions, values=values, copies=copies)
 
 
@@ -58,5 +61,5 @@ def only_bound(graph: Graph, nodes: Sequence[int], bound: Mapping[int, int], dev
 
 
 def _values(graph: Graph, nodes: Sequence[int]) -> list[int]:
-    every = graph.nodes
-    return [*graph.inputs, *(value for node in nodes for value in every[node].outputs)]
+    graph_nodes = graph.nodes
+    return [*graph.inputs, *(value for node in nodes for value in graph_nodes[node].outputs)]

@@ -5,12 +5,12 @@ list: a word for its kind, then numbers and strided tensors:
 
     COO, is_coalesced, sizes, indices, values
     one of COMPRESSED, sizes, compressed indices, plain indices, values
-    PER_TENSOR, its dtype's place in QUANTIZED, scale, zero point, integers
-    PER_CHANNEL, its dtype's place in QUANTIZED, axis, integers, scales, zero points
+    PER_TENSOR, the index of its dtype in QUANTIZED, scale, zero point, integers
+    PER_CHANNEL, the index of its dtype in QUANTIZED, axis, integers, scales, zero points
     NESTED, dimensions of each tensor, all sizes concatenated, all elements concatenated
     NESTED_VIEW, dimensions of each tensor, all sizes, all strides, all offsets, the underlying memory
 
-A result takes `PLACES` values: a header and up to three tensors. On the executor, no non-strided tensor outlives the
+A result takes `VALUES_PER_RESULT` values: a header and up to three tensors. On the executor, no non-strided tensor outlives the
 op.
 """
 
@@ -28,7 +28,7 @@ NESTED: Final = "nested"
 NESTED_VIEW: Final = "nested_view"
 QUANTIZED: Final = (("qint8", "int8"), ("quint8", "uint8"), ("qint32", "int32"))  # and the element types
 
-PLACES: Final = (
+VALUES_PER_RESULT: Final = (
     4  # number of values of a result: the header and tensors in the order above; a strided result is the first tensor
 )
 

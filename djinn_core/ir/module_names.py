@@ -33,30 +33,33 @@ class ModuleNames:
 
 
 def module_names(calls: Sequence[ModuleCall | None]) -> ModuleNames:
-    """Return the names for the module calls of a program. Modules have their current names."""
-    reader = _CallNamer()
+    """Return the module names of a program's instructions, given the module call of each.
+
+    Modules have their current names.
+    """
+    namer = _CallNamer()
     for index, call in enumerate(calls):
         if call is not None:
-            reader.read(index, call)
-    names = reader.found
-    return attrs.evolve(names, classes=tuple(dict.fromkeys(reader.classes)))
+            namer.add(index, call)
+    names = namer.names
+    return attrs.evolve(names, classes=tuple(dict.fromkeys(namer.classes)))
 
 
 @attrs.define
 class _CallNamer:
-    found: ModuleNames = attrs.field(factory=ModuleNames)
+    names: ModuleNames = attrs.field(factory=ModuleNames)
     classes: dict[str, None] = attrs.field(factory=dict)
-    _known: dict[int, tuple[str, int]] = attrs.field(factory=dict)
+    _name_by_call: dict[int, tuple[str, int]] = attrs.field(factory=dict)
     _runs: dict[int, int] = attrs.field(factory=dict)
     _tables: dict[int, dict[int, str]] = attrs.field(factory=dict)
 
-    def read(self, index: int, call: ModuleCall) -> None:
-        name = self._known.get(id(call))
+    def add(self, index: int, call: ModuleCall) -> None:
+        name = self._name_by_call.get(id(call))
         if name is None:
-            name = self._known[id(call)] = self._name(call)
-        self.found.paths[index] = name[0]
+            name = self._name_by_call[id(call)] = self._name(call)
+        self.names.paths[index] = name[0]
         if name[1] >= 0:
-            self.found.runs[index] = name[1]
+            self.names.runs[index] = name[1]
 
     def _name(self, call: ModuleCall) -> tuple[str, int]:
         """Return the path of a call, and the number of its outermost module call."""
@@ -68,12 +71,12 @@ class _CallNamer:
         table = self._table(modules[0])
         for module in modules:
             if id(module) in table:
-                self.found.called.setdefault((run, table[id(module)]), type(module).__name__)
+                self.names.called.setdefault((run, table[id(module)]), type(module).__name__)
         path = table.get(id(modules[-1]))
         if path is None:  # a module outside of the outermost one
-            found = module_path(call)
-            path = found.path if found is not None else ""
-            self.found.called.setdefault((run, path), type(modules[-1]).__name__)
+            detached = module_path(call)
+            path = detached.path if detached is not None else ""
+            self.names.called.setdefault((run, path), type(modules[-1]).__name__)
         return path, run
 
     def _table(self, root: torch.nn.Module) -> dict[int, str]:

@@ -26,44 +26,45 @@ class ForwardCalls:
     One thread appends, with increasing numbers. Any thread may read.
 
     Attributes:
-        kept: dropped calls, for a timeline that reads them at its end; None: dropped calls are not kept.
+        dropped_calls: calls that were dropped from memory, for a timeline that reads them at its end. None if no
+            timeline is recorded.
     """
 
     threads: ClassVar[weakref.WeakSet[ForwardCalls]] = weakref.WeakSet()
-    __slots__ = ("__weakref__", "_most_kept", "_remembered", "kept")
+    __slots__ = ("__weakref__", "_max_parts", "_recent_calls", "dropped_calls")
 
     def __init__(self) -> None:
-        self._remembered: tuple[list[int], list[ModuleCall | None]] = [], []
-        self.kept: list[tuple[list[int], list[ModuleCall | None]]] | None = None
-        self._most_kept = sys.maxsize  # number of parts
+        self._recent_calls: tuple[list[int], list[ModuleCall | None]] = [], []
+        self.dropped_calls: list[tuple[list[int], list[ModuleCall | None]]] | None = None
+        self._max_parts = sys.maxsize  # number of parts
         self.threads.add(self)
 
-    def keep(self) -> None:
-        """Keep dropped calls from now on, in `kept`."""
-        self.kept, self._most_kept = [], sys.maxsize
+    def collect_dropped(self) -> None:
+        """Collect dropped calls in `dropped_calls` from now on."""
+        self.dropped_calls, self._max_parts = [], sys.maxsize
 
-    def keep_no_more(self) -> None:
-        """Stop keeping dropped calls. The calls in `kept` stay."""
-        if self.kept is not None:
-            self._most_kept = min(self._most_kept, len(self.kept) + 2)  # drop the history in two halves
+    def stop_collecting_dropped(self) -> None:
+        """Stop collecting dropped calls. The calls in `dropped_calls` stay."""
+        if self.dropped_calls is not None:
+            self._max_parts = min(self._max_parts, len(self.dropped_calls) + 2)  # drop the history in two halves
 
     def append(self, first: int, call: ModuleCall | None) -> None:
         """Record that the thread is inside `call` from sequence number `first` on."""
-        numbers, calls = self._remembered
+        numbers, calls = self._recent_calls
         if len(numbers) >= 2 * CALLS_REMEMBERED:  # other threads may be reading the existing lists
-            if self.kept is not None and len(self.kept) <= self._most_kept:
+            if self.dropped_calls is not None and len(self.dropped_calls) <= self._max_parts:
                 part = numbers[:CALLS_REMEMBERED], calls[:CALLS_REMEMBERED]
-                self.kept.append(
-                    part if len(self.kept) < self._most_kept else (numbers[:1], [None])
+                self.dropped_calls.append(
+                    part if len(self.dropped_calls) < self._max_parts else (numbers[:1], [None])
                 )  # the new part and a gap
             numbers, calls = numbers[CALLS_REMEMBERED:], calls[CALLS_REMEMBERED:]
-            self._remembered = numbers, calls
+            self._recent_calls = numbers, calls
         calls.append(call)  # append the call first, so that every number has a call
         numbers.append(first)
 
     def inside(self, number: int) -> ModuleCall | None:
         """Return the module call in which the thread made the autograd node with this sequence number; None if unknown."""
-        for numbers, calls in (self._remembered, *reversed(self.kept or ())):
+        for numbers, calls in (self._recent_calls, *reversed(self.dropped_calls or ())):
             if position := bisect_right(numbers, number):
                 return calls[position - 1]
         return None
@@ -109,16 +110,16 @@ def module_path(call: ModuleCall | None) -> ModulePath | None:
 
 def module_chain(call: ModuleCall | None) -> list[torch.nn.Module]:
     """Return the existing modules that enclose a call, from the outermost to the innermost."""
-    return [module for module in map(_alive, _outwards(call)) if module is not None][::-1]
+    return [module for module in map(_module_of, _outwards(call)) if module is not None][::-1]
 
 
 def outermost_call(call: ModuleCall) -> ModuleCall | None:
-    """Return the call of the outermost existing module that encloses a call."""
-    found = None
+    """Return the call of the outermost existing module that encloses `call`, or None if no such module exists."""
+    outermost = None
     for link in _outwards(call):
-        if _alive(link) is not None:
-            found = link
-    return found
+        if _module_of(link) is not None:
+            outermost = link
+    return outermost
 
 
 def is_backward(call: ModuleCall | None) -> bool:
@@ -136,17 +137,19 @@ def _outwards(call: ModuleCall | None) -> Iterator[ModuleCall]:
         call = _forward_call_of(call) if isinstance(call[0], int) else call[1]
 
 
-def _alive(link: ModuleCall) -> torch.nn.Module | None:
+def _module_of(link: ModuleCall) -> torch.nn.Module | None:
     return None if isinstance(link[0], int) else link[0]()
 
 
 def _forward_call_of(link: Any) -> ModuleCall | None:
     """Return the call that made the autograd node. Threads number separately, so only a unique match counts."""
-    number, _, mine = link
+    number, _, thread_calls = link
     if number >= _NO_NODE:
         return None
-    others = [calls for calls in list(ForwardCalls.threads) if calls is not mine and calls.inside(number) is not None]
-    return mine.inside(number) if not others else None
+    other_matches = [
+        calls for calls in list(ForwardCalls.threads) if calls is not thread_calls and calls.inside(number) is not None
+    ]
+    return thread_calls.inside(number) if not other_matches else None
 
 
 def _path_of(module: torch.nn.Module, outer: list[torch.nn.Module], paths: list[str]) -> str:

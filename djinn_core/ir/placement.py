@@ -23,7 +23,7 @@ class PlacementDecision:
     Attributes:
         node: node id.
         device: device id.
-        reason: why, in words that a person can check.
+        reason: why the node runs there, for people.
     """
 
     node: int
@@ -59,10 +59,11 @@ class Placement(ShortRepr):
         copies: ids of other devices that keep a read-only copy of a value after the program, such as a shared weight. A
             write to the value drops its copies.
         replicas: nodes that also run on a further device instead of sending their results to it, with the reason.
-        refused: placements that do not fit, with reasons, in the order of the attempts. Policies leave it empty.
+        rejections: for each earlier attempt, in order, the reason why its placement does not fit. Policies leave it
+            empty.
         spills: True if the placement needs spilling. Policies leave it False.
         uses: decisions of the policy because of hints.
-        pinned: nodes on a device that the user chose. They never move: if they do not fit, planning fails.
+        fixed_nodes: nodes whose device the user chose. They never move. If they do not fit, planning fails.
     """
 
     decisions: tuple[PlacementDecision, ...]
@@ -70,10 +71,10 @@ class Placement(ShortRepr):
     policy: str = attrs.field(default="", validator=instance_of(str))
     copies: Mapping[int, tuple[str, ...]] = attrs.field(factory=dict, validator=IS_MAPPING)
     replicas: tuple[PlacementDecision, ...] = ()
-    refused: tuple[str, ...] = ()
+    rejections: tuple[str, ...] = ()
     spills: bool = False
     uses: tuple[HintUse, ...] = ()
-    pinned: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)
+    fixed_nodes: frozenset[int] = attrs.field(default=frozenset(), validator=IS_SET)
 
     @property
     def devices(self) -> tuple[str, ...]:

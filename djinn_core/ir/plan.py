@@ -24,14 +24,13 @@ class Rewrite:
         replace: substitute of each replaced value. The node that computes the replaced value is dropped.
         hints: facts for placement and scheduling, such as `{"colocate": [(...), ...]}` with value ids.
         equal_slots: pairs of positions in the program's slot list; the rewrite holds only while both are equal.
-            Programs of one template differ in slots, so a rewrite that compared scalars must list the comparisons
-                here.
+            Programs of one template differ in slots, so a rewrite that compared scalars must list the
+            comparisons here.
         substitutions: parts of the program to replace by other computation. They are recorded after all optimizations.
             The resulting program is planned instead of this one.
         replicas: nodes that also run on a further device, with reasons. Only the second pass, after placement, may
             propose them. They write nothing, draw no random numbers, have no effect and read only the elements of
-                their
-            operands (`djinn_core.ir.replicas.repeatable(node)`).
+            their operands (`djinn_core.ir.replicas.repeatable(node)`).
         by_turn: True if the rewrite depends on the device's turn (`Stream.turn`). Consecutive programs of the structure
             are then planned for the device whose turn it is.
     """
@@ -55,7 +54,7 @@ class OptimizationResult:
     Attributes:
         optimization: name of the optimization.
         applied: True if there is a rewrite to apply.
-        reason: why, or why not.
+        reason: why the program was rewritten, or why not.
         rewrite: the change to the program.
         seconds_before: predicted time of the program before the rewrite. The core sets it.
         seconds_after: predicted time after the rewrite. The core sets it.
@@ -90,7 +89,7 @@ class OptimizationPlan(ShortRepr):
     replicas: tuple[PlacementDecision, ...] = ()
 
     @property
-    def substituted(self) -> frozenset[int]:
+    def substituted_nodes(self) -> frozenset[int]:
         """Nodes that substitutions replace. Optimizations cannot share such nodes."""
         return frozenset().union(*(s.nodes for result in self.results for s in result.rewrite.substitutions))
 
@@ -100,7 +99,7 @@ class OptimizationPlan(ShortRepr):
         return any(result.rewrite.by_turn for result in self.results if result.applied)
 
 
-def resolved(replace: Mapping[int, int]) -> dict[int, int]:
+def resolve_chains(replace: Mapping[int, int]) -> dict[int, int]:
     """Return `replace` with every chain of substitutes followed to its end.
 
     Raises:

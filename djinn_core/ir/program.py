@@ -79,10 +79,10 @@ class Call(ShortRepr):
         changes: operands whose own metadata the op changes, with the new metadata.
         nbytes: size in bytes of the storage of each result (0 if the result has no storage of its own).
         kind: equal for calls that differ in sizes and scalars only; part of the key of plans.
-        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are then
-            meaningless.
-        slots: scalars, for a call that is cached by all of its arguments.
-        kept_outcome: cached `outcome`, for a call that has recurred.
+        refused: True if PyTorch rejects the op on the client and the executor is asked; `results` are meaningless in
+            this case.
+        slots: scalars, for a call that is cached by all of its arguments; otherwise None.
+        cached_outcome: cached `outcome`, for a call that has recurred.
     """
 
     signature: Signature
@@ -99,7 +99,7 @@ class Call(ShortRepr):
     nbytes: tuple[int, ...] = ()
     refused: bool = False
     slots: tuple[Slot, ...] | None = None
-    kept_outcome: tuple[Outcome, ...] | None = attrs.field(default=None, init=False)
+    cached_outcome: tuple[Outcome, ...] | None = attrs.field(default=None, init=False)
     sequence: bool = attrs.field(init=False)
     kind: int = attrs.field(init=False)
 
@@ -119,18 +119,18 @@ class Call(ShortRepr):
         Programs with ever new sizes make one copy for each op of each step, and all copies stay in the cache. So a copy
         owns as few objects as possible: most of the cost of a new size is the garbage collector.
         """
-        shared = operands if results == operands else results
-        return self._with(operands, shared, nbytes, (), slots, None)
+        results = operands if results == operands else results  # one tuple instead of two
+        return self._with(operands, results, nbytes, (), slots, None)
 
     def with_slots(self, slots: tuple[Slot, ...] | None) -> Call:
-        """Return this call with these scalars; None: they are read from the arguments each time."""
+        """Return this call with these scalars. If `slots` is None, scalars are read from the arguments each time."""
         return self._with(self.operands, self.results, self.nbytes, self.changes, slots, None)
 
-    def _with(self, *parts: Any) -> Call:
-        """Copy this call, and replace its last fields, in the order of `_PUT`."""
+    def _with(self, *values: Any) -> Call:
+        """Copy this call, and replace its fields that depend on sizes by `values`, in the order of `_FIELD_SETTERS`."""
         call = _new_call(Call)
-        for put, part in zip(_PUT, (*_PARTS(self), *parts)):  # noqa: B905 - as many
-            put(call, part)
+        for set_field, value in zip(_FIELD_SETTERS, (*_size_independent_fields(self), *values)):  # noqa: B905 - as many
+            set_field(call, value)
         return call
 
     @property
@@ -138,9 +138,9 @@ class Call(ShortRepr):
         """For each result: its metadata, the aliased operand, the identical operand, and the bytes of its storage."""
         return zip(self.results, self.aliases, self.inplace, self.nbytes, strict=True)
 
-    def keep_outcome(self) -> None:
-        """Cache `outcome` in `kept_outcome`. Calls of sizes that never recur need no cache."""
-        object.__setattr__(self, "kept_outcome", tuple(self.outcome))
+    def cache_outcome(self) -> None:
+        """Cache `outcome` in `cached_outcome`. Calls of sizes that never recur need no cache."""
+        object.__setattr__(self, "cached_outcome", tuple(self.outcome))
 
     @property
     def op(self) -> str:
@@ -149,13 +149,13 @@ class Call(ShortRepr):
 
 
 # `__init__` of a frozen class with this many fields takes longer than the rest of a call with new sizes.
-_WHATEVER_THE_SIZES = (
+_SIZE_INDEPENDENT = (
     "signature", "aliases", "inplace", "writes", "random", "operand_count", "slot_count", "new_count", "refused", "sequence",
     "kind"
 )  # fmt: skip
-_PARTS: Final = operator.attrgetter(*_WHATEVER_THE_SIZES)
-_PUT: Final = tuple([  # sets the slot; the class's own `__setattr__` refuses
-    vars(Call)[name].__set__ for name in (*_WHATEVER_THE_SIZES, "operands", "results", "nbytes", "changes", "slots", "kept_outcome")
+_size_independent_fields: Final = operator.attrgetter(*_SIZE_INDEPENDENT)
+_FIELD_SETTERS: Final = tuple([  # sets the slot; the class's own `__setattr__` refuses
+    vars(Call)[name].__set__ for name in (*_SIZE_INDEPENDENT, "operands", "results", "nbytes", "changes", "slots", "cached_outcome")
 ])  # fmt: skip
 _new_call: Final = object.__new__
 KINDS_LIMIT: Final = 65536  # cached kinds; an evicted kind that recurs gets a new number
@@ -227,9 +227,9 @@ class Program(ShortRepr):
         operands: per instruction the handles of its inputs, then of its new outputs, flattened.
         slots: per instruction its scalars, flattened.
         dead: handles among the operands that the client no longer holds when the program ends.
-        sites: the position in the user's code that issued each instruction (code object and bytecode offset), or empty.
-            It is resolved to a line only on request.
-        modules: the module call that issued each instruction, or empty.
+        sites: for each instruction, the code object and bytecode offset of the user's code that issued it; empty if
+            unknown. A site is resolved to a line only on request.
+        modules: for each instruction, the module call that issued it; empty if unknown.
     """
 
     calls: tuple[Call, ...]
@@ -283,8 +283,8 @@ class Program(ShortRepr):
         flow = tuple([numbers.setdefault(value, len(numbers)) for value in self.operands])
         dying = tuple([number for value, number in numbers.items() if value in self.dead])
         storages: dict[int, int] = {}
-        shared = tuple([storages.setdefault(s, len(storages)) for s in storages_of([*self.inputs()])])
-        return tuple([call.kind for call in self.calls]), flow, shared, dying
+        alias_groups = tuple([storages.setdefault(s, len(storages)) for s in storages_of([*self.inputs()])])
+        return tuple([call.kind for call in self.calls]), flow, alias_groups, dying
 
     @property
     def exact(self) -> Hashable:
@@ -293,7 +293,10 @@ class Program(ShortRepr):
 
     @property
     def call_numbers(self) -> tuple[int, Words] | None:
-        """The number of each call, and a key that is equal for programs with comparable numbers; None if calls have no numbers."""
+        """A key and the number of each call, or None if calls have no numbers.
+
+        Numbers are comparable if the keys are equal.
+        """
         return None
 
     def call(self, index: int) -> Call:

@@ -42,7 +42,7 @@ def by_node(replicas: Sequence[PlacementDecision]) -> dict[int, tuple[str, ...]]
 def with_replicas(graph: Graph, placement: Placement, plan: OptimizationPlan, profile: WorkloadProfile) -> Placement:
     """Return `placement` with the plan's replicas.
 
-    Devices with replicas keep copies of the weights that the replicas read.
+    After the program, devices with replicas keep copies of the weights that the replicas read.
     """
     copies, inputs, residency = dict(placement.copies), frozenset(graph.inputs), profile.residency
     for replica in plan.replicas:

@@ -20,13 +20,13 @@ STAGES: tuple[Stage, ...] = ("annotate", "estimate", "optimize", "place", "sched
 
 
 @attrs.frozen
-class Measured:
+class TrialTimes:
     """Median run times of a program in the session's trials, in seconds.
 
     Attributes:
         before: median seconds without an optimization, or on one executor.
         after: median seconds with it, or over several executors.
-        runs: the smaller number of runs of the two.
+        runs: number of runs before or after, whichever is smaller.
     """
 
     before: float
@@ -34,7 +34,7 @@ class Measured:
     runs: int
 
     @classmethod
-    def of(cls, before: Sequence[float], after: Sequence[float]) -> Measured:
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> TrialTimes:
         """Return the medians of both lists of run times."""
         from statistics import median  # imported here because few programs are tried
 
@@ -52,25 +52,25 @@ class PipelineResult(ShortRepr):
         plan: result of the stage `optimize`.
         placement: result of the stage `place`.
         schedule: result of the stage `schedule`.
-        recorded: profile of the recorded program if optimizations substituted code; otherwise None.
+        recorded_profile: profile of the recorded program if optimizations substituted code; otherwise None.
         topology: the devices of the plan.
         seconds: duration of each stage, by name; empty if the result came from the cache.
-        measured: times from the session's trials of the program, by name of the optimization or placement policy.
+        trial_times: times from the session's trials of the program, by name of the optimization or placement policy.
     """
 
     graph: Graph
     topology: NetworkTopology
     profile: WorkloadProfile | None = None
-    recorded: WorkloadProfile | None = None
+    recorded_profile: WorkloadProfile | None = None
     costs: Costs | None = None
     plan: OptimizationPlan | None = None
     placement: Placement | None = None
     schedule: ExecutionSchedule | None = None
     seconds: Mapping[str, float] = attrs.field(factory=dict)
-    measured: Mapping[str, Measured] = attrs.field(factory=dict)
+    trial_times: Mapping[str, TrialTimes] = attrs.field(factory=dict)
 
 
-def shown_until(result: PipelineResult, stage: str) -> PipelineResult:
+def without_later_stages(result: PipelineResult, stage: str) -> PipelineResult:
     """Return `result` without the results of the stages after `stage`.
 
     Raises:
@@ -79,5 +79,5 @@ def shown_until(result: PipelineResult, stage: str) -> PipelineResult:
     later = STAGES[STAGES.index(stage) + 1 :]
     parts = {"estimate": "costs", "optimize": "plan", "place": "placement", "schedule": "schedule"}
     blank: dict[str, Any] = {parts[name]: None for name in later}
-    seconds = {name: spent for name, spent in result.seconds.items() if name not in later}
+    seconds = {name: duration for name, duration in result.seconds.items() if name not in later}
     return attrs.evolve(result, seconds=seconds, **blank)

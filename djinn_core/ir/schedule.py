@@ -81,7 +81,7 @@ class SchedulingGroup:
         device: device id.
         nodes: node ids in order.
         strategy: how the group runs.
-        priority: larger runs first within a stage.
+        priority: groups with larger priorities run first within a stage.
     """
 
     stage: int
@@ -101,8 +101,8 @@ class ExecutionSchedule(ShortRepr):
         steps: by device id the steps in order.
         replace: for each replaced value, its substitute.
         equal_slots: conditions on the slots under which the schedule holds.
-        scheduler: name of the scheduler that made it.
-        reasons: its decisions with reasons; a fallback names the scheduler that failed.
+        scheduler: name of the scheduler that ordered the nodes.
+        reasons: decisions of the scheduler with reasons. After a fallback they name the scheduler that failed.
         rewritten: the rewrite that produced the program, if any.
     """
 

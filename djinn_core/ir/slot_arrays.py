@@ -42,10 +42,12 @@ def slot_arrays(slots: Sequence[Slot]) -> tuple[Words, Kinds]:
 def decoded_slots(bits: Words, kinds: Kinds) -> tuple[Slot, ...]:
     """Return the scalars that `encoded_slots` encoded."""
     numbers: list[Any] = bits.tolist()
-    which = kinds.tobytes()
-    if FLOAT in which:
+    kind_codes = kinds.tobytes()
+    if FLOAT in kind_codes:
         floats = bits.view(np.float64).tolist()
-        numbers = [floats[i] if kind == FLOAT else numbers[i] for i, kind in enumerate(which)]
-    if UNSIGNED in which:
-        numbers = [n + (1 << 64) if kind == UNSIGNED and n < 0 else n for n, kind in zip(numbers, which, strict=True)]
+        numbers = [floats[i] if kind == FLOAT else numbers[i] for i, kind in enumerate(kind_codes)]
+    if UNSIGNED in kind_codes:
+        numbers = [
+            n + (1 << 64) if kind == UNSIGNED and n < 0 else n for n, kind in zip(numbers, kind_codes, strict=True)
+        ]
     return tuple(numbers)

@@ -57,7 +57,7 @@ class StoredTensor(msgspec.Struct, frozen=True):
         """Number of bytes to read."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def part(self, first: int, end: int) -> StoredTensor:
+    def rows(self, first: int, end: int) -> StoredTensor:
         """Return a reference to the rows `first` to `end` (exclusive) of the first dimension."""
         row = math.prod(self.shape[1:]) * self.dtype.itemsize
         return msgspec.structs.replace(self, shape=(end - first, *self.shape[1:]), start=self.start + first * row)

@@ -22,16 +22,13 @@ class Substitution:
 
     Attributes:
         nodes: ids of the nodes to remove. Other nodes may use only the outputs.
-        inputs: values that `compute` is given, in order.
+        inputs: values that `compute` receives, in order.
         outputs: values that `compute` returns, in order, with the same shapes and dtypes.
         compute: ordinary PyTorch code without sync points or random numbers. It takes a list of tensors and returns a
-            list of new tensors, one for each value in `outputs`. Code in `with djinn.planning.group(number):` is
-                meant to
-            run on one device, concurrently with other groups: the hint `groups` of the plan has the ids of their
-                nodes.
-            `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other tensors, and
-                with
-            the arguments in `changed` by their names.
+            list of new tensors, one for each value in `outputs`. Code in `with djinn.planning.group(number):`
+            should run on one device, concurrently with other groups. The hint `groups` of the plan has the node ids of
+            each group. `djinn.planning.call_again(node, operands, changed)` repeats the call of a node with other
+            tensors, and with the arguments in `changed` by their names.
         relies: remaining nodes on which the code depends. The substitution is valid while they are unchanged.
     """
 
@@ -47,20 +44,20 @@ class Recipe(ShortRepr):
     """Constant folding: a program that computes values once from weights. The values are kept until the weights change.
 
     Attributes:
-        program: computes the values; its other results are freed after it.
+        program: the program that computes the values. Its other results are freed when it ends.
         sources: handles of the weights.
-        makes: placeholder handles of the computed values.
+        placeholders: placeholder handles of the computed values.
     """
 
     program: Program
     sources: tuple[int, ...]
-    makes: tuple[int, ...]
+    placeholders: tuple[int, ...]
 
     @property
     def identity(self) -> Hashable:
         """Key that is equal for recipes with the same computation on the same weights."""
         numbers: dict[int, int] = {}
-        flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.makes)])
+        flow = tuple([numbers.setdefault(v, len(numbers)) for v in (*self.program.operands, *self.placeholders)])
         return self.program.calls, flow, repr(self.program.slots)  # keys treat 1 and 1.0, 0.0 and -0.0 as equal
 
 
@@ -73,8 +70,9 @@ class RewrittenProgram(ShortRepr):
         origin: the original program.
         slots: for each slot of the program its position in the original's slots, or -1 if it is fixed.
         nodes: for each instruction, its node in the original.
-        own: instructions whose calls are not in the original.
-        relied: nodes of the original, with the calls (sizes and numbers included) for which the rewrite is valid.
+        own: instructions whose calls are not in the original program.
+        required_calls: nodes of the original program on which the rewrite depends. Each has the call, with sizes and scalars,
+            for which the rewrite is valid.
         recipes: independent recipes for values that are computed from weights beforehand.
         groups: instructions that should run on one device. Groups may run concurrently.
     """
@@ -84,15 +82,15 @@ class RewrittenProgram(ShortRepr):
     slots: tuple[int, ...]
     nodes: tuple[int, ...]
     own: frozenset[int]
-    relied: tuple[tuple[int, Call], ...]
+    required_calls: tuple[tuple[int, Call], ...]
     recipes: tuple[Recipe, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
 
     @property
     def values(self) -> tuple[int, ...]:
         """The original's values by first appearance, then the values of the recipes, then the program's own values."""
-        derived = (value for recipe in self.recipes for value in recipe.makes)
-        return tuple(dict.fromkeys((*self.origin.operands, *derived, *self.program.operands)))
+        recipe_values = (value for recipe in self.recipes for value in recipe.placeholders)
+        return tuple(dict.fromkeys((*self.origin.operands, *recipe_values, *self.program.operands)))
 
 
 @attrs.frozen
@@ -103,38 +101,44 @@ class RecipeLocations:
     copies: tuple[tuple[str, ...], ...]
 
 
-Derived = Callable[[Recipe], RecipeLocations | None]
+RecipeLookup = Callable[[Recipe], RecipeLocations | None]
 
 
-def not_derived(recipe: Recipe) -> None:
-    """Return None. This is the lookup of a cache in which no recipe has run yet."""
+def no_recipe_locations(recipe: Recipe) -> None:
+    """Return None: the lookup for a session in which no recipe has run yet."""
     del recipe
 
 
-def composed(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProgram | None:
+def compose(first: RewrittenProgram, second: RewrittenProgram) -> RewrittenProgram | None:
     """Return the rewrite of the original of `first` that applies `first` and then `second`.
 
     Return None if a recipe of `second` uses values of a recipe of `first`: recipes are independent.
     """
-    derived = {v for recipe in first.recipes for v in recipe.makes}
-    if any(derived.intersection(recipe.sources) for recipe in second.recipes):
+    recipe_values = {v for recipe in first.recipes for v in recipe.placeholders}
+    if any(recipe_values.intersection(recipe.sources) for recipe in second.recipes):
         return None
     own = {i for i, node in enumerate(second.nodes) if i in second.own or node in first.own}
     calls = first.origin.calls
-    relied = {**dict(first.relied), **{n: calls[n] for n in (first.nodes[node] for node, _ in second.relied)}}
+    required = {
+        **dict(first.required_calls),
+        **{n: calls[n] for n in (first.nodes[node] for node, _ in second.required_calls)},
+    }
     return attrs.evolve(
         second,
         origin=first.origin,
         slots=tuple(-1 if p < 0 else first.slots[p] for p in second.slots),
         nodes=tuple(first.nodes[node] for node in second.nodes),
         own=frozenset(own),
-        relied=tuple(sorted(relied.items(), key=lambda pair: pair[0])),
+        required_calls=tuple(sorted(required.items(), key=lambda pair: pair[0])),
         recipes=(*first.recipes, *second.recipes),
     )
 
 
 def groups_after(rewritten: RewrittenProgram, before: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of the rewritten instructions; if there are none, the groups of the original's nodes."""
+    """Return the groups of instructions of a rewritten program.
+
+    `before` has the groups of the original's nodes, which apply if the rewrite has no groups.
+    """
     if rewritten.groups:
         return rewritten.groups
     groups = [frozenset(group) for group in before]

@@ -27,7 +27,7 @@ class TensorClass:
         order: the dimensions from the outermost in memory to the innermost.
         expanded: dimensions of stride 0.
         dense: True if the tensor has no gaps.
-        regular: True if its strides follow from its sizes and this order. Dimensions of size 1 may have any stride, and
+        regular: True if the strides follow from the sizes and `order`. Dimensions of size 1 may have any stride, and
             copies keep it.
     """
 
@@ -125,7 +125,7 @@ def _class_of(meta: TensorMeta) -> TensorClass:
     return tensor_class
 
 
-_interning = threading.RLock()  # reentrant: finalizers run anywhere
+_intern_lock = threading.RLock()  # reentrant: finalizers run anywhere
 # Like a `WeakValueDictionary`, whose lookup of a missing key takes longer than making the metadata.
 _interned: dict[tuple[object, ...], weakref.KeyedRef[tuple[object, ...], TensorMeta]] = {}
 
@@ -141,36 +141,36 @@ def tensor_meta(
 ) -> TensorMeta:
     """Return the interned `TensorMeta` with these fields."""
     key = (shape, stride, offset, dtype, device, conj, neg)
-    known = _interned.get(key)
-    meta = known() if known is not None else None
+    reference = _interned.get(key)
+    meta = reference() if reference is not None else None
     return _intern(key) if meta is None else meta
 
 
 def _intern(key: tuple[Any, ...]) -> TensorMeta:
-    with _interning:
-        interned = _interned.get(key)
-        meta = interned() if interned is not None else None
+    with _intern_lock:
+        reference = _interned.get(key)
+        meta = reference() if reference is not None else None
         if meta is None:
             meta = TensorMeta(*key)
             _interned[key] = weakref.KeyedRef(meta, _forget, key)
         return meta
 
 
-def _forget(gone: weakref.KeyedRef[tuple[object, ...], TensorMeta]) -> None:
+def _forget(reference: weakref.KeyedRef[tuple[object, ...], TensorMeta]) -> None:
     # Do not wait for the lock: finalizers run anywhere, also under other locks. A remaining entry is replaced when the
     # same metadata comes again.
-    if _interning.acquire(blocking=False):
+    if _intern_lock.acquire(blocking=False):
         try:
-            if _interned.get(gone.key) is gone:
-                del _interned[gone.key]
+            if _interned.get(reference.key) is reference:
+                del _interned[reference.key]
         finally:
-            _interning.release()
+            _intern_lock.release()
 
 
 def _restart_interning() -> None:
     """Replace the lock in a forked child: a thread of the parent may have held it."""
-    global _interning
-    _interning = threading.RLock()
+    global _intern_lock
+    _intern_lock = threading.RLock()
 
 
 in_forked_child(_restart_interning)

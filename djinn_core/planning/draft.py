@@ -11,8 +11,8 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.result import PipelineResult
-from djinn_core.ir.substitution import RewrittenProgram, composed, groups_after
-from djinn_core.planning.request import Plugins, Request, selected
+from djinn_core.ir.substitution import RewrittenProgram, compose, groups_after
+from djinn_core.planning.request import Plugins, Request, selected_optimizations
 from djinn_core.planning.stages.annotate import NOTHING_KNOWN, Known
 from djinn_core.planning.substituting import substitute
 
@@ -27,7 +27,7 @@ class Draft:
         profile: workload profile of `graph`, if it is known.
         known: facts of earlier programs, as in `annotate`.
         results: results of the finished optimizations.
-        recorded: profile of the recorded program, if `graph` is a rewrite of it.
+        recorded_profile: profile of the recorded program, if `graph` is a rewrite of it.
         rewritten: the rewrite from the recorded program to `graph`.
     """
 
@@ -37,37 +37,37 @@ class Draft:
     profile: WorkloadProfile | None = None
     known: Known = NOTHING_KNOWN
     results: tuple[OptimizationResult, ...] = ()
-    recorded: WorkloadProfile | None = None
+    recorded_profile: WorkloadProfile | None = None
     rewritten: RewrittenProgram | None = None
 
     def after_substitutions(self, analysed: PipelineResult, plan: OptimizationPlan) -> Draft | str:
         """Return the draft of the program with the substitutions of `plan`.
 
         Returns:
-            "" if `plan` has no substitutions; the reason if the substitutions cannot be recorded.
+            The draft; or "" if `plan` has no substitutions; or the reason if the substitutions cannot be recorded.
         """
         results = [result for result in plan.results if result.rewrite.substitutions]
         profile = analysed.profile
         if not results or profile is None:
             return ""
-        substituted = substitute(self.graph, profile, results, self.request.rewrite)
-        if isinstance(substituted, str):
-            return substituted
-        applied = {result.optimization for result in results}
-        rest = attrs.evolve(self, optimizations=tuple(o for o in self.optimizations if o.name not in applied))
-        both = substituted if self.rewritten is None else composed(self.rewritten, substituted)
-        if both is None:
-            refused = [attrs.evolve(_without_substitutions(r, _TWICE), applied=False) for r in results]
-            return attrs.evolve(rest, profile=profile, results=(*self.results, *refused))
+        substituted_program = substitute(self.graph, profile, results, self.request.rewrite)
+        if isinstance(substituted_program, str):
+            return substituted_program
+        substituting = {result.optimization for result in results}
+        draft = attrs.evolve(self, optimizations=tuple(o for o in self.optimizations if o.name not in substituting))
+        composed = substituted_program if self.rewritten is None else compose(self.rewritten, substituted_program)
+        if composed is None:
+            rejected_results = [attrs.evolve(_without_substitutions(r, _TWICE), applied=False) for r in results]
+            return attrs.evolve(draft, profile=profile, results=(*self.results, *rejected_results))
         return attrs.evolve(
-            rest,
-            graph=Graph(substituted.program),
-            request=_request_after(self.request, substituted),
+            draft,
+            graph=Graph(substituted_program.program),
+            request=_request_after(self.request, substituted_program),
             profile=None,
             known=NOTHING_KNOWN,
             results=(*self.results, *results),
-            recorded=self.recorded or profile,
-            rewritten=both,
+            recorded_profile=self.recorded_profile or profile,
+            rewritten=composed,
         )
 
     def with_all_results(self, result: PipelineResult, plugins: Plugins) -> PipelineResult:
@@ -75,7 +75,7 @@ class Draft:
         plan = result.plan
         if plan is None:
             return result
-        selected_ids = {id(optimization) for optimization in selected(plugins, self.request.exact)}
+        selected_ids = {id(optimization) for optimization in selected_optimizations(plugins, self.request.exact)}
         left_out = [
             OptimizationResult(o.name, applied=False, reason=_LEFT_OUT)
             for o in plugins.optimizations
@@ -106,19 +106,19 @@ def _request_after(request: Request, rewritten: RewrittenProgram) -> Request:
     """
     resident, copies = dict(request.resident), dict(request.copies)
     for recipe in rewritten.recipes:
-        if (derived := request.derived(recipe)) is not None:
-            resident |= dict(zip(recipe.makes, derived.homes, strict=True))
-            copies |= {v: devices for v, devices in zip(recipe.makes, derived.copies, strict=True) if devices}
+        if (locations := request.locate_recipe(recipe)) is not None:
+            resident |= dict(zip(recipe.placeholders, locations.homes, strict=True))
+            copies |= {v: devices for v, devices in zip(recipe.placeholders, locations.copies, strict=True) if devices}
             continue
         homes = [resident[v] for v in recipe.sources if v in resident]
-        resident |= dict.fromkeys(recipe.makes, homes[0]) if homes else {}
+        resident |= dict.fromkeys(recipe.placeholders, homes[0]) if homes else {}
     groups = groups_after(rewritten, request.hints.get("groups", ()))
     hints = {**request.hints, "groups": groups} if groups else request.hints
     return attrs.evolve(request, resident=resident, copies=copies, hints=hints)
 
 
-def asked_again(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
-    """Return the plan for the second pass, without results of optimizations in `again` that did nothing in the first pass."""
+def without_idle_results(plan: OptimizationPlan, again: Sequence[Optimization]) -> OptimizationPlan:
+    """Return `plan` without the results of optimizations in `again` that were not applied in the first pass."""
     names = {optimization.name for optimization in again}
     return attrs.evolve(plan, results=tuple(r for r in plan.results if r.applied or r.optimization not in names))
 

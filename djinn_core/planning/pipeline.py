@@ -21,8 +21,8 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import STAGES, PipelineResult, Stage
 from djinn_core.planning.builtins.placement import SingleDevice
 from djinn_core.planning.builtins.scheduling import Sequential
-from djinn_core.planning.draft import Draft, asked_again, without_substitutions
-from djinn_core.planning.request import Plugins, Request, selected
+from djinn_core.planning.draft import Draft, without_idle_results, without_substitutions
+from djinn_core.planning.request import Plugins, Request, selected_optimizations
 from djinn_core.planning.stages.annotate import NOTHING_KNOWN, Known, annotate
 from djinn_core.planning.stages.estimate import estimate
 from djinn_core.planning.stages.optimize import optimize, starting_plan
@@ -31,7 +31,7 @@ from djinn_core.planning.stages.schedule import schedule
 
 T = TypeVar("T")
 P = ParamSpec("P")
-Named = TypeVar("Named", PlacementPolicy, Scheduler)
+Choice = TypeVar("Choice", PlacementPolicy, Scheduler)
 _POLICY = SingleDevice()
 _SCHEDULER = Sequential()
 
@@ -53,9 +53,9 @@ def plan(
         program: the program to plan.
         plugins: patterns, cost models, optimizations, placement policies and schedulers.
         request: devices and options, such as `until`.
-        profile: the program's profile, if it is known from another program of its kind.
+        profile: the program's profile, if it is known from another program of the same structure; otherwise None.
         known: lifetimes of values from earlier programs, as in `annotate`.
-        known_plan: an earlier result of the optimizations. If it is given, the optimizations do not run.
+        known_plan: an earlier result of the optimizations, which then do not run; None to run them.
 
     Raises:
         ConfigurationError: no plugin offers the placement policy or the scheduler of the request.
@@ -64,24 +64,26 @@ def plan(
     policy = _choose("placement policy", request.placement_policy, plugins.placement_policies, _POLICY)
     scheduler = _choose("scheduler", request.scheduler, plugins.schedulers, _SCHEDULER)
     graph = program if isinstance(program, Graph) else Graph(program)
-    draft = Draft(graph, request, selected(plugins, request.exact), profile, known)
+    draft = Draft(graph, request, selected_optimizations(plugins, request.exact), profile, known)
     clock, last = _StageClock(), STAGES.index(request.until)
 
     result = _analyse(draft, plugins, clock)
     if last < STAGES.index("optimize"):
         return result
-    optimized, after = known_plan, ""
+    optimized, problem = known_plan, ""
     while optimized is None:
-        made = clock.time("optimize", optimize, _optimization_context(result, draft.request), draft.optimizations)
-        rest = draft.after_substitutions(result, made)
-        if isinstance(rest, Draft):
-            draft = rest
+        optimized_plan = clock.time(
+            "optimize", optimize, _optimization_context(result, draft.request), draft.optimizations
+        )
+        next_draft = draft.after_substitutions(result, optimized_plan)
+        if isinstance(next_draft, Draft):
+            draft = next_draft
             result = _analyse(draft, plugins, clock)
         else:  # no substitutions, or none could be recorded
-            optimized, after = made, rest
-    result = attrs.evolve(result, plan=without_substitutions(optimized, after))
+            optimized, problem = optimized_plan, next_draft
+    result = attrs.evolve(result, plan=without_substitutions(optimized, problem))
     if last >= STAGES.index("place"):
-        result = _place(result, policy, draft, clock, twice=known_plan is None)
+        result = _place(result, policy, draft, clock, second_pass=known_plan is None)
     if last >= STAGES.index("schedule"):
         context = _scheduling_context(result, draft)
         steps = clock.time("schedule", schedule, context, scheduler, _SCHEDULER)
@@ -92,7 +94,9 @@ def plan(
 def _analyse(draft: Draft, plugins: Plugins, clock: _StageClock) -> PipelineResult:
     graph, request = draft.graph, draft.request
     profile = draft.profile or clock.time("annotate", annotate, graph, plugins.patterns, known=draft.known)
-    result = PipelineResult(graph, request.topology, profile, recorded=draft.recorded, seconds=clock.seconds)
+    result = PipelineResult(
+        graph, request.topology, profile, recorded_profile=draft.recorded_profile, seconds=clock.seconds
+    )
     if request.until == "annotate":
         return result
     costs = clock.time("estimate", estimate, graph, plugins.cost_models, request.topology)
@@ -100,26 +104,28 @@ def _analyse(draft: Draft, plugins: Plugins, clock: _StageClock) -> PipelineResu
 
 
 def _place(
-    result: PipelineResult, policy: PlacementPolicy, draft: Draft, clock: _StageClock, *, twice: bool
+    result: PipelineResult, policy: PlacementPolicy, draft: Draft, clock: _StageClock, *, second_pass: bool
 ) -> PipelineResult:
-    """Return the result with a placement. `twice`: optimizations that run again after the placement."""
+    """Return the result with a placement. With `second_pass`, optimizations with `after_placement` then run again."""
     request = draft.request
     placement = clock.time("place", place, placement_context(result, request), policy, _POLICY)
     result = attrs.evolve(result, placement=placement)
-    again = [optimization for optimization in draft.optimizations if optimization.after_placement] if twice else []
+    again = (
+        [optimization for optimization in draft.optimizations if optimization.after_placement] if second_pass else []
+    )
     if not again:
         return result
-    first = asked_again(_plan_of(result), again)
+    first_plan = without_idle_results(_plan_of(result), again)
     context = attrs.evolve(
         _optimization_context(result, request),
-        plan=first,
+        plan=first_plan,
         placement=placement,
         resident=request.resident,
         copies=request.copies,
     )
     optimized = clock.time("optimize", optimize, context, again)
     result = attrs.evolve(result, plan=optimized)
-    if attrs.evolve(optimized, results=()) == attrs.evolve(first, results=()):
+    if attrs.evolve(optimized, results=()) == attrs.evolve(first_plan, results=()):
         return result
     placement = clock.time("place", place, placement_context(result, request), policy, _POLICY)
     return attrs.evolve(result, placement=placement)
@@ -199,7 +205,7 @@ class _StageClock:
         return result
 
 
-def _choose(kind: str, name: str, offered: Sequence[Named], built_in: Named) -> Named:
+def _choose(kind: str, name: str, offered: Sequence[Choice], built_in: Choice) -> Choice:
     candidates = list(offered)
     candidates.append(built_in)
     for candidate in candidates:

@@ -16,7 +16,7 @@ from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.result import Stage
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.ir.substitution import RecipeLookup, no_recipe_locations
 from djinn_core.planning.substituting import Rewrite
 
 
@@ -47,10 +47,10 @@ class Plugins(Protocol):
 class PluginOverrides:
     """A view of `plugins` with some members replaced, such as the cost models."""
 
-    def __init__(self, plugins: Plugins, **others: Sequence[Any]) -> None:
-        """Replace members of `plugins`. `others`: replacement of each member, by its name."""
+    def __init__(self, plugins: Plugins, **replacements: Sequence[Any]) -> None:
+        """Replace members of `plugins`. Each replacement has the name of its member."""
         self._plugins = plugins
-        vars(self).update(others)
+        vars(self).update(replacements)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plugins, name)
@@ -70,13 +70,14 @@ class Request:
         placement_policy: name of the placement policy to use.
         scheduler: name of the scheduler to use.
         pins: pairs of a pattern of module paths and a device, for policies that follow them.
-        memory_limits: by device id the bytes that the program may hold there at once.
-        latency_target: seconds in which the program should complete; 0: as soon as possible.
+        memory_limits: the most bytes that the program may hold at once on a device, by device id.
+        latency_target: seconds in which the program should complete; 0 for as soon as possible.
         stream: the programs of this structure that are in flight.
         hints: facts for the stages after `annotate`, in addition to the hints of patterns.
-        derived: function that returns the current locations of a recipe's values and of their copies, by device id.
+        locate_recipe: function that returns the devices that hold the values of a recipe, or None if they were not
+            computed yet.
         margin: as in `PlacementContext`.
-        rewrite: function that records substitutions of optimizations; None: substitutions are ignored.
+        rewrite: function that records substitutions of optimizations, or None to ignore substitutions.
     """
 
     topology: NetworkTopology
@@ -92,7 +93,7 @@ class Request:
     latency_target: float = 0.0
     stream: Stream = ALONE
     hints: Mapping[str, tuple[Any, ...]] = attrs.field(factory=dict)
-    derived: Derived = attrs.field(default=not_derived, eq=False)
+    locate_recipe: RecipeLookup = attrs.field(default=no_recipe_locations, eq=False)
     margin: float = MARGIN
     rewrite: Rewrite | None = attrs.field(default=None, eq=False, repr=False)
 
@@ -102,26 +103,26 @@ def preferred(offered: Sequence[PlacementPolicy] | Sequence[Scheduler], otherwis
 
     If none has a preference, return `otherwise`.
     """
-    ranked = [(-one.preference, one.name) for one in offered if one.preference is not None]
-    return min(ranked)[1] if ranked else otherwise
+    candidates = [(-plugin.preference, plugin.name) for plugin in offered if plugin.preference is not None]
+    return min(candidates)[1] if candidates else otherwise
 
 
-def selected(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
+def selected_optimizations(plugins: Plugins, exact: bool) -> tuple[Optimization, ...]:
     """Return the optimizations that may run: all, or with `exact` only the exact ones."""
     return tuple(o for o in plugins.optimizations if o.exact or not exact)
 
 
-def asked_by_size(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
+def growth_intolerant_plugins(plugins: Plugins, *, exact: bool, policy: str, scheduler: str) -> tuple[str, ...]:
     """Return plugins in use that do not declare `tolerates_growth`, by kind and name.
 
     With such plugins, a plan serves fewer sizes. A policy or scheduler counts only if it is chosen. `exact` is as in
     `Request`.
     """
-    used: list[tuple[str, Any]] = [
+    plugins_in_use: list[tuple[str, Any]] = [
         *(("pattern", p) for p in plugins.patterns),
         *(("cost model", m) for m in plugins.cost_models),
-        *(("optimization", o) for o in selected(plugins, exact)),
+        *(("optimization", o) for o in selected_optimizations(plugins, exact)),
         *(("placement policy", p) for p in plugins.placement_policies if p.name == policy),
         *(("scheduler", s) for s in plugins.schedulers if s.name == scheduler),
     ]
-    return tuple(f"{kind} {one.name!r}" for kind, one in used if not one.tolerates_growth)
+    return tuple(f"{kind} {plugin.name!r}" for kind, plugin in plugins_in_use if not plugin.tolerates_growth)

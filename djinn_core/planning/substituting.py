@@ -22,11 +22,13 @@ _log = get_logger("djinn.pipeline")
 
 
 def persistent_weights(graph: Graph, profile: WorkloadProfile) -> frozenset[int]:
-    """Return the inputs that many programs leave unchanged. Values that depend only on them are computed once."""
-    written = {storage_of(v) for node in graph.nodes for v in node.writes}
+    """Return the weights that the program does not write. Values that depend only on them are computed once."""
+    written_storages = {storage_of(v) for node in graph.nodes for v in node.writes}
     kinds = profile.residency
     return frozenset(
-        v for v in graph.inputs if kinds.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written
+        v
+        for v in graph.inputs
+        if kinds.get(v) is DataResidency.PERSISTENT_WEIGHT and storage_of(v) not in written_storages
     )
 
 

@@ -10,12 +10,12 @@ _TEN, _HUNDRED = 10, 100
 
 def size(nbytes: float) -> str:
     """Format bytes: `531 B`, `2.1 MB`."""
-    return _scaled(nbytes, "B")
+    return _with_prefix(nbytes, "B")
 
 
 def work(flops: float) -> str:
     """Format floating-point operations: `6.1 GFLOP`."""
-    return _scaled(flops, "FLOP")
+    return _with_prefix(flops, "FLOP")
 
 
 def duration(seconds: float) -> str:
@@ -36,12 +36,12 @@ def share(part: float, whole: float) -> str:
     return "<1%" if percent < 1 else f"{percent:.0f}%"
 
 
-def _scaled(number: float, unit: str) -> str:
+def _with_prefix(number: float, unit: str) -> str:
     step = 0
     while number >= 999.5 and step < len(_PREFIXES) - 1:  # 999.9 would be shown as 1000
         number, step = number / _THOUSAND, step + 1
-    shown = f"{number:.0f}" if step == 0 else _three_digits(number)
-    return f"{shown} {_PREFIXES[step]}{unit}"
+    digits = f"{number:.0f}" if step == 0 else _three_digits(number)
+    return f"{digits} {_PREFIXES[step]}{unit}"
 
 
 def _three_digits(number: float) -> str:

@@ -142,7 +142,7 @@ def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
     found = set()
     for plan in plans:
         for result in (plan.first, plan.result):
-            for profile in (result.recorded, result.profile):
+            for profile in (result.recorded_profile, result.profile):
                 found |= {("patterns", match.pattern) for match in (profile.patterns if profile else ())}
             found |= {
                 ("optimizations", r.optimization) for r in (result.plan.results if result.plan else ()) if r.applied

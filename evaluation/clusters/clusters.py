@@ -19,10 +19,10 @@ from djinn.planning import (
     Placement,
     PlacementDecision,
     Run,
+    colocation_of,
     homes_of_values,
     resident_blocks,
     storage_of,
-    together,
 )
 from djinn.testing import ProgramBuilder
 from djinn_core.ir.handles import RANDOM_STATE
@@ -61,7 +61,7 @@ class Scattered(PlacementPolicy):
 
     def place(self, context):
         graph, nodes, chance = context.graph, context.plan.nodes, random.Random(len(context.plan.nodes))
-        blocks, devices = together(graph, nodes, context.plan.replace), [d.id for d in context.topology.devices]
+        blocks, devices = colocation_of(graph, nodes, context.plan.replace), [d.id for d in context.topology.devices]
         homes = resident_blocks(blocks, graph.inputs, context.resident)
         for value in (*graph.inputs, *(v for n in nodes for v in graph.nodes[n].outputs)):
             homes.setdefault(blocks.block(value), chance.choice(devices))
@@ -340,7 +340,9 @@ def ask(tally, name, graph, request, policies):
         except DoesNotFit as error:
             tally.refused += 1
             words = ("bytes are short", "lacks", "limit", "does not run", "to be in several places")
-            if (fits_somewhere(graph, asked) and not error.pinned) or not any(word in str(error) for word in words):
+            if (fits_somewhere(graph, asked) and not error.excluded_by_pins) or not any(
+                word in str(error) for word in words
+            ):
                 tally.faults.append(f"{name} {policy.name}: {error}")
             continue
         tally.plans += 1

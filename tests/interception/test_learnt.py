@@ -51,7 +51,7 @@ def test_metadata_is_interned_once_across_threads():
     for thread in threads:
         thread.join()
     assert all(len({id(mine[n]) for mine in found}) == 1 for n in range(300))
-    assert isinstance(values._interning, type(threading.RLock()))
+    assert isinstance(values._intern_lock, type(threading.RLock()))
 
 
 def recorded(program):

@@ -96,7 +96,7 @@ def test_written_results_have_own_memory(compute):
     node = graph.nodes[graph.by_op["sigmoid"][0]]
     substitution = Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)
     rewritten = rewrite(graph.program, [substitution], frozenset(node.inputs))
-    assert not rewritten.recipes or not {storage_of(v) for r in rewritten.recipes for v in r.makes} & {
+    assert not rewritten.recipes or not {storage_of(v) for r in rewritten.recipes for v in r.placeholders} & {
         storage_of(v) for n in Graph(rewritten.program).nodes for v in n.writes
     }
     written = [v for n in Graph(rewritten.program).nodes for v in n.writes]

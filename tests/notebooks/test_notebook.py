@@ -23,7 +23,7 @@ CELLS = {
     "profile an error": "%%djinn_profile\nx.sum().item()\nraise KeyError('mine')",
     "progress": """
 from djinn_client.runtime import client
-bar, = [s.observer for s in client.context.observers.sinks if s.observer.name == "upload_progress"]
+bar, = [s.observer for s in client.context.observers.feeds if s.observer.name == "upload_progress"]
 bar._patience = 0.0
 torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).to(x.device)
 None

@@ -150,7 +150,7 @@ POLICIES = {
     "copies are None": lambda context: placed(context, copies=None),
     "copies are texts": lambda context: placed(context, copies={1: "ab"}),
     "replicas are texts": lambda context: placed(context, replicas=("a",)),
-    "pins None": lambda context: placed(context, pinned=None),
+    "pins None": lambda context: placed(context, fixed_nodes=None),
     "the policy is None": lambda context: placed(context, policy=None),
     "writes into its context": lambda context: emptied(context.resident),
     "raises in the second round": refuses_fewer,

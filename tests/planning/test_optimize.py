@@ -9,7 +9,7 @@ from djinn.hooks import Optimization
 from djinn.testing import ProgramBuilder, optimization_context
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite
-from djinn_core.planning.stages.optimize import in_order, optimize
+from djinn_core.planning.stages.optimize import in_execution_order, optimize
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
 
 SQUARE = (3, 3)
@@ -34,7 +34,7 @@ class Fixed(Optimization):
 def test_declared_order_precedes_name_order():
     names = [
         o.name
-        for o in in_order([
+        for o in in_execution_order([
             Fixed("c"), Fixed("b", after=frozenset({"d"})), Fixed("a", after=frozenset({"missing"})),
             Fixed("d"), Fixed("e", before=frozenset({"a"})),
         ])
@@ -44,7 +44,7 @@ def test_declared_order_precedes_name_order():
 
 def test_order_cycle_is_broken():
     circle = [Fixed("a", after=frozenset({"b"})), Fixed("b", after=frozenset({"a"})), Fixed("c")]
-    assert [o.name for o in in_order(circle)] == ["c", "a", "b"]
+    assert [o.name for o in in_execution_order(circle)] == ["c", "a", "b"]
 
 
 def doubled():
@@ -157,7 +157,7 @@ def test_replacement_must_match_metadata_and_precede():
     builder.op("aten::add.Tensor", early, wide, shape=SQUARE)
     builder.drop(early, wide, late)
     refuse(builder, Rewrite(frozenset({1}), {wide: early}), "other metadata")
-    refuse(builder, Rewrite(frozenset({0}), {early: late}), "not made before")
+    refuse(builder, Rewrite(frozenset({0}), {early: late}), "computed after")
 
 
 def test_slot_conditions_must_hold():

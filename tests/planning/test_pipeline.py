@@ -12,7 +12,7 @@ from djinn.testing import ProgramBuilder, random_graph, topology
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_core.errors import ConfigurationError
 from djinn_core.ir.plan import OptimizationResult, Rewrite
-from djinn_core.ir.result import STAGES, shown_until
+from djinn_core.ir.result import STAGES, without_later_stages
 from djinn_core.ir.substitution import Substitution
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
@@ -48,7 +48,7 @@ def test_plan_stops_after_any_stage(until, registry):
         assert (stage in described) is (stage in made)
         assert any(line.split()[0] == stage for line in text.splitlines()) is (stage in made)
     whole = plan(random_graph(0), registry, Request(topology()))
-    assert describe(shown_until(whole, until)).keys() == described.keys()
+    assert describe(without_later_stages(whole, until)).keys() == described.keys()
 
 
 @pytest.mark.parametrize("field", ["placement_policy", "scheduler"])

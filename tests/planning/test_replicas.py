@@ -111,9 +111,9 @@ def test_invalid_replica_is_refused():
     [
         (0, "server/cpu:1", None),
         (0, "server/cpu:0", "runs already"),
-        (0, "server/cpu:9", "no device"),
-        (1, "server/cpu:1", "writes, draws, has an effect"),
-        (2, "server/cpu:1", "writes, draws, has an effect"),
+        (0, "server/cpu:9", "not a device"),
+        (1, "server/cpu:1", "writes, draws random numbers, has an effect"),
+        (2, "server/cpu:1", "writes, draws random numbers, has an effect"),
         (3, "server/cpu:1", "reads beyond its operand"),
     ],
 )

@@ -221,20 +221,20 @@ class TestPins:
         placement = planned_by("pinned", graph, *devices, pins=self.pins)
         where = {graph.nodes[d.node].module: d.device for d in placement.decisions}
         assert where["layers.0"] == where["layers.1"] == "a"
-        assert placement.pinned == {0, 1}
+        assert placement.fixed_nodes == {0, 1}
         assert "b" in where.values()
-        assert re.search(r"pinned on 2 devices: a: it would hold [\d,]+ bytes", " ".join(placement.refused))
+        assert re.search(r"pinned on 2 devices: a: it would hold [\d,]+ bytes", " ".join(placement.rejections))
 
     def test_pinned_node_without_memory_raises(self):
         graph = layers(6)
         with pytest.raises(DoesNotFit) as caught:
             planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB), pins=self.pins)
         said = str(caught.value)
-        assert caught.value.pinned
+        assert caught.value.excluded_by_pins
         assert "the requested devices do not suffice (pinned: 2 on a ops)" in said
         assert re.search(r"a: aten::mm \(node \d of layers\.\d\) alone takes [\d,]+ bytes with its operands", said)
         assert re.search(r"room for 100,000: [\d,]+ bytes are short", said)
-        assert not planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).pinned
+        assert not planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).fixed_nodes
 
     def test_pinned_unsupported_op_raises(self):
         lacks = device("a", 80 * MIB, unsupported=frozenset({"aten::mm"}))

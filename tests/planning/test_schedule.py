@@ -154,7 +154,7 @@ def test_shared_memory_must_be_on_one_device():
     context = placement_context(builder.graph(), devices=2)
     one, other = (d.id for d in context.topology.devices)
     apart = Placement((PlacementDecision(0, other, "here"),), {x: one, view: other})
-    with pytest.raises(InvalidStage, match="shares memory"):
+    with pytest.raises(InvalidStage, match="shares its memory"):
         check_placement(context, apart, "policy 'x'")
 
 

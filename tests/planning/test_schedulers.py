@@ -19,11 +19,11 @@ from djinn.planning import (
     Receive,
     Run,
     Send,
+    colocation_of,
     homes_of_values,
     memory_peaks,
     resident_blocks,
     simulate,
-    together,
 )
 from djinn.testing import ProgramBuilder, random_graph, random_inputs, replay, replay_schedule, scheduling_context
 from djinn_core.errors import InvalidStage
@@ -51,7 +51,7 @@ def anywhere(seed, devices, length=24):
     graph = random_graph(seed, length)
     context = scheduling_context(graph, devices)
     names = [d.id for d in context.topology.devices]
-    blocks = together(graph, context.plan.nodes, {})
+    blocks = colocation_of(graph, context.plan.nodes, {})
     lived = {v: chance.choice(names) for v in graph.inputs if chance.random() < 0.6}
     by_block = resident_blocks(blocks, graph.inputs, lived)
     resident = {v: by_block[blocks.block(v)] for v in lived}

@@ -14,7 +14,7 @@ import djinn
 from djinn_core.ir.costs import Calibration, DeviceCapabilities, NetworkTopology
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
-from djinn_core.ir.result import Measured, PipelineResult
+from djinn_core.ir.result import PipelineResult, TrialTimes
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import Request
 from djinn_core.planning.units import duration, share, size, work
@@ -76,7 +76,7 @@ def test_explain_tree_unfolded_and_truncated(result) -> None:
     assert repr(unfolded) == str(unfolded)
 
 
-MEASURED = {"clever": Measured(5e-3, 3e-3, 9)}
+MEASURED = {"clever": TrialTimes(5e-3, 3e-3, 9)}
 
 
 class Followed(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +88,7 @@ class Followed(msgspec.Struct, forbid_unknown_fields=True):
     measured: dict[str, float] | None
 
 
-class Found(msgspec.Struct, forbid_unknown_fields=True):
+class Match(msgspec.Struct, forbid_unknown_fields=True):
     pattern: str
     count: int
     confidence: float
@@ -110,7 +110,7 @@ class Module(msgspec.Struct, forbid_unknown_fields=True):
     operations: dict[str, int]
     dearest: list[str]
     bytes_by_residency: dict[str, int]
-    patterns: list[Found]
+    patterns: list[Match]
     parts: list[Module]
     flops: float | None = None
     bytes_moved: int | None = None
@@ -137,7 +137,7 @@ def test_match_names_decision_and_gain(result) -> None:
     profile = attrs.evolve(result.profile, patterns=(first, *rest))
     placed = attrs.evolve(result, profile=profile, placement=placement)
     for measured, told in ({}, "not measured"), (MEASURED, "measured 5.00 ms to 3.00 ms (9 runs each)"):
-        text = explain(attrs.evolve(placed, measured=measured))
+        text = explain(attrs.evolve(placed, trial_times=measured))
         lines = " ".join(text.replace("│", " ").split("├")[2].split()).split("· ")
         at = next(n for n, line in enumerate(lines) if line.startswith("unit"))
         assert [line.removeprefix("→ ").strip() for line in lines[at + 1 : at + 5]] == [

@@ -58,7 +58,7 @@ def test_model_is_recognised_from_any_graph(patterns):
         graph = make(model, torch.rand(2, 3, 6, 6))
         profile = annotate(graph, patterns)
         (attention,) = (m for m in profile.patterns if m.pattern == "attention")
-        looks = graph.flow.looks
+        looks = graph.flow.pass_through
         computing = [
             (
                 n.operation.removeprefix("_").replace("convolution", "conv2d"),

@@ -146,9 +146,9 @@ def test_bytes_read_and_written(function, read, written):
 
 def test_work_is_cached(monkeypatch):
     asked = []
-    known = work._work
-    monkeypatch.setattr(work, "_work", lambda graph, node: asked.append(node.op) or known(graph, node))
-    monkeypatch.setattr(work, "_known", {})
+    known = work._compute_work
+    monkeypatch.setattr(work, "_compute_work", lambda graph, node: asked.append(node.op) or known(graph, node))
+    monkeypatch.setattr(work, "_work_cache", {})
 
     def layers(count):
         builder = ProgramBuilder()

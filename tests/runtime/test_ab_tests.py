@@ -171,7 +171,7 @@ def test_faster_optimization_stays(session):
         assert djinn.stats()["plans_made"] == made
     with djinn.capture() as captured, torch.no_grad():
         kept = there(given)
-    (measured,) = {plan.measured["slower"] for plan in plans if plan.measured}
+    (measured,) = {plan.trial_times["slower"] for plan in plans if plan.trial_times}
     applied = next(line for line in str(djinn.explain(captured)).splitlines() if "slower applied" in line)
     assert applied.endswith(f"({measured.runs} runs each)"), kept
 

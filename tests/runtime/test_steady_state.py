@@ -16,7 +16,7 @@ from djinn.planning import OptimizationResult, Rewrite, Substitution
 from djinn.testing import ProgramBuilder
 from djinn_client.runtime import client
 from djinn_client.runtime.planning.plan_cache import PlanCache
-from djinn_client.runtime.planning.plan_maker import asked_by_size_in
+from djinn_client.runtime.planning.plan_maker import growth_intolerant_plugins_in
 from djinn_client.runtime.planning.session_planner import drop_plans
 from djinn_client.runtime.planning.size_range import FACTOR, NARROW_FACTOR
 from djinn_client.runtime.sending import submissions
@@ -141,7 +141,7 @@ def test_known_template_carries_trace_context(embedded, monkeypatch):
 
 def test_installed_plugins_tolerate_growth(embedded):
     """With one that does not plans hold for fewer sizes."""
-    assert asked_by_size_in(*client.context.configured(), 1) == ()
+    assert growth_intolerant_plugins_in(*client.context.configured(), 1) == ()
 
 
 def shared(recorded: Program) -> Program:
@@ -273,7 +273,7 @@ def test_undeclared_plugin_sees_representative_sizes(beside_an_optimization):
 
     steps(40)
     assert steps(40) <= 1
-    assert "optimization 'innocent'" in asked_by_size_in(*client.context.configured(), 1)
+    assert "optimization 'innocent'" in growth_intolerant_plugins_in(*client.context.configured(), 1)
 
 
 @pytest.mark.parametrize("executors", [1, 2])

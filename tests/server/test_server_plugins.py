@@ -23,7 +23,7 @@ from djinn_client.runtime.connecting.servers import ask_servers
 from djinn_core.errors import AccessRefused, ConfigurationError, PluginError, ServerBusy, SessionLost
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
-from djinn_core.observing import Events, Sink
+from djinn_core.observing import EventFeed, Events
 from djinn_core.protocol.tls_transports import under_tls
 from djinn_core.registry.registry import Registry
 from djinn_core.registry.report import PluginRow
@@ -409,7 +409,7 @@ def test_slow_or_failing_observers_do_not_delay(monkeypatch, caplog):
     made.observe_with(of(observers=[Watching(observe)]))
     assert made.wants("connected")
     for number in range(100):
-        made.bound(tenant="alice", token=SECRET).emit("connected", number=number)
+        made.with_facts(tenant="alice", token=SECRET).emit("connected", number=number)
     gate.set()
     made.close(60.0)
     assert 4 <= len(seen) <= 6
@@ -442,7 +442,7 @@ def test_wanted_events_are_reread_after_connection():
             seen.append(event.name)
             self.events = frozenset({"connected", "status"})
 
-    made = Events("client", [Sink(Later())])
+    made = Events("client", [EventFeed(Later())])
     for name in ("status", "connected", "status"):
         made.emit(name)
     assert seen == ["connected", "status"]
@@ -458,7 +458,7 @@ def test_raising_observer_is_named_once(caplog):
             seen.append(event.name)
             raise ZeroDivisionError("on purpose")
 
-    made = Events("client", [Sink(Raises(), "a-plugin 1.0")])
+    made = Events("client", [EventFeed(Raises(), "a-plugin 1.0")])
     for name in ("connected", "completed"):
         made.emit(name)
     assert seen == ["connected", "completed"]

@@ -130,15 +130,15 @@ def test_module_path_in_backward():
 def test_remembered_module_calls_are_bounded(monkeypatch):
     monkeypatch.setattr(module_path, "CALLS_REMEMBERED", 4)
     calls, marks = ForwardCalls(), [(number, None, ForwardCalls()) for number in range(100)]
-    calls.keep()
+    calls.collect_dropped()
     for number, mark in enumerate(marks):
         if number == 20:
-            calls.keep_no_more()
+            calls.stop_collecting_dropped()
         calls.append(number, mark)
     assert [calls.inside(number) for number in range(20)] == marks[:20]
     assert calls.inside(60) is None
     assert calls.inside(99) is marks[99]
-    assert sum(len(numbers) for numbers, _ in calls.kept) < 30
+    assert sum(len(numbers) for numbers, _ in calls.dropped_calls) < 30
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from djinn_core.system.lru import LruCache
 if TYPE_CHECKING:
     from djinn_core.hookspecs.optimizations import Judge
     from djinn_core.ir.graph import Graph
-    from djinn_core.ir.result import Measured, PipelineResult
+    from djinn_core.ir.result import PipelineResult, TrialTimes
 
 MIN_RUNS: Final = 16  # runs of a plan before a test starts
 PLANNING_PAYBACK: Final = 20  # minimum ratio of total run time to planning time
@@ -46,20 +46,20 @@ class Verdicts:
     """Results of trials of optimizations and placements, by program (topology and shapes)."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], dict[str, tuple[Measured, str]]] = {}
+        self._known: dict[tuple[str, str], dict[str, tuple[TrialTimes, str]]] = {}
 
     def about(self, program: Program | Graph) -> Without:
         """Return the optimizations and placements that are switched off for programs like this, with reasons."""
         return {name: reason for name, (_, reason) in self._verdicts_of(program).items() if reason} or NOTHING
 
-    def measured(self, program: Program | Graph) -> dict[str, Measured]:
+    def measured(self, program: Program | Graph) -> dict[str, TrialTimes]:
         """Return the measured times by optimization or placement policy."""
         return {name: times for name, (times, _) in self._verdicts_of(program).items()}
 
-    def _verdicts_of(self, program: Program | Graph) -> dict[str, tuple[Measured, str]]:
+    def _verdicts_of(self, program: Program | Graph) -> dict[str, tuple[TrialTimes, str]]:
         return self._known.get(_key(program), {}) if self._known else {}
 
-    def add(self, program: Program, name: str, measured: Measured, reason: str) -> None:
+    def add(self, program: Program, name: str, measured: TrialTimes, reason: str) -> None:
         """Record a trial of an optimization or placement. A `reason` switches it off."""
         self._known.setdefault(_key(program), {})[name] = measured, reason
 
@@ -177,7 +177,7 @@ class AbTests:
     def _is_settled(self, tried: Experiment, arms: tuple[Variant, Variant]) -> bool:
         """Ask the judge, and apply the verdict. Return False if more runs are necessary."""
         from djinn_core.hookspecs.optimizations import Trial  # imported here, because only planning needs it
-        from djinn_core.ir.result import Measured
+        from djinn_core.ir.result import TrialTimes
 
         assert self._judge is not None
         ours, other = arms
@@ -189,7 +189,7 @@ class AbTests:
         tried.names.pop(0)
         for arm in arms:
             arm.plan.took = None
-        measured = Measured.of(trial.without, trial.with_it)
+        measured = TrialTimes.of(trial.without, trial.with_it)
         fields = {"optimization": name, "with_ms": measured.after * 1e3, "without_ms": measured.before * 1e3}
         reason = reason_of(measured) if pays is False else ""
         self._verdicts.add(tried.program, name, measured, reason)
@@ -219,7 +219,7 @@ def verdict_of(judge: object, ask: Callable[[], bool | None]) -> bool | None:
     return verdict
 
 
-def reason_of(measured: Measured) -> str:
+def reason_of(measured: TrialTimes) -> str:
     """Return the reason why an optimization was switched off."""
     times = f"{measured.after * 1e3:.3g} ms with it, {measured.before * 1e3:.3g} ms without"
     return f"switched off by measurement: {times}, medians of {measured.runs} runs each"

@@ -60,8 +60,8 @@ class DerivedValues:
         from djinn_client.interception.recording.substitute import recipe_for  # few programs have recipes
 
         sources = key[1]
-        handles = _fresh(recipe.makes)
-        names = dict(zip(recipe.makes, handles, strict=True))
+        handles = _fresh(recipe.placeholders)
+        names = dict(zip(recipe.placeholders, handles, strict=True))
         submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
         self.some = True
         for evicted in self._made.store(key, handles):

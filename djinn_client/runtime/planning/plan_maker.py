@@ -24,7 +24,7 @@ from djinn_core.ir.program import Program
 from djinn_core.ir.result import PipelineResult, Stage
 from djinn_core.ir.slot_arrays import Words
 from djinn_core.planning.pipeline import plan
-from djinn_core.planning.request import asked_by_size
+from djinn_core.planning.request import growth_intolerant_plugins
 from djinn_core.registry.registry import Registry
 from djinn_core.settings import Settings
 from djinn_core.system.printable import printable
@@ -55,7 +55,7 @@ class PlanMaker:
         """Plan a program."""
         started = time.monotonic()
         result = self._result(program, without, "schedule")
-        about = result.recorded or result.profile
+        about = result.recorded_profile or result.profile
         assert about is not None
         report_planned(self._context, result, len(program), started)
         return PlannedProgram(result, about)
@@ -80,10 +80,10 @@ class PlanMaker:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
 
-def asked_by_size_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
+def growth_intolerant_plugins_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
     """Return the active plugins for programs on `devices` devices that require a new plan when sizes change much."""
     policy = policy_for(settings, registry.placement_policies, devices)
-    return asked_by_size(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
+    return growth_intolerant_plugins(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
 
 def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
@@ -95,9 +95,9 @@ def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Plan
     """Begin the planning for a session on `devices` devices, without facts about earlier programs."""
     registry, settings = context.configured()
     plans = PlanMaker(context, recent)
-    context.asked_by_size = asked_by_size_in(registry, settings, devices)
+    context.growth_intolerant_plugins = growth_intolerant_plugins_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not o.tolerates_growth)
-    factor = NARROW_FACTOR if context.asked_by_size else FACTOR
+    factor = NARROW_FACTOR if context.growth_intolerant_plugins else FACTOR
     judge = judge_among(registry.optimizations)
     return Planning(plans.plan, plans.analyse, plans.made, factor, judge, unsure)
 

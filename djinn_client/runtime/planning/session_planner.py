@@ -42,7 +42,7 @@ def new_planner(context: ClientContext, devices: int) -> Planner:
         lambda: are_loaded(context, "optimizations"),
         lambda: describes_values(context),
     )
-    context.asked_by_size, context.kinds_to_load = (), ()
+    context.growth_intolerant_plugins, context.kinds_to_load = (), ()
     if devices > 1 or plans_all(context) or context.configured()[0].is_selected:
         are_loaded(context, *PLANNING)
     # Plugins in the settings are loaded already, and may be under test: ask their optimizations from the first program
@@ -149,7 +149,7 @@ def with_measured(
     if program is None:
         rewritten = result.schedule.rewritten if result.schedule is not None else None
         program = rewritten.origin if rewritten is not None else result.graph
-    return attrs.evolve(result, measured=context.planner.verdicts.measured(program))
+    return attrs.evolve(result, trial_times=context.planner.verdicts.measured(program))
 
 
 def plan_in_session(context: ClientContext, graph: Graph) -> PipelineResult | None:

@@ -43,7 +43,7 @@ class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
 
     def holds_for(self, program: Program) -> bool:
         """Return True if `program` equals the original in every rewritten instruction, including sizes and numbers."""
-        return are_as_they_were(program, self.rewritten.relied, self.fixed)
+        return are_as_they_were(program, self.rewritten.required_calls, self.fixed)
 
 
 def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
@@ -243,7 +243,7 @@ def _conditions(
     """Return the fields `fixed` and `recipes` of a `TemplateRewrite`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
-    compared.update(p for node, _ in rewritten.relied for p in range(starts[node], starts[node + 1]))
+    compared.update(p for node, _ in rewritten.required_calls for p in range(starts[node], starts[node + 1]))
     positions = {value: i for i, value in enumerate(rewritten.values)}
     recipes = ((r, r.identity, tuple(positions[v] for v in r.sources)) for r in rewritten.recipes)
     return tuple((p, rewritten.origin.slots[p]) for p in sorted(compared)), tuple(recipes)

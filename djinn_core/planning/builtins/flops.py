@@ -32,12 +32,15 @@ def meta_call(graph: Graph, node: Node) -> tuple[list[Any], dict[str, Any]]:
 
 
 def meta_results(graph: Graph, node: Node) -> Any:
-    """Return the results of `node` on the meta device: a tensor, or a list with None for results that are no new value."""
+    """Return the results of `node` as meta tensors: a tensor, or a list if the op returns a list.
+
+    The list has None for each result that is not a new value.
+    """
     metas = [meta_tensor(graph.meta(v)) for v in node.outputs or node.writes[-1:]]
     if not node.form.sequence:
         return metas[0] if metas else None
-    rest = iter(metas)
-    return [next(rest, None) if kind == "new" else None for kind in node.form.results]
+    remaining = iter(metas)
+    return [next(remaining, None) if kind == "new" else None for kind in node.form.results]
 
 
 def meta_tensor(meta: TensorMeta) -> torch.Tensor:
@@ -52,7 +55,7 @@ RECURRENT = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 
 def flops_of(graph: Graph, node: Node) -> float:
     """Return the floating-point operations of `node`; 0 if PyTorch's counter has no formula for the op."""
-    formula = _registered().get(_counted_name(node.op))
+    formula = _registered_formulas().get(_counted_name(node.op))
     rule = _RULES.get(node.operation) if formula is None else None
     if rule is not None:
         result = node.outputs[0] if node.outputs else node.writes[-1]
@@ -63,7 +66,7 @@ def flops_of(graph: Graph, node: Node) -> float:
             return float(formula(*args, **kwargs, out_val=meta_results(graph, node)))
         except (AssertionError, ValueError):  # shapes that the formula does not expect, even if a kernel accepts them
             return 0.0
-    return _watched(graph, node) if _is_taken_apart(node.op) else 0.0
+    return _flops_of_parts(graph, node) if _is_composite_op(node.op) else 0.0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,24 +75,24 @@ def _counted_name(op: str) -> str:
     return ".".join(op.replace("::", ".").split(".")[:2])
 
 
-_known: tuple[int, dict[str, Callable[..., Any]]] = (-1, {})
+_formulas: tuple[int, dict[str, Callable[..., Any]]] = (-1, {})
 
 
-def _registered() -> dict[str, Callable[..., Any]]:
+def _registered_formulas() -> dict[str, Callable[..., Any]]:
     """Return PyTorch's formulas by op name. Libraries may add formulas at any time."""
-    global _known
+    global _formulas
     registry = flop_counter.flop_registry
-    if _known[0] != len(registry):
-        _known = (len(registry), {str(packet): formula for packet, formula in registry.items()})
-    return _known[1]
+    if _formulas[0] != len(registry):
+        _formulas = (len(registry), {str(packet): formula for packet, formula in registry.items()})
+    return _formulas[1]
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_taken_apart(op: str) -> bool:
+def _is_composite_op(op: str) -> bool:
     return op.startswith("aten::") and op in allowed_operators() and is_composite(resolve(op))
 
 
-def _watched(graph: Graph, node: Node) -> float:
+def _flops_of_parts(graph: Graph, node: Node) -> float:
     """Return the FLOPs that the counter reports for the parts of a composite op."""
     args, kwargs = meta_call(graph, node)
     with torch.no_grad(), flop_counter.FlopCounterMode(display=False) as counter:
@@ -97,29 +100,29 @@ def _watched(graph: Graph, node: Node) -> float:
     return float(counter.get_total_flops())
 
 
-def _linear(operands: Sequence[Shape], made: Shape) -> float:
+def _linear(operands: Sequence[Shape], result: Shape) -> float:
     activation, weight = operands[:2]
-    return 2.0 * math.prod(made) * activation[-1] if len(weight) == 2 else 0.0
+    return 2.0 * math.prod(result) * activation[-1] if len(weight) == 2 else 0.0
 
 
-def _matmul(operands: Sequence[Shape], made: Shape) -> float:
+def _matmul(operands: Sequence[Shape], result: Shape) -> float:
     left, right = operands[:2]
-    return 2.0 * math.prod(made) * left[-1] if len(right) > 1 else 0.0  # products with a vector are not counted
+    return 2.0 * math.prod(result) * left[-1] if len(right) > 1 else 0.0  # products with a vector are not counted
 
 
-def _grouped_product(operands: Sequence[Shape], made: Shape) -> float:
+def _grouped_matmul(operands: Sequence[Shape], result: Shape) -> float:
     """Return the FLOPs of a grouped matmul: each row is multiplied by the matrix of its group.
 
     With two matrices, groups divide the dimension that is summed over.
     """
     left, right = operands[:2]
-    groups = made[0] if len(left) == len(right) == 2 else 1
-    return 2.0 * math.prod(made) * left[-1] / groups
+    groups = result[0] if len(left) == len(right) == 2 else 1
+    return 2.0 * math.prod(result) * left[-1] / groups
 
 
-def _attention(operands: Sequence[Shape], made: Shape) -> float:
+def _attention(operands: Sequence[Shape], result: Shape) -> float:
     query, key = operands[:2]
-    return 2.0 * math.prod(made[:-1]) * key[-2] * (query[-1] + made[-1])
+    return 2.0 * math.prod(result[:-1]) * key[-2] * (query[-1] + result[-1])
 
 
 def _attention_backward(operands: Sequence[Shape], _: Shape) -> float:
@@ -143,7 +146,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("batch_norm", "layer_norm", "rms_norm"), _nothing),
     "linear": _linear,
     "matmul": _matmul,
-    "_grouped_mm": _grouped_product,
+    "_grouped_mm": _grouped_matmul,
     **dict.fromkeys(RECURRENT, _recurrent),
     **dict.fromkeys(FUSED_ATTENTION, _attention),
     **{f"{name}_backward": _attention_backward for name in FUSED_ATTENTION},

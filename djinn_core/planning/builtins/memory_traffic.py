@@ -43,33 +43,33 @@ def traffic_of(graph: Graph, node: Node) -> tuple[int, int]:
     if operation in _ALLOCATIONS:
         return 0, 0
     if operation in _SCATTERS:
-        return _scattered(graph, node)
-    written = _written(graph, node)
+        return _scatter_traffic(graph, node)
+    bytes_written = _bytes_written(graph, node)
     if operation in _LOOK_UPS:
         table, *indices = dict.fromkeys(node.inputs)
-        return min(distinct_bytes(graph.meta(table)), written) + _total(graph, indices), written
+        return min(distinct_bytes(graph.meta(table)), bytes_written) + _total(graph, indices), bytes_written
     if operation in _BAGS:
-        table, bags, *rest = node.inputs
+        table, bags, *other_operands = node.inputs
         width = graph.meta(table).shape[-1] * graph.meta(table).dtype.itemsize
-        return graph.meta(bags).numel * width + _total(graph, (bags, *rest)), written
+        return graph.meta(bags).numel * width + _total(graph, (bags, *other_operands)), bytes_written
     overwritten = set(node.writes) if operation in _FILLS or node.op.endswith("out") else set()
-    return _total(graph, [v for v in dict.fromkeys(node.inputs) if v not in overwritten]), written
+    return _total(graph, [v for v in dict.fromkeys(node.inputs) if v not in overwritten]), bytes_written
 
 
-def _written(graph: Graph, node: Node) -> int:
+def _bytes_written(graph: Graph, node: Node) -> int:
     """Return the bytes of newly allocated results and of in-place writes."""
-    looked_into = set(storages_of(node.inputs))
-    fresh = [v for v in node.outputs if storage_of(v) not in looked_into]
+    operand_storages = set(storages_of(node.inputs))
+    fresh = [v for v in node.outputs if storage_of(v) not in operand_storages]
     return _total(graph, (*fresh, *dict.fromkeys(node.writes)))
 
 
-def _scattered(graph: Graph, node: Node) -> tuple[int, int]:
+def _scatter_traffic(graph: Graph, node: Node) -> tuple[int, int]:
     target, *sources = dict.fromkeys(node.inputs)
     into = graph.meta(target)
     count = max((graph.meta(v).numel for v in sources), default=0)
-    touched = min(distinct_bytes(into), count * into.dtype.itemsize)
-    again = touched if node.operation in _ACCUMULATE else 0
-    return _total(graph, sources) + again, touched
+    bytes_written = min(distinct_bytes(into), count * into.dtype.itemsize)
+    accumulated = bytes_written if node.operation in _ACCUMULATE else 0
+    return _total(graph, sources) + accumulated, bytes_written
 
 
 def _total(graph: Graph, values: Sequence[int]) -> int:

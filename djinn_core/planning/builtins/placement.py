@@ -31,39 +31,39 @@ class SingleDevice(PlacementPolicy):
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """Place all nodes on one device, with one reason.
+        """Return a placement of all nodes on one device, with the same reason for each node.
 
         Raises:
             DoesNotFit: no device has the memory and the dtypes that the program needs.
         """
         devices = context.topology.devices
-        bytes_held, fresh = _bytes_held(context.graph, context.resident), _EmptyDevices()
+        bytes_held, empty_devices = _bytes_held(context.graph, context.resident), _EmptyDevices()
         obstacles: dict[str, str] = {}
-        if (drawing := _random_home(context)) is not None:
-            obstacles = {d.id: f"random numbers are drawn on {drawing}" for d in devices if d.id != drawing}
-            devices = tuple(d for d in devices if d.id == drawing)
+        if (random_home := _random_home(context)) is not None:
+            obstacles = {d.id: f"random numbers are drawn on {random_home}" for d in devices if d.id != random_home}
+            devices = tuple(d for d in devices if d.id == random_home)
         for spill in (False, True):
             for device in sorted(devices, key=lambda d: -bytes_held[d.id]):  # the first of equally filled devices
                 if spill and not device.spill:
                     continue
-                obstacles[device.id] = fresh.obstacle(context, device, spill)
+                obstacles[device.id] = empty_devices.obstacle(context, device, spill)
                 if not obstacles[device.id]:
-                    return self._on(context, device, bytes_held, obstacles)
+                    return self._placement_on(context, device, bytes_held, obstacles)
         raise DoesNotFit(f"no device can run this program alone ({_listed(obstacles)})")
 
-    def _on(
+    def _placement_on(
         self,
         context: PlacementContext,
         device: DeviceCapabilities,
-        held: Mapping[str, int],
+        bytes_held: Mapping[str, int],
         obstacles: Mapping[str, str],
     ) -> Placement:
-        if held[device.id]:
-            reason = f"{held[device.id]:,} of {sum(held.values()):,} bytes of the inputs are there"
+        if bytes_held[device.id]:
+            reason = f"{bytes_held[device.id]:,} of {sum(bytes_held.values()):,} bytes of the inputs are there"
         else:
             reason = "the first device" if device is context.topology.devices[0] else "the first device that fits"
-        if refused := _listed(obstacles):
-            reason = f"{reason} (not {refused})"
+        if obstacle_list := _listed(obstacles):
+            reason = f"{reason} (not {obstacle_list})"
         return attrs.evolve(_on_one_device(context, device.id, reason), policy=self.name)
 
 
@@ -87,23 +87,23 @@ class _EmptyDevices:
     Devices with equal free memory and dtypes share an entry.
     """
 
-    _known: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
+    _obstacles: dict[DeviceCapabilities, str] = attrs.field(factory=dict)
 
     def obstacle(self, context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
         """Return the reason why a program cannot run on a device, or an empty string."""
         if device.id in context.memory_limits or context.resident or context.copies:
             return _obstacle(context, device, spill)
-        make = attrs.evolve(device, id=str(spill), name="", group="")
-        if make not in self._known:
-            self._known[make] = _obstacle(context, device, spill)
-        return self._known[make]
+        model = attrs.evolve(device, id=str(spill), name="", group="")
+        if model not in self._obstacles:
+            self._obstacles[model] = _obstacle(context, device, spill)
+        return self._obstacles[model]
 
 
 def _obstacle(context: PlacementContext, device: DeviceCapabilities, spill: bool) -> str:
-    here = [
-        s for s in shortages(context, _on_one_device(context, device.id, "asked"), spill=spill) if s.device == device.id
+    own_shortages = [
+        s for s in shortages(context, _on_one_device(context, device.id, ""), spill=spill) if s.device == device.id
     ]
-    return here[0].reason if here else ""
+    return own_shortages[0].reason if own_shortages else ""
 
 
 def _random_home(context: PlacementContext) -> str | None:

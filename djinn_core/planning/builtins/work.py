@@ -37,15 +37,15 @@ def parts_of(graph: Graph, node: Node) -> tuple[Part, ...]:
 
 
 def _attention(rows: int, length: int, width: int, heads: int) -> tuple[Part, ...]:
-    """Return the projections of `rows` sequences, scores, attention weights and the weighted sums."""
-    positions, each = rows * length, width // heads
+    """Return the steps of an attention over `rows` sequences of `length` positions, in order."""
+    positions, head_width = rows * length, width // heads
     scores = (rows * heads, length, length)
     return (
         ("linear", "product", (1, positions, 3 * width, width)),
         ("add", "pointwise", (3 * positions * width,)),  # biases, and heads side by side
-        ("bmm", "product", (*scores, each)),
+        ("bmm", "product", (*scores, head_width)),
         ("_softmax", "softmax", (math.prod(scores),)),
-        ("bmm", "product", (rows * heads, length, each, length)),
+        ("bmm", "product", (rows * heads, length, head_width, length)),
         ("clone", "copy", (positions * width,)),
         ("linear", "product", (1, positions, width, width)),
     )
@@ -66,15 +66,15 @@ def _encoder_layer(graph: Graph, node: Node) -> tuple[Part, ...]:
     hidden = graph.meta(options["ffn_weight_1"]).shape[0]
     positions = rows * length
     size = (positions * width,)
-    between: tuple[Part, ...] = (("add", "pointwise", size), ("native_layer_norm", "normalisation", size))
+    add_and_norm: tuple[Part, ...] = (("add", "pointwise", size), ("native_layer_norm", "normalisation", size))
     activation = "gelu" if options["use_gelu"] else "relu"
     return (
         *_attention(rows, length, width, options["num_heads"]),
-        *between,
+        *add_and_norm,
         ("linear", "product", (1, positions, hidden, width)),
         (activation, "pointwise", (positions * hidden,)),
         ("linear", "product", (1, positions, width, hidden)),
-        *between,
+        *add_and_norm,
     )
 
 
@@ -104,13 +104,14 @@ class Work:
         operations: arithmetic operations that the kernel executes, including elementwise ops and reductions.
         bytes_read: bytes read from memory.
         bytes_written: bytes written to memory.
-        dims: (batch, rows, columns, contracted) of products, and of convolutions, attention and recurrent layers seen
-            as products. For other ops (elements,), of the larger of operands and results.
+        dims: (batch, rows, columns, contracted) for matrix products, and for convolutions, attention and recurrent
+            layers, which are regarded as matrix products. Other ops have (elements,): the size of the largest operand
+            or of the results.
         dtype: dtype of the result.
         kernel: positions that a convolution's kernel covers.
         tensors: number of results; large for ops on lists.
-        layout: of the operand with the worst layout: `contiguous`, `permuted` if only its last dimension is in order,
-            `transposed` otherwise.
+        layout: the worst layout of an operand: `contiguous`, `permuted` if its last dimension has stride 1, otherwise
+            `transposed`.
         parts: the steps of a fused kernel for a whole layer, each as a `Work` without memory.
         workspace: temporary bytes during the op, without operands and results.
     """
@@ -136,7 +137,7 @@ class Work:
 
 
 _LIMIT = 65536
-_known: dict[tuple[object, ...], tuple[object, Work]] = {}
+_work_cache: dict[tuple[object, ...], tuple[object, Work]] = {}
 
 
 def work_of(graph: Graph, node: Node) -> Work:
@@ -145,54 +146,54 @@ def work_of(graph: Graph, node: Node) -> Work:
     aliased = is_view(node)
     # The cache keys forms by identity, which is fast. The cache entry keeps the form alive.
     key = (node.op, id(node.form), aliased, node.slots, *metas)
-    found = _known.get(key)
-    if found is not None:
-        return found[1]
-    work = _view(graph, node) if aliased else _work(graph, node)
-    if len(_known) >= _LIMIT:
-        _known.clear()
-    _known[key] = (node.form, work)
+    entry = _work_cache.get(key)
+    if entry is not None:
+        return entry[1]
+    work = _view_work(graph, node) if aliased else _compute_work(graph, node)
+    if len(_work_cache) >= _LIMIT:
+        _work_cache.clear()
+    _work_cache[key] = (node.form, work)
     return work
 
 
-def _view(graph: Graph, node: Node) -> Work:
+def _view_work(graph: Graph, node: Node) -> Work:
     meta = graph.meta(node.outputs[0])
     return Work(node.operation, "view", 0.0, 0.0, 0, 0, (0,), meta.dtype, tensors=len(node.outputs))
 
 
-def _work(graph: Graph, node: Node) -> Work:
+def _compute_work(graph: Graph, node: Node) -> Work:
     results = node.outputs or tuple(dict.fromkeys(node.writes))
     metas = [graph.meta(v) for v in results]
-    read, written = traffic_of(graph, node)
+    bytes_read, bytes_written = traffic_of(graph, node)
     kind = _kind(graph, node)
     flops = flops_of(graph, node)
     dims = _dims(graph, node, kind)
     dtype = metas[0].dtype if metas else torch.float32
-    parts = tuple(_part(name, of, sizes, dtype) for name, of, sizes in parts_of(graph, node))
+    parts = tuple(_part_work(name, part_kind, sizes, dtype) for name, part_kind, sizes in parts_of(graph, node))
     return Work(
         operation=node.operation,
         kind=kind,
         flops=flops or sum(part.flops for part in parts),
         operations=sum(p.operations for p in parts) or _operations(node.operation, kind, dims, flops),
-        bytes_read=read,
-        bytes_written=written,
+        bytes_read=bytes_read,
+        bytes_written=bytes_written,
         dims=dims,
         dtype=dtype,
         tensors=max(1, len(results)),
         kernel=_kernel(graph, node) if kind == "convolution" else 1,
         layout=max(map(_layout, dict.fromkeys(map(graph.meta, node.inputs))), default=_LAYOUTS[0], key=_LAYOUTS.index),
         parts=parts,
-        workspace=workspace_of(graph, node) or _between(parts),
+        workspace=workspace_of(graph, node) or _intermediate_bytes(parts),
     )
 
 
-def _between(parts: tuple[Work, ...]) -> int:
+def _intermediate_bytes(parts: tuple[Work, ...]) -> int:
     """Return the bytes of the two largest products of a fused layer. They are intermediate results of the layer."""
-    intermediate_bytes = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
-    return sum(intermediate_bytes[-2:])
+    sizes = sorted(math.prod(p.dims[:-1]) * p.dtype.itemsize for p in parts if p.kind == "product")
+    return sum(sizes[-2:])
 
 
-def _part(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:
+def _part_work(operation: str, kind: Kind, dims: tuple[int, ...], dtype: torch.dtype) -> Work:
     flops = 2.0 * math.prod(dims) if kind == "product" else 0.0
     return Work(operation, kind, flops, _operations(operation, kind, dims, flops), 0, 0, dims, dtype)
 
@@ -214,7 +215,7 @@ _COPIES = frozenset({
 })  # fmt: skip
 _NORMS = ("layer_norm", "batch_norm", "group_norm", "rms_norm", "instance_norm")
 _LOOK_UPS = ("embedding", "gather", "index", "scatter", "take", "put")
-_NAMED: dict[str, Kind] = {
+_KIND_BY_NAME: dict[str, Kind] = {
     **dict.fromkeys(_PRODUCTS, "product"),
     **dict.fromkeys(_CONVOLUTIONS, "convolution"),
     **dict.fromkeys(FUSED_ATTENTION, "attention"),
@@ -230,7 +231,7 @@ _NAMED: dict[str, Kind] = {
 
 def _kind(graph: Graph, node: Node) -> Kind:
     operation = node.operation
-    kind = _NAMED.get(operation)
+    kind = _KIND_BY_NAME.get(operation)
     if kind is not None:
         return kind
     if any(norm in operation for norm in _NORMS):
@@ -337,7 +338,13 @@ def _kernel(graph: Graph, node: Node) -> int:
 # --- arithmetic -------------------------------------------------------------------------------------------------
 
 # Arithmetic for each element.
-_EACH: dict[Kind, float] = {"normalisation": 8.0, "softmax": 5.0, "pooling": 9.0, "random": 10.0, "copy": 0.0}
+_OPERATIONS_PER_ELEMENT: dict[Kind, float] = {
+    "normalisation": 8.0,
+    "softmax": 5.0,
+    "pooling": 9.0,
+    "random": 10.0,
+    "copy": 0.0,
+}
 
 
 def _operations(operation: str, kind: Kind, dims: tuple[int, ...], flops: float) -> float:
@@ -351,4 +358,4 @@ def _operations(operation: str, kind: Kind, dims: tuple[int, ...], flops: float)
     elements = dims[0]
     if kind == "sort":
         return elements * math.log2(max(2, elements))
-    return elements * _EACH.get(kind, 1.0)
+    return elements * _OPERATIONS_PER_ELEMENT.get(kind, 1.0)

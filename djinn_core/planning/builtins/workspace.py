@@ -30,14 +30,14 @@ def workspace_of(graph: Graph, node: Node) -> int:
 
 
 def _convolution(graph: Graph, node: Node) -> int:
-    """Return the bytes of operands that convolution kernels copy into their own layout.
+    """Return the bytes of operands that convolution kernels copy into their rank layout.
 
     Transposed convolutions copy the result as well.
     """
-    copies = _given(graph, node)
+    copies = _operand_bytes(graph, node)
     if not (arguments(node).get("transposed") or "transpose" in node.operation):
         return copies
-    return max(copies, 2 * _made(graph, node))
+    return max(copies, 2 * _result_bytes(graph, node))
 
 
 def _convolution_backward(graph: Graph, node: Node) -> int:
@@ -45,13 +45,13 @@ def _convolution_backward(graph: Graph, node: Node) -> int:
 
     Depthwise weights fill a block only in part.
     """
-    copies = _given(graph, node)
+    copies = _operand_bytes(graph, node)
     if len(node.inputs) < 3:
         return copies
     _, data, weight = (graph.meta(v) for v in node.inputs[:3])
     groups = data.shape[1] // max(1, weight.shape[1])
-    inside = (weight.shape[0] // max(1, groups), weight.shape[1])
-    blocks = math.prod(-(-channels // _CHANNELS) * _CHANNELS for channels in inside)
+    group_channels = (weight.shape[0] // max(1, groups), weight.shape[1])
+    blocks = math.prod(-(-channels // _CHANNELS) * _CHANNELS for channels in group_channels)
     return copies + groups * blocks * math.prod(weight.shape[2:]) * weight.dtype.itemsize
 
 
@@ -96,18 +96,21 @@ def _matmul(graph: Graph, node: Node) -> int:
 
 
 def _is_one_batch(meta: TensorMeta, batch: tuple[int, ...]) -> bool:
-    own = len(meta.shape) - 2
-    sizes, strides = (1,) * (len(batch) - own) + meta.shape[:own], (0,) * (len(batch) - own) + meta.stride[:own]
+    rank = len(meta.shape) - 2
+    sizes, strides = (1,) * (len(batch) - rank) + meta.shape[:rank], (0,) * (len(batch) - rank) + meta.stride[:rank]
     steps = [
-        (size, stride if have == size else 0)
-        for size, have, stride in zip(batch, sizes, strides, strict=True)
+        (size, stride if own_size == size else 0)
+        for size, own_size, stride in zip(batch, sizes, strides, strict=True)
         if size > 1
     ]
     return all(outer == inner * size for (_, outer), (size, inner) in itertools.pairwise(steps))
 
 
 def _attention(graph: Graph, node: Node) -> int:
-    """Return the bytes of one score block and of boolean masks in the query's dtype. With dropout: three full score matrices."""
+    """Return the bytes of one score block and of boolean masks in the query's dtype.
+
+    An op with dropout needs three full score matrices.
+    """
     query, key = (graph.meta(v) for v in node.inputs[:2])
     if node.operation == "scaled_dot_product_attention" and arguments(node).get("dropout_p"):
         return 3 * math.prod(query.shape[:-1]) * key.shape[-2] * query.dtype.itemsize
@@ -122,8 +125,8 @@ def _attention_backward(graph: Graph, node: Node) -> int:
 
 
 def _attention_block(query: tuple[int, ...], key: tuple[int, ...]) -> int:
-    most = next(rows for least, rows in _QUERIES if query[-2] >= least)
-    return min(query[-2], most) * (min(key[-2], _KEYS) + query[-1] + 2) * torch.float32.itemsize
+    max_rows = next(rows for least, rows in _QUERIES if query[-2] >= least)
+    return min(query[-2], max_rows) * (min(key[-2], _KEYS) + query[-1] + 2) * torch.float32.itemsize
 
 
 def _recurrent(graph: Graph, node: Node) -> int:
@@ -137,20 +140,20 @@ def _recurrent(graph: Graph, node: Node) -> int:
     return directions * rows * (matrices[0][0] + 3 * shapes[1][-1]) * graph.meta(node.inputs[0]).dtype.itemsize
 
 
-def _given(graph: Graph, node: Node) -> int:
+def _operand_bytes(graph: Graph, node: Node) -> int:
     return sum(graph.meta(v).nbytes for v in dict.fromkeys(node.inputs))
 
 
-def _made(graph: Graph, node: Node) -> int:
+def _result_bytes(graph: Graph, node: Node) -> int:
     return sum(graph.meta(v).nbytes for v in node.outputs)
 
 
 def _is_contiguous(meta: TensorMeta) -> bool:
-    expected = 1
+    expected_stride = 1
     for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
-        if size != 1 and stride != expected:
+        if size != 1 and stride != expected_stride:
             return False
-        expected *= size
+        expected_stride *= size
     return True
 
 

@@ -12,7 +12,7 @@ from djinn_core.ir.flow import COPIES, chain, origin
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.op_families import FUSED_ATTENTION, SOFTMAX
 from djinn_core.planning.matching.gradients import Gradients
-from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.match_result import Match
 from djinn_core.planning.matching.terms import op, through
 
 PRODUCTS = frozenset({"baddbmm", "bmm", "einsum", "matmul", "mm"})
@@ -25,7 +25,7 @@ _SCORE_OPS = frozenset({
 _WEIGHT_OPS = frozenset({*COPIES, "div", "dropout", "masked_fill", "mul", "nan_to_num", "native_dropout", "where"})
 _SWAPS = frozenset({"permute", "swapaxes", "transpose"})
 _SCORES = op(PRODUCTS)["scores"] >> through(_SCORE_OPS, limit=24, widest=True) >> op(SOFTMAX)["softmax"]
-_WRITTEN_OUT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODUCTS)["mixture"]
+_EXPLICIT = _SCORES >> through(_WEIGHT_OPS, limit=6, widest=True) >> op(PRODUCTS)["mixture"]
 
 
 @attrs.frozen
@@ -59,21 +59,25 @@ class Attention:
 
 def attentions_of(graph: Graph) -> tuple[Attention, ...]:
     """Return the attentions of a graph, in order of their last ops. Each softmax belongs to one attention."""
-    fused = [_fused(graph, graph.nodes[i]) for name in FUSED_ATTENTION & graph.by_op.keys() for i in graph.by_op[name]]
+    fused = [
+        _fused_attention(graph, graph.nodes[i])
+        for name in FUSED_ATTENTION & graph.by_op.keys()
+        for i in graph.by_op[name]
+    ]
     if SOFTMAX.isdisjoint(graph.by_op):
         return tuple(sorted(fused, key=lambda attention: attention.nodes))
-    gradients, written = graph.flow.shared(Gradients), dict[int, Attention]()
+    gradients, by_softmax = graph.flow.shared(Gradients), dict[int, Attention]()
     for index in sorted(i for name in PRODUCTS & graph.by_op.keys() for i in graph.by_op[name]):
-        for found in _WRITTEN_OUT.ways(Found(graph, {}, {}), index):
-            softmax = found.names["softmax"]
-            if softmax not in written and (attention := _written_out(graph, found)) is not None:
+        for match in _EXPLICIT.ways(Match(graph, {}, {}), index):
+            softmax = match.names["softmax"]
+            if softmax not in by_softmax and (attention := _explicit_attention(graph, match)) is not None:
                 if index not in gradients:
-                    written[softmax] = attention
+                    by_softmax[softmax] = attention
                 break
-    return tuple(sorted((*fused, *written.values()), key=lambda attention: attention.nodes))
+    return tuple(sorted((*fused, *by_softmax.values()), key=lambda attention: attention.nodes))
 
 
-def _fused(graph: Graph, node: Node) -> Attention:
+def _fused_attention(graph: Graph, node: Node) -> Attention:
     options = arguments(node)
     query, key, value = (options.get(name, node.inputs[i]) for i, name in enumerate(("query", "key", "value")))
     masks = [
@@ -85,40 +89,43 @@ def _fused(graph: Graph, node: Node) -> Attention:
     )
 
 
-def _written_out(graph: Graph, found: Found) -> Attention | None:
+def _explicit_attention(graph: Graph, match: Match) -> Attention | None:
     """Return the attention of a match; None if the scores do not fit, or the key is the weight of a layer."""
-    softmax, scores, mixture = found["softmax"], found["scores"], found["mixture"]
-    shape, made = graph.meta(softmax.inputs[0]).shape, graph.meta(found.value("scores"))
+    softmax, scores, mixture = match["softmax"], match["scores"], match["mixture"]
+    shape, scores_meta = graph.meta(softmax.inputs[0]).shape, graph.meta(match.value("scores"))
     if len(shape) < 2 or arguments(softmax).get("dim", -1) not in {-1, len(shape) - 1} or len(mixture.inputs) < 2:
         return None
-    sinks = graph.meta(softmax.inputs[0]).numel - made.numel
+    sinks = graph.meta(softmax.inputs[0]).numel - scores_meta.numel
     if sinks:
         shape = (*shape[:-1], shape[-1] - 1)
-    if made.numel == 0 or sinks not in {0, made.numel // max(shape[-1], 1)}:
+    if scores_meta.numel == 0 or sinks not in {0, scores_meta.numel // max(shape[-1], 1)}:
         return None
-    weights = _operand(graph, found)
+    weights = _weights_position(graph, match)
     query, key, value = *scores.inputs[-2:], mixture.inputs[-1 if weights == 0 else -2]
     rows = query_shape(graph, query)
     if shape[-1] not in graph.meta(value).shape or len(rows) < 2 or _is_layer(graph, query, key, value):
         return None
-    between = [i for i in found.nodes if scores.id < i < softmax.id]
-    nodes = tuple(sorted(found.nodes))
+    between = [i for i in match.nodes if scores.id < i < softmax.id]
+    nodes = tuple(sorted(match.nodes))
     return Attention(nodes, query, key, value, _masks(graph, scores, between), rows[-2], shape[-1], shape, fused=False)
 
 
-def _operand(graph: Graph, found: Found) -> int:
+def _weights_position(graph: Graph, match: Match) -> int:
     """Return the position of the weights among the last two operands of the mixture: 0 or 1."""
-    first = graph.flow.operands(found["mixture"])[-2]
-    return 0 if first >= found.names["softmax"] and (first in found.nodes) else 1
+    first = graph.flow.operands(match["mixture"])[-2]
+    return 0 if first >= match.names["softmax"] and (first in match.nodes) else 1
 
 
 def _masks(graph: Graph, scores: Node, between: list[int]) -> tuple[int, ...]:
-    """Return the masks: operands of ops between scores and softmax that do not come from the scores and are no single numbers."""
+    """Return the masks: operands of ops between scores and softmax.
+
+    Operands that come from the scores or have one element are excluded.
+    """
     flow, way = graph.flow, {scores.id, *between}
     masks = list(scores.inputs[:-2])  # baddbmm adds its first operand
     for i in between:
         node = graph.nodes[i]
-        if not flow.looks[i] and node.operation != "cat":
+        if not flow.pass_through[i] and node.operation != "cat":
             masks += [v for v, s in zip(node.inputs, flow.sources[i], strict=True) if s not in way]
     return tuple(v for v in dict.fromkeys(masks) if graph.meta(v).numel > 1)
 

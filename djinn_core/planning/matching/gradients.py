@@ -20,10 +20,10 @@ class Gradients:
 
     def __contains__(self, node: int) -> bool:
         if self._derived is None:
-            self._derived = self._found()
+            self._derived = self._find_derived()
         return bool(self._derived[node])
 
-    def _found(self) -> bytearray:
+    def _find_derived(self) -> bytearray:
         graph = self._graph
         derived = bytearray(len(graph.nodes))
         if not any(o in _ONES or "_backward" in o for o in graph.by_op):
@@ -31,10 +31,10 @@ class Gradients:
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
             if node.operation in OPTIMIZER:
                 continue  # the result is a weight again
-            seed = node.operation in _ONES and self._is_one(node.outputs)
+            seed = node.operation in _ONES and self._is_loss_shape(node.outputs)
             derived[node.id] = seed or is_backward(node) or any(s >= 0 and derived[s] for s in sources)
         return derived
 
-    def _is_one(self, outputs: tuple[int, ...]) -> bool:
+    def _is_loss_shape(self, outputs: tuple[int, ...]) -> bool:
         """Return True if the first output has the shape of a loss: one element."""
         return bool(outputs) and self._graph.meta(outputs[0]).shape in {(), (1,)}

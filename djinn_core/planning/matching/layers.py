@@ -6,7 +6,7 @@ import attrs
 
 from djinn_core.ir.flow import Flow
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.planning.matching.match_result import Found, Ways
+from djinn_core.planning.matching.match_result import Match, Ways
 from djinn_core.planning.matching.terms import Term
 
 _PRODUCTS = frozenset({"addmm", "linear", "matmul", "mm"})
@@ -19,10 +19,10 @@ _FILLED = frozenset({
 _FILLS = 8
 
 
-def is_given(flow: Flow, source: int) -> bool:
+def is_weight(flow: Flow, source: int) -> bool:
     """Return True if `source` is a weight: an input, or a value that the program fills with constants."""
     for _ in range(_FILLS):
-        source = flow.beyond(source)
+        source = flow.skip_pass_through(source)
         if source < 0:
             return True
         if flow.graph.nodes[source].operation not in _FILLED:
@@ -56,33 +56,36 @@ class Layer:
 def layer_at(graph: Graph, node: Node) -> Layer | None:
     """Return the layer that ends in `node`: `linear`, `addmm`, `mm` or `matmul` with a weight, or a bias addition."""
     if node.operation in _PRODUCTS:
-        return _product(graph, node)
+        return _product_layer(graph, node)
     if node.operation in _BIASED and len(node.inputs) == 2:
-        return _biased(graph, node)
+        return _layer_with_bias(graph, node)
     return None
 
 
-def _product(graph: Graph, node: Node) -> Layer | None:
+def _product_layer(graph: Graph, node: Node) -> Layer | None:
     flow, sources = graph.flow, graph.flow.sources[node.id]
     if node.operation == "linear":
         return Layer(node, node, sources[0], sources[1], sources[2] if len(sources) > 2 else None)
     bias, (left, right) = (sources[0], sources[1:3]) if node.operation == "addmm" else (None, sources[:2])
-    are_given, ranks = [is_given(flow, s) for s in (left, right)], [len(graph.meta(v).shape) for v in node.inputs[-2:]]
-    if are_given[1] and ranks[1] == 2:
+    are_weights, ranks = (
+        [is_weight(flow, s) for s in (left, right)],
+        [len(graph.meta(v).shape) for v in node.inputs[-2:]],
+    )
+    if are_weights[1] and ranks[1] == 2:
         return Layer(node, node, left, right, bias)
-    if are_given[0] and ranks[0] == 2:
+    if are_weights[0] and ranks[0] == 2:
         return Layer(node, node, right, left, bias)
     return None
 
 
-def _biased(graph: Graph, node: Node) -> Layer | None:
+def _layer_with_bias(graph: Graph, node: Node) -> Layer | None:
     flow = graph.flow
     first, second = flow.operands(node)
     for product, bias in ((first, second), (second, first)):
         maker = flow.node(product)
-        if maker is None or maker.operation not in {"matmul", "mm"} or not is_given(flow, bias):
+        if maker is None or maker.operation not in {"matmul", "mm"} or not is_weight(flow, bias):
             continue
-        layer = _product(graph, maker)
+        layer = _product_layer(graph, maker)
         if layer is not None and len(graph.meta(flow.value(bias)).shape) == 1:
             return Layer(node, maker, layer.data, layer.weight, bias)
     return None
@@ -101,19 +104,19 @@ class LayerTerm(Term):
     def fed_by(self, before: Term) -> LayerTerm:
         return LayerTerm((*self.feeds, before))
 
-    def ways(self, found: Found, source: int) -> Ways:
-        source = found.graph.flow.beyond(source)
-        layer = layer_at(found.graph, found.graph.nodes[source]) if source >= 0 else None
+    def ways(self, match: Match, source: int) -> Ways:
+        source = match.graph.flow.skip_pass_through(source)
+        layer = layer_at(match.graph, match.graph.nodes[source]) if source >= 0 else None
         if layer is not None:
-            yield from _fed(found.with_nodes(layer.product.id, layer.node.id), layer.data, self.feeds)
+            yield from _match_feeds(match.with_nodes(layer.product.id, layer.node.id), layer.data, self.feeds)
 
 
-def _fed(found: Found, source: int, feeds: tuple[Term, ...]) -> Ways:
+def _match_feeds(match: Match, source: int, feeds: tuple[Term, ...]) -> Ways:
     if not feeds:
-        yield found
+        yield match
         return
-    for way in feeds[0].ways(found, source):
-        yield from _fed(way, source, feeds[1:])
+    for way in feeds[0].ways(match, source):
+        yield from _match_feeds(way, source, feeds[1:])
 
 
 def linear() -> LayerTerm:

@@ -11,7 +11,7 @@ from djinn_core.ir.values import TensorMeta
 
 
 @attrs.frozen
-class Place:
+class MatchedNode:
     """A node in its graph. Conditions receive it as their argument."""
 
     graph: Graph
@@ -30,7 +30,7 @@ class Place:
 
 
 @attrs.frozen
-class Found:
+class Match:
     """A match: its covered nodes and named sources. During a search the match is partial.
 
     Attributes:
@@ -43,16 +43,16 @@ class Found:
     nodes: dict[int, None]
     names: Mapping[str, int]
 
-    def with_nodes(self, *nodes: int) -> Found:
+    def with_nodes(self, *nodes: int) -> Match:
         """Return this match with more nodes."""
-        return Found(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
+        return Match(self.graph, {**self.nodes, **dict.fromkeys(nodes)}, self.names)
 
-    def named(self, name: str, source: int) -> Found | None:
-        """Return this match with one more name; None if the name already stands for another source."""
+    def with_name(self, name: str, source: int) -> Match | None:
+        """Return this match with the source named `name`, or None if the name already stands for another source."""
         value = self.names.get(name)
         if value is not None:
             return self if value == source else None
-        return Found(self.graph, self.nodes, {**self.names, name: source})
+        return Match(self.graph, self.nodes, {**self.names, name: source})
 
     def __getitem__(self, name: str) -> Node:
         """Return the node that the match names `name`.
@@ -73,14 +73,14 @@ class Found:
         """Return the metadata of the value that the match names `name`."""
         return self.graph.meta(self.value(name))
 
-    def described(self) -> dict[str, str]:
+    def descriptions(self) -> dict[str, str]:
         """Return a description of each named node or input, to fill the templates of reasons."""
-        return {name: self._in_words(source) for name, source in self.names.items()}
+        return {name: self._description(source) for name, source in self.names.items()}
 
-    def _in_words(self, source: int) -> str:
+    def _description(self, source: int) -> str:
         if source < 0:
             return f"an input of shape {self.graph.meta(self.graph.inputs[~source]).shape}"
         return f"{self.graph.nodes[source].op} (node {source})"
 
 
-Ways = Iterator[Found]
+Ways = Iterator[Match]

@@ -11,7 +11,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.profile import PatternMatch
-from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.match_result import Match
 from djinn_core.planning.matching.terms import Term, has_conditions
 
 
@@ -22,11 +22,11 @@ class Matcher(Pattern):
     name: str
     operations: frozenset[str]
     term: Term
-    confidence: float | Callable[[Found], float]
-    reason: str | Callable[[Found], str]
-    check: Callable[[Found], bool] | None = None
-    details: Callable[[Found], Mapping[str, Any]] | None = None
-    hints: Callable[[Found], Mapping[str, Any]] | None = None
+    confidence: float | Callable[[Match], float]
+    reason: str | Callable[[Match], str]
+    check: Callable[[Match], bool] | None = None
+    details: Callable[[Match], Mapping[str, Any]] | None = None
+    hints: Callable[[Match], Mapping[str, Any]] | None = None
     tolerates_growth: bool = False
 
     def match(self, graph: Graph, candidates: Sequence[Node]) -> Iterable[PatternMatch]:
@@ -34,23 +34,23 @@ class Matcher(Pattern):
         for node in candidates:
             match = self.find(graph, node)
             if match is not None:
-                yield self._match(match)
+                yield self._pattern_match(match)
 
-    def find(self, graph: Graph, node: Node) -> Found | None:
+    def find(self, graph: Graph, node: Node) -> Match | None:
         """Return the first match of the term that ends in `node`, or None."""
-        for way in self.term.ways(Found(graph, {}, {}), node.id):
+        for way in self.term.ways(Match(graph, {}, {}), node.id):
             if node.id in way.nodes and (self.check is None or self.check(way)):
                 return way
         return None
 
-    def _match(self, found: Found) -> PatternMatch:
+    def _pattern_match(self, match: Match) -> PatternMatch:
         return PatternMatch(
             pattern=self.name,
-            nodes=tuple(sorted(found.nodes)),
-            confidence=self.confidence(found) if callable(self.confidence) else self.confidence,
-            reason=self.reason(found) if callable(self.reason) else self.reason.format(**found.described()),
-            hints=self.hints(found) if self.hints is not None else {},
-            details=self.details(found) if self.details is not None else {},
+            nodes=tuple(sorted(match.nodes)),
+            confidence=self.confidence(match) if callable(self.confidence) else self.confidence,
+            reason=self.reason(match) if callable(self.reason) else self.reason.format(**match.descriptions()),
+            hints=self.hints(match) if self.hints is not None else {},
+            details=self.details(match) if self.details is not None else {},
         )
 
 
@@ -58,11 +58,11 @@ def matcher(
     name: str,
     term: Term,
     *,
-    confidence: float | Callable[[Found], float],
-    reason: str | Callable[[Found], str],
-    check: Callable[[Found], bool] | None = None,
-    details: Callable[[Found], Mapping[str, Any]] | None = None,
-    hints: Callable[[Found], Mapping[str, Any]] | None = None,
+    confidence: float | Callable[[Match], float],
+    reason: str | Callable[[Match], str],
+    check: Callable[[Match], bool] | None = None,
+    details: Callable[[Match], Mapping[str, Any]] | None = None,
+    hints: Callable[[Match], Mapping[str, Any]] | None = None,
     tolerates_growth: bool = False,
 ) -> Matcher:
     """Return a pattern that finds `term`.
@@ -84,7 +84,7 @@ def matcher(
     """
     if not term.ends:
         raise ConfigurationError(f"the pattern {name!r} may end with any op: end it with op(...) or linear()")
-    asks = any(callable(f) for f in (confidence, reason, check, details, hints)) or has_conditions(term)
+    decides = any(callable(f) for f in (confidence, reason, check, details, hints)) or has_conditions(term)
     return Matcher(
         name,
         term.ends,
@@ -94,5 +94,5 @@ def matcher(
         check,
         details,
         hints,
-        tolerates_growth=tolerates_growth or not asks,
+        tolerates_growth=tolerates_growth or not decides,
     )

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 import attrs
 
 from djinn_core.ir.graph import Graph, Node
-from djinn_core.planning.matching.match_result import Found, Place, Ways
+from djinn_core.planning.matching.match_result import Match, MatchedNode, Ways
 
-Condition = Callable[[Place], bool]
+Condition = Callable[[MatchedNode], bool]
 _SEEN = 96  # maximum number of sources that one `through` examines
 _COMMUTATIVE = frozenset({
     "add", "add_", "bitwise_and", "bitwise_or", "eq", "logical_and", "logical_or", "maximum", "minimum", "mul", "mul_", "ne",
@@ -28,13 +28,13 @@ class Term(ABC):
     """A condition on a source. `a >> b` feeds `a` into `b`, `a | b` matches either, `a["x"]` names the source."""
 
     @abstractmethod
-    def ways(self, found: Found, source: int) -> Ways:
-        """Yield one extended match for each way in which `source` matches. Each is `found` with added nodes and names."""
+    def ways(self, match: Match, source: int) -> Ways:
+        """Yield `match` with added nodes and names, once for each way in which `source` matches this term."""
 
     @property
     @abstractmethod
     def ends(self) -> frozenset[str] | None:
-        """Return the ops that can end a match; None: any op can."""
+        """Return the ops that can end a match, or None if any op can."""
 
     def __rshift__(self, after: Term) -> Term:
         return after.fed_by(self)
@@ -86,49 +86,49 @@ class Op(Term):
     def fed_by(self, before: Term) -> Op:
         return attrs.evolve(self, feeds=(*self.feeds, before))
 
-    def ways(self, found: Found, source: int) -> Ways:
-        flow = found.graph.flow
-        passed: list[int] = []
+    def ways(self, match: Match, source: int) -> Ways:
+        flow = match.graph.flow
+        skipped: list[int] = []
         while source >= 0:
-            node = found.graph.nodes[source]
+            node = match.graph.nodes[source]
             if node.operation in self.names:
-                yield from self._inside(found.with_nodes(*passed, source), node)
+                yield from self._match_operands(match.with_nodes(*skipped, source), node)
                 return
-            if not flow.looks[source]:
+            if not flow.pass_through[source]:
                 return
-            passed.append(source)
+            skipped.append(source)
             source = next(iter(flow.sources[source]), -1)
 
-    def _inside(self, found: Found, node: Node) -> Ways:
-        for way in self._ordered(found, node):
-            yield from self._fed(way, node, self.feeds)
+    def _match_operands(self, match: Match, node: Node) -> Ways:
+        for way in self._match_in_order(match, node):
+            yield from self._match_feeds(way, node, self.feeds)
 
-    def _ordered(self, found: Found, node: Node) -> Ways:
+    def _match_in_order(self, match: Match, node: Node) -> Ways:
         if not self.operands:
-            yield found
+            yield match
             return
-        sources = found.graph.flow.sources[node.id]
+        sources = match.graph.flow.sources[node.id]
         if len(sources) < len(self.operands):
             return
-        yield from _each(found, self.operands, sources)
+        yield from _match_each(match, self.operands, sources)
         if node.operation in _COMMUTATIVE and len(self.operands) == len(sources) == 2:
-            yield from _each(found, self.operands, sources[::-1])
+            yield from _match_each(match, self.operands, sources[::-1])
 
-    def _fed(self, found: Found, node: Node, feeds: tuple[Term, ...]) -> Ways:
+    def _match_feeds(self, match: Match, node: Node, feeds: tuple[Term, ...]) -> Ways:
         if not feeds:
-            yield found
+            yield match
             return
-        for source in dict.fromkeys(found.graph.flow.sources[node.id]):
-            for way in feeds[0].ways(found, source):
-                yield from self._fed(way, node, feeds[1:])
+        for source in dict.fromkeys(match.graph.flow.sources[node.id]):
+            for way in feeds[0].ways(match, source):
+                yield from self._match_feeds(way, node, feeds[1:])
 
 
-def _each(found: Found, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Ways:
+def _match_each(match: Match, terms: tuple[Term, ...], sources: tuple[int, ...]) -> Ways:
     if not terms:
-        yield found
+        yield match
         return
-    for way in terms[0].ways(found, sources[0]):
-        yield from _each(way, terms[1:], sources[1:])
+    for way in terms[0].ways(match, sources[0]):
+        yield from _match_each(way, terms[1:], sources[1:])
 
 
 @attrs.frozen(eq=False)
@@ -148,9 +148,9 @@ class Either(Term):
     def fed_by(self, before: Term) -> Either:
         return Either(tuple(term.fed_by(before) for term in self.terms))
 
-    def ways(self, found: Found, source: int) -> Ways:
+    def ways(self, match: Match, source: int) -> Ways:
         for term in self.terms:
-            yield from term.ways(found, source)
+            yield from term.ways(match, source)
 
 
 @attrs.frozen(eq=False)
@@ -167,12 +167,12 @@ class Named(Term):
     def fed_by(self, before: Term) -> Named:
         return Named(self.term.fed_by(before), self.name)
 
-    def ways(self, found: Found, source: int) -> Ways:
-        reached = _reached(found.graph, self.term, source)
-        for way in self.term.ways(found, source):
-            named = way.named(self.name, reached)
-            if named is not None:
-                yield named
+    def ways(self, match: Match, source: int) -> Ways:
+        end = _end_of(match.graph, self.term, source)
+        for way in self.term.ways(match, source):
+            named_match = way.with_name(self.name, end)
+            if named_match is not None:
+                yield named_match
 
 
 @attrs.frozen(eq=False)
@@ -189,13 +189,13 @@ class Where(Term):
     def fed_by(self, before: Term) -> Where:
         return Where(self.term.fed_by(before), self.conditions)
 
-    def ways(self, found: Found, source: int) -> Ways:
-        reached = _reached(found.graph, self.term, source)
-        if reached < 0 or not _may_end(self.term, found.graph.nodes[reached]):
+    def ways(self, match: Match, source: int) -> Ways:
+        end = _end_of(match.graph, self.term, source)
+        if end < 0 or not _may_end(self.term, match.graph.nodes[end]):
             return
-        place = Place(found.graph, found.graph.nodes[reached])
-        if all(condition(place) for condition in self.conditions):
-            yield from self.term.ways(found, source)
+        matched_node = MatchedNode(match.graph, match.graph.nodes[end])
+        if all(condition(matched_node) for condition in self.conditions):
+            yield from self.term.ways(match, source)
 
 
 @attrs.frozen(eq=False)
@@ -206,9 +206,9 @@ class Anything(Term):
     def ends(self) -> None:
         return None
 
-    def ways(self, found: Found, source: int) -> Ways:
+    def ways(self, match: Match, source: int) -> Ways:
         del source
-        yield found
+        yield match
 
 
 @attrs.frozen(eq=False)
@@ -235,26 +235,26 @@ class Through(Term):
     def fed_by(self, before: Term) -> Through:
         return attrs.evolve(self, before=before if self.before is None else before >> self.before)
 
-    def ways(self, found: Found, source: int) -> Ways:
+    def ways(self, match: Match, source: int) -> Ways:
         if self.before is None:
             raise TypeError("through(...) stands between two terms: a >> through(...) >> b")
-        graph, seen = found.graph, {source}
+        graph, seen = match.graph, {source}
         queue: deque[tuple[int, tuple[int, ...]]] = deque([(source, ())])
         while queue:
-            at, passed = queue.popleft()
-            yield from self.before.ways(found.with_nodes(*passed), at)
-            at = graph.flow.beyond(at)
-            if len(passed) >= self.limit or at < 0 or not self._passes(graph, graph.nodes[at]):
+            at, skipped = queue.popleft()
+            yield from self.before.ways(match.with_nodes(*skipped), at)
+            at = graph.flow.skip_pass_through(at)
+            if len(skipped) >= self.limit or at < 0 or not self._may_pass(graph, graph.nodes[at]):
                 continue
-            for operand in self._followed(graph, graph.nodes[at]):
+            for operand in self._operands_to_follow(graph, graph.nodes[at]):
                 if operand not in seen and len(seen) < _SEEN:
                     seen.add(operand)
-                    queue.append((operand, (*passed, at)))
+                    queue.append((operand, (*skipped, at)))
 
-    def _passes(self, graph: Graph, node: Node) -> bool:
-        return node.operation in self.names and (self.condition is None or self.condition(Place(graph, node)))
+    def _may_pass(self, graph: Graph, node: Node) -> bool:
+        return node.operation in self.names and (self.condition is None or self.condition(MatchedNode(graph, node)))
 
-    def _followed(self, graph: Graph, node: Node) -> list[int]:
+    def _operands_to_follow(self, graph: Graph, node: Node) -> list[int]:
         sources = graph.flow.sources[node.id]
         if not self.widest:
             return list(sources)
@@ -266,12 +266,12 @@ def _may_end(term: Term, node: Node) -> bool:
     return term.ends is None or node.operation in term.ends
 
 
-def _reached(graph: Graph, term: Term, source: int) -> int:
+def _end_of(graph: Graph, term: Term, source: int) -> int:
     """Return the source where `term` ends: the first op backwards from `source` that the term names, views included."""
     flow, ends = graph.flow, term.ends
-    while ends is not None and source >= 0 and flow.looks[source] and graph.nodes[source].operation not in ends:
+    while ends is not None and source >= 0 and flow.pass_through[source] and graph.nodes[source].operation not in ends:
         source = next(iter(flow.sources[source]), -1)
-    return flow.beyond(source) if ends is None else source
+    return flow.skip_pass_through(source) if ends is None else source
 
 
 def names_of(operations: Iterable[str]) -> frozenset[str]:
@@ -280,15 +280,15 @@ def names_of(operations: Iterable[str]) -> frozenset[str]:
     return names | {f"{name}_" for name in names if not name.endswith("_")}
 
 
-def has_conditions(part: object) -> bool:
+def has_conditions(term: object) -> bool:
     """Return True if a term contains a condition."""
-    if isinstance(part, tuple):
-        return any(has_conditions(p) for p in part)
-    if not isinstance(part, Term):
+    if isinstance(term, tuple):
+        return any(has_conditions(t) for t in term)
+    if not isinstance(term, Term):
         return False
-    if isinstance(part, Where) or (isinstance(part, Through) and part.condition is not None):
+    if isinstance(term, Where) or (isinstance(term, Through) and term.condition is not None):
         return True
-    return any(has_conditions(p) for p in attrs.astuple(part, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
+    return any(has_conditions(field) for field in attrs.astuple(term, recurse=False))  # type: ignore[arg-type] # every term is an attrs class
 
 
 # --- constructors --------------------------------------------------------------------------------------------
@@ -300,9 +300,9 @@ def op(*operations: str | Iterable[str]) -> Op:
     Raises:
         TypeError: an argument is a term, not a name.
     """
-    if any(isinstance(given, Term) for given in operations):
+    if any(isinstance(argument, Term) for argument in operations):
         raise TypeError('op() takes names of ops; what flows into an op is written before it: op("relu") >> op("exp")')
-    names = [name for given in operations for name in ([given] if isinstance(given, str) else given)]
+    names = [name for argument in operations for name in ([argument] if isinstance(argument, str) else argument)]
     return Op(names_of(names))
 
 

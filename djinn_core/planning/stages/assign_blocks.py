@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from djinn_core.hookspecs.placement_policies import PlacementContext
-from djinn_core.ir.colocation import homes_of_values, resident_blocks, together
+from djinn_core.ir.colocation import colocation_of, homes_of_values, resident_blocks
 from djinn_core.ir.graph import Node
 from djinn_core.ir.placement import Placement, PlacementDecision
 
@@ -21,7 +21,7 @@ class BlockHomes:
 
     def __init__(self, context: PlacementContext) -> None:
         graph, plan = context.graph, context.plan
-        self.blocks = together(graph, plan.nodes, plan.replace)
+        self.blocks = colocation_of(graph, plan.nodes, plan.replace)
         self.devices = resident_blocks(self.blocks, graph.inputs, context.resident)
         self._replace, self._resident = plan.replace, frozenset(self.devices)
         self._reasons = dict.fromkeys(self.devices, _STAYS)

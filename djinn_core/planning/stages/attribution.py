@@ -21,6 +21,6 @@ def warn_skipped(kind: str, plugin: Any, error: Exception, instead: str, graph: 
     If PyTorch rejects an op of the program, the message has level debug.
     """
     failure = f"{type(error).__name__}: {error}"
-    log = _log.debug if graph.refused else _log.warning
+    log = _log.debug if graph.rejected_nodes else _log.warning
     log("a plugin failed and is left out", plugin=title(kind, plugin), error=failure, instead=instead)
     return f"{title(kind, plugin)} failed with {failure}; {instead}"

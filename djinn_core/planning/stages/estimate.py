@@ -27,10 +27,10 @@ def estimate(graph: Graph, models: Sequence[CostModel], topology: NetworkTopolog
     rows: dict[DeviceCapabilities, tuple[CostEstimate, ...]] = {}
     by_device: dict[str, tuple[CostEstimate, ...]] = {}
     for device in topology.devices:
-        make = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0, unsupported=frozenset())
-        if make not in rows:
-            rows[make] = tuple(panel.ask(graph, node, device) for node in graph.nodes)
-        by_device[device.id] = rows[make]
+        model = attrs.evolve(device, id="", memory=0, memory_free=None, group="", queue=0.0, unsupported=frozenset())
+        if model not in rows:
+            rows[model] = tuple(panel.estimate_node(graph, node, device) for node in graph.nodes)
+        by_device[device.id] = rows[model]
     return Costs(by_device)
 
 
@@ -42,7 +42,7 @@ class _Panel:
     orders: dict[str, tuple[CostModel, ...]] = attrs.field(factory=dict)
     checked: dict[int, CostEstimate] = attrs.field(factory=dict)
 
-    def ask(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate:
+    def estimate_node(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate:
         for model in self._order(node.operation):
             try:
                 answer = model.estimate(graph, node, device)
@@ -50,21 +50,21 @@ class _Panel:
                     check_estimate(answer, node)
                     self.checked[id(answer)] = answer  # kept alive, so that no other object gets its identity
             except Exception as error:
-                if node.id in graph.refused:  # an error of the user's program
+                if node.id in graph.rejected_nodes:  # an error of the user's program
                     continue
-                self._dismiss(model, error, graph)
-                return self.ask(graph, node, device)
+                self._drop_model(model, error, graph)
+                return self.estimate_node(graph, node, device)
             if answer is not None:
                 return answer if answer.model else attrs.evolve(answer, model=model.name)
         return _UNKNOWN
 
     def _order(self, operation: str) -> tuple[CostModel, ...]:
         if operation not in self.orders:
-            special = tuple(m for m in self.models if operation in m.operations)
-            self.orders[operation] = special + tuple(m for m in self.models if not m.operations)
+            specific = tuple(m for m in self.models if operation in m.operations)
+            self.orders[operation] = specific + tuple(m for m in self.models if not m.operations)
         return self.orders[operation]
 
-    def _dismiss(self, model: CostModel, error: Exception, graph: Graph) -> None:
+    def _drop_model(self, model: CostModel, error: Exception, graph: Graph) -> None:
         warn_skipped("cost model", model, error, "the next cost model estimates this graph", graph)
         self.models = tuple(m for m in self.models if m is not model)
         self.orders.clear()

@@ -12,7 +12,7 @@ from djinn_core.errors import InvalidStage
 from djinn_core.hookspecs.optimizations import Optimization, OptimizationContext
 from djinn_core.ir.costs import Costs
 from djinn_core.ir.graph import Graph
-from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite, resolved
+from djinn_core.ir.plan import OptimizationPlan, OptimizationResult, Rewrite, resolve_chains
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.planning.stages.attribution import title, warn_skipped
 from djinn_core.planning.stages.verify_rewrite import check_rewrite
@@ -38,7 +38,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
     invariant leaves the plan unchanged, and a warning names it.
     """
     plan = context.plan
-    for optimization in in_order(optimizations):
+    for optimization in in_execution_order(optimizations):
         try:
             result = optimization.optimize(attrs.evolve(context, plan=plan))
             author = title("optimization", optimization)
@@ -46,7 +46,7 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
                 raise InvalidStage(f"{author} returned a {type(result).__name__}; return an OptimizationResult")
             check_rewrite(context.graph, plan, result.rewrite, context.kept, author)
             check_substitutions(context.graph, plan, result.rewrite.substitutions, context.kept, author)
-            if any(s.nodes & plan.substituted for s in result.rewrite.substitutions):
+            if any(s.nodes & plan.substituted_nodes for s in result.rewrite.substitutions):
                 reason = "another optimization substitutes some of its nodes"
                 result = OptimizationResult(optimization.name, applied=False, reason=reason)
         except Exception as error:
@@ -56,8 +56,11 @@ def optimize(context: OptimizationContext, optimizations: Sequence[Optimization]
     return plan
 
 
-def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
-    """Return the optimizations in an order that satisfies `before` and `after`, ties by name. A cycle is broken at its first name."""
+def in_execution_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
+    """Return the optimizations in an order that satisfies `before` and `after`.
+
+    Ties go to the first name, and a cycle is broken at its first name.
+    """
     by_name = {o.name: o for o in sorted(optimizations, key=lambda o: o.name)}
     waits: dict[str, set[str]] = {n: {a for a in o.after if a in by_name and a != n} for n, o in by_name.items()}
     for name, optimization in by_name.items():
@@ -65,16 +68,16 @@ def in_order(optimizations: Sequence[Optimization]) -> tuple[Optimization, ...]:
             waits[later].add(name)
     ready = [n for n in by_name if not waits[n]]
     heapq.heapify(ready)
-    ordered: list[str] = []
-    while len(ordered) < len(by_name):
-        name = heapq.heappop(ready) if ready else min(n for n in by_name if n not in ordered)
-        ordered.append(name)
-        for other, pending in waits.items():
+    order: list[str] = []
+    while len(order) < len(by_name):
+        name = heapq.heappop(ready) if ready else min(n for n in by_name if n not in order)
+        order.append(name)
+        for waiting_name, pending in waits.items():
             if name in pending:
                 pending.discard(name)
-                if not pending and other not in ordered:
-                    heapq.heappush(ready, other)
-    return tuple(by_name[n] for n in ordered)
+                if not pending and waiting_name not in order:
+                    heapq.heappush(ready, waiting_name)
+    return tuple(by_name[n] for n in order)
 
 
 def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> OptimizationPlan:
@@ -82,11 +85,13 @@ def _apply(plan: OptimizationPlan, result: OptimizationResult, costs: Costs) -> 
     before = _seconds(costs, plan.nodes)
     rewrite = result.rewrite if result.applied else Rewrite()
     nodes = tuple(n for n in plan.nodes if n not in rewrite.drop)
-    costed = attrs.evolve(result, rewrite=rewrite, seconds_before=before, seconds_after=_seconds(costs, nodes))
+    result_with_times = attrs.evolve(
+        result, rewrite=rewrite, seconds_before=before, seconds_after=_seconds(costs, nodes)
+    )
     return OptimizationPlan(
         nodes=nodes,
-        replace=resolved({**plan.replace, **rewrite.replace}),
-        results=(*plan.results, costed),
+        replace=resolve_chains({**plan.replace, **rewrite.replace}),
+        results=(*plan.results, result_with_times),
         hints=_add_hints(plan.hints, rewrite.hints),
         equal_slots=tuple(dict.fromkeys((*plan.equal_slots, *rewrite.equal_slots))),
         replicas=(*plan.replicas, *rewrite.replicas),
@@ -98,8 +103,8 @@ def _seconds(costs: Costs, nodes: Sequence[int]) -> float:
     return min((sum(estimates[n].seconds for n in nodes) for estimates in costs.by_device.values()), default=0.0)
 
 
-def _add_hints(hints: Mapping[str, tuple[Any, ...]], more: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    merged = dict(hints)
-    for name, facts in more.items():
-        merged[name] = merged.get(name, ()) + (tuple(facts) if isinstance(facts, list | tuple) else (facts,))
-    return merged
+def _add_hints(hints: Mapping[str, tuple[Any, ...]], new_hints: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    all_hints = dict(hints)
+    for name, facts in new_hints.items():
+        all_hints[name] = all_hints.get(name, ()) + (tuple(facts) if isinstance(facts, list | tuple) else (facts,))
+    return all_hints

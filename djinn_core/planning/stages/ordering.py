@@ -13,15 +13,15 @@ import attrs
 from djinn_core.hookspecs.schedulers import SchedulingContext
 
 
-def orderings(context: SchedulingContext) -> list[tuple[int, int]]:
+def dependent_pairs(context: SchedulingContext) -> list[tuple[int, int]]:
     """Return pairs of running nodes in which the second depends on the first."""
     graph, running = context.graph, frozenset(context.plan.nodes)
     if len(running) == len(graph.nodes):
         pairs = list(graph.pairs)
     else:
         pairs = [(source, target) for source, target in graph.pairs if source in running and target in running]
-    for value, stand_in in context.plan.replace.items():
-        maker = graph.producer(stand_in)
+    for value, substitute in context.plan.replace.items():
+        maker = graph.producer(substitute)
         if maker is not None:
             pairs += [(maker.id, user.id) for user in graph.consumers(value) if user.id in running]
     return pairs
@@ -53,16 +53,18 @@ class Dependences:
         """Return the dependences of a placed program."""
         before: dict[int, list[int]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
-        for source, target in orderings(context):
+        for source, target in dependent_pairs(context):
             before[target].append(source)
             after[source].append(target)
         device = {d.node: d.device for d in context.placement.decisions}
         rows = context.costs.by_device
-        seconds = {node: rows[where][node].seconds for node, where in device.items()}
+        seconds = {node: rows[device_id][node].seconds for node, device_id in device.items()}
         graph = context.graph
-        alone = len(context.placement.devices) == 1
-        apart = () if alone else {s for t, sources in before.items() for s in sources if device[s] != device[t]}
-        sizes = {n: sum(graph.meta(v).nbytes for v in graph.nodes[n].outputs) for n in apart}
+        is_single_device = len(context.placement.devices) == 1
+        senders = (
+            () if is_single_device else {s for t, sources in before.items() for s in sources if device[s] != device[t]}
+        )
+        sizes = {n: sum(graph.meta(v).nbytes for v in graph.nodes[n].outputs) for n in senders}
         replicas = frozenset([(r.node, r.device) for r in context.placement.replicas])
         return cls(before, after, seconds, device, sizes, context.topology, replicas)
 
@@ -74,55 +76,59 @@ class Dependences:
         if ends not in self._hops:
             link = self._topology.link(*ends)
             self._hops[ends] = (link.latency, 1 / link.bandwidth if link.bandwidth else 0.0)
-        latency, each = self._hops[ends]
-        return latency + each * self._sizes[source]
+        latency, seconds_per_byte = self._hops[ends]
+        return latency + seconds_per_byte * self._sizes[source]
 
     def remaining(self, nodes: Sequence[int]) -> dict[int, float]:
         """Return, by node, the critical path from its start to the end of the program, without waits for devices."""
         remaining: dict[int, float] = {}
         device = self.device
         for node in reversed(nodes):
-            most, here = 0.0, device[node]
+            longest, own_device = 0.0, device[node]
             for after in self.after.get(node, ()):
-                most = max(
-                    most, remaining[after] if device[after] == here else remaining[after] + self.hop(node, after)
+                longest = max(
+                    longest,
+                    remaining[after] if device[after] == own_device else remaining[after] + self.hop(node, after),
                 )
-            remaining[node] = most + self.seconds[node]
+            remaining[node] = longest + self.seconds[node]
         return remaining
 
 
-def ready_order(nodes: Sequence[int], found: Dependences, key: Callable[[int], Any]) -> list[int]:
-    """Return the nodes in the order of list scheduling: a device that becomes idle takes its ready node with the least `key`."""
-    queues = {device: _DeviceQueue() for device in dict.fromkeys(found.device[n] for n in nodes)}
-    missing = {node: len(found.before.get(node, ())) for node in nodes}
+def ready_order(nodes: Sequence[int], dependences: Dependences, key: Callable[[int], Any]) -> list[int]:
+    """Return the nodes in the order of list scheduling.
+
+    A device that becomes idle takes its ready node with the least `key`.
+    """
+    queues = {device: _DeviceQueue() for device in dict.fromkeys(dependences.device[n] for n in nodes)}
+    missing = {node: len(dependences.before.get(node, ())) for node in nodes}
     arrival = dict.fromkeys(nodes, 0.0)
     for node in nodes:
         if not missing[node]:
-            heapq.heappush(queues[found.device[node]].coming, (0.0, node))
-    turns = [(0.0, device) for device in queues]
+            heapq.heappush(queues[dependences.device[node]].arriving, (0.0, node))
+    clocks = [(0.0, device) for device in queues]
     waiting: set[str] = set()
     order: list[int] = []
-    seconds, afters, device_of = found.seconds, found.after, found.device
-    while turns:
-        _, device = heapq.heappop(turns)
+    seconds, afters, device_of = dependences.seconds, dependences.after, dependences.device
+    while clocks:
+        _, device = heapq.heappop(clocks)
         queue = queues[device]
-        node = queue.take(key)
+        node = queue.pop_next(key)
         if node < 0:
             waiting.add(device)
             continue
         order.append(node)
         queue.clock += seconds[node]
         for after in afters.get(node, ()):
-            there = device_of[after]
-            came = queue.clock if there == device else queue.clock + found.hop(node, after)
-            arrival[after] = max(arrival[after], came)
+            target_device = device_of[after]
+            arrival_time = queue.clock if target_device == device else queue.clock + dependences.hop(node, after)
+            arrival[after] = max(arrival[after], arrival_time)
             missing[after] -= 1
             if not missing[after]:
-                heapq.heappush(queues[there].coming, (arrival[after], after))
-                if there in waiting:
-                    waiting.discard(there)
-                    heapq.heappush(turns, (max(queues[there].clock, arrival[after]), there))
-        heapq.heappush(turns, (queue.clock, device))
+                heapq.heappush(queues[target_device].arriving, (arrival[after], after))
+                if target_device in waiting:
+                    waiting.discard(target_device)
+                    heapq.heappush(clocks, (max(queues[target_device].clock, arrival[after]), target_device))
+        heapq.heappush(clocks, (queue.clock, device))
     return order
 
 
@@ -131,15 +137,15 @@ class _DeviceQueue:
     """Pending work of one device: nodes by the time at which their operands are ready, and nodes that are ready."""
 
     clock: float = 0.0
-    coming: list[tuple[float, int]] = attrs.field(factory=list)
+    arriving: list[tuple[float, int]] = attrs.field(factory=list)
     ready: list[tuple[Any, int]] = attrs.field(factory=list)
 
-    def take(self, key: Callable[[int], Any]) -> int:
+    def pop_next(self, key: Callable[[int], Any]) -> int:
         """Remove and return the next node, or -1. The clock advances to its start."""
-        if not self.ready and self.coming:
-            self.clock = max(self.clock, self.coming[0][0])
-        while self.coming and self.coming[0][0] <= self.clock:
-            node = heapq.heappop(self.coming)[1]
+        if not self.ready and self.arriving:
+            self.clock = max(self.clock, self.arriving[0][0])
+        while self.arriving and self.arriving[0][0] <= self.clock:
+            node = heapq.heappop(self.arriving)[1]
             heapq.heappush(self.ready, (key(node), node))
         return heapq.heappop(self.ready)[1] if self.ready else -1
 
@@ -171,20 +177,20 @@ def consecutive_groups(context: SchedulingContext, order: Sequence[int]) -> list
     return [(stage, device, list(run)) for stage, (device, run) in enumerate(runs)]
 
 
-def staged_groups(order: Sequence[int], found: Dependences) -> list[tuple[int, str, list[int]]]:
+def staged_groups(order: Sequence[int], dependences: Dependences) -> list[tuple[int, str, list[int]]]:
     """Return groups of nodes as (stage, device, nodes): each runs on one device, after all groups of earlier stages.
 
-    A device begins a new group before it uses a result that another device makes in the same stage or a later one.
+    A device begins a new group before it uses a result that another device computes in the same stage or a later stage.
     """
     stage_of: dict[int, int] = {}
     open_groups: dict[str, tuple[int, list[int]]] = {}
     groups: list[tuple[int, str, list[int]]] = []
-    device_of, before = found.device, found.before
+    device_of, before = dependences.device, dependences.before
     for node in order:
         device, least_stage = device_of[node], 0
-        for other in before.get(node, ()):
-            if device_of[other] != device and stage_of[other] >= least_stage:
-                least_stage = stage_of[other] + 1
+        for predecessor in before.get(node, ()):
+            if device_of[predecessor] != device and stage_of[predecessor] >= least_stage:
+                least_stage = stage_of[predecessor] + 1
         stage, nodes = open_groups.get(device, (-1, []))
         if stage < least_stage or stage < 0:
             stage, nodes = max(stage + 1, least_stage), []

@@ -28,10 +28,10 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
 
     The order of attempts: the policy with all devices; the policy without the devices whose memory it exceeded; each
     fallback; a search; a placement that fits with spilling; a placement that may fit if a scheduler finds another order
-    of ops. If the user pinned some nodes, only the other nodes move.
+    of ops. If the user chose devices for some nodes, only the other nodes move.
 
-    A warning names a policy that fails or breaks a rule. `Placement.refused` lists the placements that do not fit, with
-    figures.
+    A warning names a policy that fails or breaks a rule. `Placement.rejections` has the reasons of the attempts that do
+    not fit, with figures.
 
     Raises:
         DoesNotFit: nothing fits; the message names devices, shortages and causes.
@@ -41,26 +41,26 @@ def place(context: PlacementContext, policy: PlacementPolicy, *fallbacks: Placem
         raise InvalidStage("no device can run this program, because there are none; connect a server")
     attempts = _Attempts(context)
     for candidate in (policy, *(f for f in fallbacks if f is not policy)):
-        own = any(candidate is f for f in fallbacks)
-        placement = attempts.try_policy(candidate, "" if own else f"{fallbacks[0].name!r} places this graph")
+        is_fallback = any(candidate is f for f in fallbacks)
+        placement = attempts.try_policy(candidate, "" if is_fallback else f"{fallbacks[0].name!r} places this graph")
         if placement is not None:
             return placement
     for spill in (False, True):
-        if (placement := attempts.elsewhere(fallbacks[0], spill=spill)) is not None:
+        if (placement := attempts.search_elsewhere(fallbacks[0], spill=spill)) is not None:
             return placement
-    if attempts.hopeful is not None:
-        return attempts.accept(attempts.hopeful, spills=attempts.alone)
+    if attempts.fallback_candidate is not None:
+        return attempts.accept(attempts.fallback_candidate, spills=attempts.alone)
     raise attempts.verdict()
 
 
 @attrs.define
 class _Attempts:
     context: PlacementContext
-    refused: list[str] = attrs.field(factory=list)
-    first: InvalidStage | None = None
-    short: bool = False  # True if a placement was rejected because memory, dtypes or ops are missing
-    measured: bool = False  # True if `refused` has the figures of each device
-    hopeful: Placement | None = None  # a placement that may fit if a scheduler finds another order of ops
+    rejections: list[str] = attrs.field(factory=list)
+    first_error: InvalidStage | None = None
+    lacks_resources: bool = False  # True if a placement was rejected because memory, dtypes or ops are missing
+    has_figures: bool = False  # True if `rejections` has the figures of each device
+    fallback_candidate: Placement | None = None  # a placement that may fit if a scheduler finds another order of ops
 
     @property
     def alone(self) -> bool:
@@ -68,11 +68,11 @@ class _Attempts:
         return len(self.context.topology.devices) == 1
 
     def try_policy(self, policy: PlacementPolicy, instead: str) -> Placement | None:
-        """Return a policy's placement on all devices, else on the devices whose memory it did not exceed.
+        """Return a policy's placement on all devices, or on the devices whose memory it did not exceed.
 
         Return None if nothing fits.
 
-        `instead`: the consequence of a failure, for the warning; empty for built-in policies.
+        `instead` is the consequence of a failure for the warning. It is empty for built-in policies.
 
         Raises:
             DoesNotFit: nothing fits with the user's pins.
@@ -80,26 +80,28 @@ class _Attempts:
         devices = self.context.topology.devices
         bound = bound_nodes(self.context.graph, self.context.plan.nodes)
         for _ in range(1 if bound else ROUNDS):
-            placement = self._made(_restricted_to(self.context, devices), policy, instead)
+            placement = self._try_place(_restricted_to(self.context, devices), policy, instead)
             if placement is None:
                 return None
             short = shortages(self.context, placement, spill=self.alone)
             if not short:
                 return self.accept(placement, spills=self.alone)
             self._note_refusal(policy.name, devices, shortage_message(short))
-            self.short = self.measured = True
-            if placement.pinned:
+            self.lacks_resources = self.has_figures = True
+            if placement.fixed_nodes:
                 return self._around_pins(placement, policy)
-            if self.hopeful is None and not shortages(self.context, placement, spill=self.alone, any_order=True):
-                self.hopeful = placement
+            if self.fallback_candidate is None and not shortages(
+                self.context, placement, spill=self.alone, any_order=True
+            ):
+                self.fallback_candidate = placement
             over = {s.device for s in short}
             devices = tuple(d for d in devices if d.id not in over)
             if not devices:
                 break
         return None
 
-    def elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
-        """Return a placement that the search finds; None if none fits.
+    def search_elsewhere(self, policy: PlacementPolicy, *, spill: bool) -> Placement | None:
+        """Return a placement that the search finds, or None if no placement fits.
 
         With `spill`, count spill memory of executors, and try the policy before the search.
         """
@@ -107,7 +109,7 @@ class _Attempts:
         if len(devices) < 2 or (spill and not any(d.spill for d in devices)):
             return None
         if spill:
-            placement = self._made(self.context, policy, "")
+            placement = self._try_place(self.context, policy, "")
             if placement is not None and not shortages(self.context, placement, spill=True):
                 return self.accept(placement, spills=True)
         if bound_nodes(self.context.graph, self.context.plan.nodes):
@@ -115,7 +117,7 @@ class _Attempts:
         try:
             return self.accept(search(self.context, spill=spill), spills=spill)
         except DoesNotFit as error:
-            self.short = True
+            self.lacks_resources = True
             self._note_refusal(NAME, devices, str(error))
         return None
 
@@ -126,30 +128,30 @@ class _Attempts:
             DoesNotFit: no placement fits.
         """
         devices = self.context.topology.devices
-        pinned = {d.node: d.device for d in placement.decisions if d.node in placement.pinned}
+        fixed_devices = {d.node: d.device for d in placement.decisions if d.node in placement.fixed_nodes}
         for spill in dict.fromkeys((self.alone, any(d.spill for d in devices))):
             try:
-                return self.accept(search(self.context, spill=spill, pinned=pinned), spills=spill)
+                return self.accept(search(self.context, spill=spill, fixed=fixed_devices), spills=spill)
             except DoesNotFit as error:
                 self._note_refusal(NAME, devices, str(error))
-        counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(pinned.values()).items())
+        counts = ", ".join(f"{n:,} on {d}" for d, n in Counter(fixed_devices.values()).items())
         refusal = DoesNotFit(
             f"the requested devices do not suffice ({policy.name}: {counts} ops). Tried: "
-            f"{'; '.join(dict.fromkeys(self.refused))}. Name other devices, or fewer modules"
+            f"{'; '.join(dict.fromkeys(self.rejections))}. Name other devices, or fewer modules"
         )
-        refusal.pinned = True
+        refusal.excluded_by_pins = True
         raise refusal
 
     def verdict(self) -> InvalidStage:
         """Return the error that says why no placement was accepted."""
-        if self.first is not None and not self.short:
-            return self.first
-        cause = str(self.first) if self.first is not None else "no device can run this program"
-        rest = "; ".join(r for r in dict.fromkeys(self.refused) if cause not in r)
-        attempts_text = f". Tried: {rest}" if rest else ""
+        if self.first_error is not None and not self.lacks_resources:
+            return self.first_error
+        cause = str(self.first_error) if self.first_error is not None else "no device can run this program"
+        other_attempts = "; ".join(r for r in dict.fromkeys(self.rejections) if cause not in r)
+        attempts_text = f". Tried: {other_attempts}" if other_attempts else ""
         return DoesNotFit(f"{cause}{attempts_text}. Use more or larger devices, or keep fewer tensors at a time")
 
-    def _made(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
+    def _try_place(self, context: PlacementContext, policy: PlacementPolicy, instead: str) -> Placement | None:
         """Return the valid placement of a policy, or None."""
         try:
             placement = _placement_of(context, self.context, policy)
@@ -163,25 +165,25 @@ class _Attempts:
         if instead and not refuses:
             warn_skipped("placement policy", policy, refusal, instead, context.graph)
         if isinstance(refusal, InvalidStage):
-            self.first = self.first or refusal
-            self.short = self.short or isinstance(refusal, DoesNotFit)
+            self.first_error = self.first_error or refusal
+            self.lacks_resources = self.lacks_resources or isinstance(refusal, DoesNotFit)
             self._note_refusal(policy.name, context.topology.devices, str(refusal))
-            self.measured = self.measured or (not instead and self.short)
+            self.has_figures = self.has_figures or (not instead and self.lacks_resources)
         elif not instead:
             raise refusal
         return None
 
     def _note_refusal(self, author: str, devices: Sequence[DeviceCapabilities], why: str) -> None:
-        if self.alone and self.measured:
+        if self.alone and self.has_figures:
             return  # the same figures again
         where = devices[0].id if len(devices) == 1 else f"{len(devices)} devices"
-        self.refused.append(f"{author} on {where}: {why}")
+        self.rejections.append(f"{author} on {where}: {why}")
 
     def accept(self, placement: Placement, *, spills: bool) -> Placement:
         """Return the accepted placement, with the earlier rejections, and with the replicas that fit as well."""
-        if self.refused:
-            _log.info("placement_refused", refused=self.refused, instead=placement.policy)
-        placement = attrs.evolve(placement, refused=tuple(self.refused), spills=spills)
+        if self.rejections:
+            _log.info("placement_refused", refused=self.rejections, instead=placement.policy)
+        placement = attrs.evolve(placement, rejections=tuple(self.rejections), spills=spills)
         return _with_replicas(self.context, placement) if self.context.plan.replicas else placement
 
 
@@ -194,7 +196,11 @@ def _restricted_to(context: PlacementContext, devices: tuple[DeviceCapabilities,
         context,
         topology=attrs.evolve(context.topology, devices=devices),
         resident={v: home for v, home in context.resident.items() if home in ids},
-        copies={v: kept for v, holders in context.copies.items() if (kept := tuple(d for d in holders if d in ids))},
+        copies={
+            v: remaining
+            for v, holders in context.copies.items()
+            if (remaining := tuple(d for d in holders if d in ids))
+        },
     )
 
 
@@ -214,12 +220,12 @@ def _placement_of(context: PlacementContext, whole: PlacementContext, policy: Pl
 
 def _with_replicas(context: PlacementContext, placement: Placement) -> Placement:
     """Return the placement with the replicas that optimizations requested, or without them if they are illegal."""
-    more = with_replicas(context.graph, placement, context.plan, context.profile)
+    extended = with_replicas(context.graph, placement, context.plan, context.profile)
     try:
-        check_placement(context, more, "optimizations with replicas")
-        if short := shortages(context, more, spill=placement.spills):
+        check_placement(context, extended, "optimizations with replicas")
+        if short := shortages(context, extended, spill=placement.spills):
             raise DoesNotFit(shortage_message(short))
     except InvalidStage as error:
         _log.warning("replicas are ignored", error=str(error), instead="values are sent between devices")
         return placement
-    return more
+    return extended

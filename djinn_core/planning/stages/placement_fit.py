@@ -36,48 +36,49 @@ HOST_KINDS: Final = frozenset({"cpu"})  # kinds of devices that compute in host 
 Steps = Mapping[str, Sequence[Step]]
 
 
-def hosts(context: SchedulingContext, steps: Steps) -> frozenset[str]:
-    """Return the devices that run steps and whose incoming transfers wait in their own memory."""
+def host_memory_devices(context: SchedulingContext, steps: Steps) -> frozenset[str]:
+    """Return the devices that run `steps` and keep incoming transfers in their own memory."""
     if len(steps) < 2:
         return frozenset()
     return frozenset([d.id for d in context.topology.devices if d.kind in HOST_KINDS and d.id in steps])
 
 
-def in_flight(context: SchedulingContext, steps: Steps, computing: frozenset[str]) -> dict[str, list[int]]:
-    """Return, by device of `computing`, the bytes that may have arrived unreceived before each of its steps.
+def unreceived_bytes(context: SchedulingContext, steps: Steps, host_devices: frozenset[str]) -> dict[str, list[int]]:
+    """Return, for each of `host_devices`, the bytes of unreceived transfers before each of its steps.
 
     A device can run ahead of another device until it needs a pending result of that device.
     """
-    bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in computing}
-    for device, since, until, value in _waiting(steps, computing):
+    bytes_by_step: dict[str, list[int]] = {device: [0] * (len(steps[device]) + 1) for device in host_devices}
+    for device, since, until, value in _pending_transfers(steps, host_devices):
         if context.placement.values.get(value) == device:
             continue  # an input that moves here is counted from the beginning
         size = copy_bytes(context.graph.meta(value))
         bytes_by_step[device][since] += size
         bytes_by_step[device][until] -= size
     for changes in bytes_by_step.values():
-        now = 0
-        for at, change in enumerate(changes):
-            now += change
-            changes[at] = now
+        total = 0
+        for position, change in enumerate(changes):
+            total += change
+            changes[position] = total
     return bytes_by_step
 
 
-def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
-    """Yield transfers to devices of `computing`: device, earliest step before it may arrive, receiving step, and value.
+def _pending_transfers(steps: Steps, host_devices: frozenset[str]) -> Iterator[tuple[str, int, int, int]]:
+    """Yield (device, earliest step, receiving step, value) for each transfer to one of `host_devices`.
 
+    The transfer may arrive before the earliest step. Steps are numbers.
     Each device has a vector clock: the number of steps that each receiver must have completed.
     """
     clocks: dict[str, dict[str, int]] = {device: {} for device in steps}
     mail: dict[tuple[str, str, int], deque[dict[str, int]]] = defaultdict(deque)
-    at = dict.fromkeys(steps, 0)
+    next_step = dict.fromkeys(steps, 0)
     ready = deque(steps)
     waiting: dict[tuple[str, str, int], str] = {}
     while ready:
         device = ready.popleft()
-        clock, its = clocks[device], steps[device]
-        while at[device] < len(its):
-            number, step = at[device], its[at[device]]
+        clock, device_steps = clocks[device], steps[device]
+        while next_step[device] < len(device_steps):
+            number, step = next_step[device], device_steps[next_step[device]]
             if isinstance(step, Send):
                 key = (device, step.target, step.value)
                 mail[key].append(dict(clock))
@@ -88,14 +89,14 @@ def _waiting(steps: Steps, computing: frozenset[str]) -> Iterator[tuple[str, int
                 if not mail[key]:
                     waiting[key] = device
                     break
-                sent = mail[key].popleft()
-                if device in computing:
-                    yield device, sent.get(device, 0), number, step.value
-                for other, done in sent.items():
-                    clock[other] = max(clock.get(other, 0), done)
-            at[device] += 1
-            if device in computing:
-                clock[device] = at[device]
+                sent_clock = mail[key].popleft()
+                if device in host_devices:
+                    yield device, sent_clock.get(device, 0), number, step.value
+                for receiver, completed in sent_clock.items():
+                    clock[receiver] = max(clock.get(receiver, 0), completed)
+            next_step[device] += 1
+            if device in host_devices:
+                clock[device] = next_step[device]
 
 
 Context = PlacementContext | SchedulingContext
@@ -139,11 +140,11 @@ class Shortage:
 
 def needs(context: PlacementContext, placement: Placement) -> dict[str, MemoryNeed]:
     """Return the memory need by device if nodes run in program order."""
-    order = scheduling(context, placement)
+    order = scheduling_context(context, placement)
     return needs_of_steps(order, write_steps(order, context.plan.nodes))
 
 
-def scheduling(context: PlacementContext, placement: Placement) -> SchedulingContext:
+def scheduling_context(context: PlacementContext, placement: Placement) -> SchedulingContext:
     """Return the scheduling context of a placement."""
     graph = context.graph
     arguments = (graph.program, graph, context.plan, placement, context.costs, context.topology)
@@ -158,27 +159,28 @@ def needs_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[Step
         if value in homes:
             memory.hold(homes[value], value, 0.0)
     inputs = Counter(memory.now)
-    computing = hosts(context, steps)
-    coming = in_flight(context, steps, computing) if computing else {}
-    spaces = _workspaces(context, steps)
-    fullest = {
+    host_devices = host_memory_devices(context, steps)
+    unreceived = unreceived_bytes(context, steps, host_devices) if host_devices else {}
+    workspaces = _workspaces(context, steps)
+    peak_node = {
         device: node
-        for device, its_steps in steps.items()
-        if (node := _fill(context, memory, device, its_steps, spaces[device], coming.get(device))) is not None
+        for device, device_steps in steps.items()
+        if (node := _run_steps(context, memory, device, device_steps, workspaces[device], unreceived.get(device)))
+        is not None
     }
     return {
-        d: MemoryNeed(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), fullest.get(d))
+        d: MemoryNeed(peak, before[d], inputs[d], max(inputs[d], memory.now[d]), peak_node.get(d))
         for d, peak in memory.peak.items()
     }
 
 
-def _fill(
+def _run_steps(
     context: SchedulingContext,
     memory: Memory,
     device: str,
     steps: Sequence[Step],
-    spaces: Mapping[int, int],
-    coming: Sequence[int] | None,
+    workspaces: Mapping[int, int],
+    unreceived: Sequence[int] | None,
 ) -> int | None:
     """Follow the steps of one device in `memory`. Return the node at which the peak occurs; None if no node runs then.
 
@@ -187,43 +189,45 @@ def _fill(
         memory: memory of all devices.
         device: id of the device.
         steps: its steps, in order.
-        spaces: workspace bytes by node.
-        coming: for a device in host memory, the bytes of waiting transfers before each step.
+        workspaces: workspace bytes by node.
+        unreceived: for a device in host memory, the bytes of waiting transfers before each step.
     """
     nodes, homes, meta = context.graph.nodes, context.placement.values, context.graph.meta
-    fullest: int | None = None
+    peak_node: int | None = None
     for number, step in enumerate(steps):
-        waiting = coming[number] if coming is not None else 0
+        waiting = unreceived[number] if unreceived is not None else 0
         peak = memory.peak[device]
         match step:
-            case Run(ran):
-                for node in ran:
+            case Run(step_nodes):
+                for node in step_nodes:
                     peak = memory.peak[device]
                     for value in nodes[node].outputs:
                         memory.hold(device, value, 0.0)
-                    if waiting or node in spaces:
-                        memory.take(device, waiting + spaces.get(node, 0))
+                    if waiting or node in workspaces:
+                        memory.add_temporary(device, waiting + workspaces.get(node, 0))
                     if memory.peak[device] > peak:
-                        fullest = node
+                        peak_node = node
                 continue
             case Upload(value) | Receive(value, _):
                 memory.hold(device, value, 0.0)
-                if isinstance(step, Receive) and coming is None:
+                if isinstance(step, Receive) and unreceived is None:
                     waiting = _gaps(meta(value))
             case Send(value, target):
-                memory.take(device, waiting + (_gaps(meta(value)) if coming is None else copy_bytes(meta(value))))
+                memory.add_temporary(
+                    device, waiting + (_gaps(meta(value)) if unreceived is None else copy_bytes(meta(value)))
+                )
                 if homes.get(value) == target and context.resident.get(value) == device:
-                    memory.move(device, value)
+                    memory.move_away(device, value)
             case Free(values):
                 for value in values:
                     memory.free(device, value)
             case _:
                 pass
         if waiting:
-            memory.take(device, waiting)
+            memory.add_temporary(device, waiting)
         if memory.peak[device] > peak:
-            fullest = None
-    return fullest
+            peak_node = None
+    return peak_node
 
 
 def _workspaces(context: Context, devices: Iterable[str]) -> dict[str, dict[int, int]]:
@@ -265,7 +269,7 @@ def usable_bytes(device: DeviceCapabilities, before: int, limit: int, *, spill: 
     Args:
         device: the device, with its total and free memory.
         before: bytes that the program already holds on the device. They are not free memory.
-        limit: configured memory limit; 0: none.
+        limit: configured memory limit in bytes; 0 for no limit.
         spill: True if the executor's spill memory counts.
     """
     more = device.spill if spill else 0
@@ -282,7 +286,7 @@ def shortages(
 ) -> tuple[Shortage, ...]:
     """Return the shortages of a placement, in the order of the devices; empty if it fits.
 
-    `spill`: as in `usable_bytes`. `any_order`: True to exclude shortages that another order of the ops may avoid.
+    `spill` is as in `usable_bytes`. With `any_order`, shortages that another order of the ops may avoid are excluded.
     """
     lacking = _unsupported(context, placement)
     short: dict[str, Shortage] = {}
@@ -298,10 +302,10 @@ def shortages_of_steps(context: SchedulingContext, steps: Mapping[str, Sequence[
     return tuple(_shortages(context, needs_of_steps(context, steps), context.placement.spills).values())
 
 
-def shortage_message(found: Sequence[Shortage]) -> str:
+def shortage_message(shortages: Sequence[Shortage]) -> str:
     """Return a sentence that lists shortages."""
-    more = f"; and {len(found) - SHOWN} more devices" if len(found) > SHOWN else ""
-    return "; ".join(f"{s.device}: {s.reason}" for s in found[:SHOWN]) + more
+    more = f"; and {len(shortages) - SHOWN} more devices" if len(shortages) > SHOWN else ""
+    return "; ".join(f"{s.device}: {s.reason}" for s in shortages[:SHOWN]) + more
 
 
 # --- memory -----------------------------------------------------------------------------------------------------
@@ -309,8 +313,8 @@ def shortage_message(found: Sequence[Shortage]) -> str:
 
 def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     """Return True if a single device fits everything, even without frees. The full check is then unnecessary."""
-    rooms = {d.id: usable_bytes(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
-    if all(there is None for there in rooms.values()):
+    usable = {d.id: usable_bytes(d, 0, context.memory_limits.get(d.id, 0)) for d in context.topology.devices}
+    if all(limit is None for limit in usable.values()):
         return True
     graph, devices_used = context.graph, {*placement.devices, *placement.values.values()}
     if len(devices_used) > 1 or placement.copies or placement.replicas or context.copies:
@@ -322,41 +326,41 @@ def _fits_at_a_glance(context: Context, placement: Placement) -> bool:
     else:
         outputs = [v for n in context.plan.nodes for v in graph.nodes[n].outputs]
         whole = sum(storage_sizes(graph, (*graph.inputs, *outputs)).values())
-    beside = max(
-        (space for spaces in _workspaces(context, devices_used).values() for space in spaces.values()), default=0
+    workspace = max(
+        (nbytes for by_node in _workspaces(context, devices_used).values() for nbytes in by_node.values()), default=0
     )
-    return all((there := rooms.get(device)) is None or whole + beside <= there for device in devices_used)
+    return all((limit := usable.get(device)) is None or whole + workspace <= limit for device in devices_used)
 
 
 def _shortages(
-    context: Context, taken: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
+    context: Context, memory_needs: Mapping[str, MemoryNeed], spill: bool, any_order: bool = False
 ) -> dict[str, Shortage]:
     shortages: dict[str, Shortage] = {}
     for device in context.topology.devices:
-        need = taken.get(device.id)
+        need = memory_needs.get(device.id)
         if need is None:
             continue
-        there = usable_bytes(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
+        usable = usable_bytes(device, need.before, context.memory_limits.get(device.id, 0), spill=spill)
         bytes_needed = need.least if any_order else need.bytes
-        if there is not None and bytes_needed > max(
-            there, need.before
+        if usable is not None and bytes_needed > max(
+            usable, need.before
         ):  # present memory does not belong to this program
             limit = context.memory_limits.get(device.id, 0)
             shortages[device.id] = Shortage(
-                device.id, bytes_needed - there, _shortage_text(context.graph, device, need, there, limit)
+                device.id, bytes_needed - usable, _shortage_text(context.graph, device, need, usable, limit)
             )
     return shortages
 
 
-def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, there: int, limit: int) -> str:
+def _shortage_text(graph: Graph, device: DeviceCapabilities, need: MemoryNeed, usable: int, limit: int) -> str:
     already = f", {need.before:,} of them there already" if need.before else ""
     when = f", fullest at {node_label(graph, need.node)}" if need.node is not None else ""
     beside = f" and can spill {device.spill:,}" if device.spill else ""
-    if limit and there == limit:
+    if limit and usable == limit:
         beside = f"{beside} (the setting memory_limits, less what other programs hold there)"
     return (
         f"it would hold {need.bytes:,} bytes ({need.inputs:,} of inputs{already}{when}), and has room for "
-        f"{max(0, there):,}{beside}: {need.bytes - there:,} bytes are short"
+        f"{max(0, usable):,}{beside}: {need.bytes - usable:,} bytes are short"
     )
 
 
@@ -370,52 +374,52 @@ def node_label(graph: Graph, node: int) -> str:
 
 
 def dtype_of(graph: Graph, value: int) -> str:
-    """Return the name of a value's dtype, in the form that devices use."""
+    """Return the name of a value's dtype without `torch.`, as in `DeviceCapabilities.dtypes`."""
     return str(graph.meta(value).dtype).removeprefix("torch.")
 
 
-def used_by(context: Context, node: int) -> Iterator[int]:
+def values_of_node(context: Context, node: int) -> Iterator[int]:
     """Yield the values that a node reads and creates."""
-    found, replace = context.graph.nodes[node], context.plan.replace
-    yield from [replace.get(v, v) for v in found.inputs] if replace else found.inputs
-    yield from found.outputs
+    graph_node, replace = context.graph.nodes[node], context.plan.replace
+    yield from [replace.get(v, v) for v in graph_node.inputs] if replace else graph_node.inputs
+    yield from graph_node.outputs
 
 
-def is_particular(device: DeviceCapabilities) -> bool:
+def is_restricted(device: DeviceCapabilities) -> bool:
     """Return True if the device lacks some dtypes or ops."""
     return bool(device.dtypes or device.unsupported)
 
 
-def lacking(context: Context, node: int, device: DeviceCapabilities) -> str:
+def missing_capability(context: Context, node: int, device: DeviceCapabilities) -> str:
     """Return the reason why a device cannot run a node, apart from memory; empty if it can."""
     if not device.runs(context.graph.nodes[node].op):
         return f"it does not run {node_label(context.graph, node)}"
     if device.dtypes:
-        lacks = sorted({dtype_of(context.graph, v) for v in used_by(context, node)} - device.dtypes)
-        if lacks:
-            return f"it lacks {', '.join(lacks)}, which {node_label(context.graph, node)} needs"
+        missing_dtypes = sorted({dtype_of(context.graph, v) for v in values_of_node(context, node)} - device.dtypes)
+        if missing_dtypes:
+            return f"it lacks {', '.join(missing_dtypes)}, which {node_label(context.graph, node)} needs"
     return ""
 
 
 def _unsupported(context: PlacementContext, placement: Placement) -> dict[str, Shortage]:
-    """Return shortages of devices that lack an op or a dtype of their nodes, or of values sent to them.
+    """Return shortages of devices that lack an op or dtype of their nodes, or the dtype of an uploaded input.
 
     Values that already are on the device may stay.
     """
-    particular = {d.id: d for d in context.topology.devices if is_particular(d)}
-    if not particular:
+    restricted = {d.id: d for d in context.topology.devices if is_restricted(d)}
+    if not restricted:
         return {}
     graph, missing = context.graph, {}
     for decision in (*placement.decisions, *placement.replicas):
-        device = particular.get(decision.device)
+        device = restricted.get(decision.device)
         if device is None or decision.device in missing:
             continue
-        if reason := lacking(context, decision.node, device):
+        if reason := missing_capability(context, decision.node, device):
             missing[decision.device] = reason
-    settled = {storage_of(v): home for v, home in context.resident.items()}
+    resident_homes = {storage_of(v): home for v, home in context.resident.items()}
     for value in graph.inputs:
         home, dtype = placement.values.get(value, ""), dtype_of(graph, value)
-        comes = home in particular and home not in missing and settled.get(storage_of(value)) != home
-        if comes and particular[home].dtypes and dtype not in particular[home].dtypes:
+        is_uploaded = home in restricted and home not in missing and resident_homes.get(storage_of(value)) != home
+        if is_uploaded and restricted[home].dtypes and dtype not in restricted[home].dtypes:
             missing[home] = f"it lacks {dtype}, and an input of this dtype would be placed on it"
     return {device: Shortage(device, 0, reason) for device, reason in missing.items()}

@@ -15,7 +15,7 @@ from djinn_core.planning.stages.attribution import title, warn_skipped
 from djinn_core.planning.stages.ordering import (
     Dependences,
     consecutive_groups,
-    orderings,
+    dependent_pairs,
     ready_order,
     staged_groups,
     strict_order,
@@ -33,18 +33,18 @@ def schedule(context: SchedulingContext, scheduler: Scheduler, fallback: Schedul
         DoesNotFit: the fallback exceeds a device's memory as well.
         InvalidStage: the fallback breaks a rule as well.
     """
-    failed: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
     if scheduler is not fallback:
         try:
-            return _checked(context, scheduler)
+            return _verified_schedule(context, scheduler)
         except DoesNotFit as error:
-            failed = (f"{error}; {fallback.name!r} schedules this graph",)
+            failures = (f"{error}; {fallback.name!r} schedules this graph",)
         except Exception as error:
-            failed = (
+            failures = (
                 warn_skipped("scheduler", scheduler, error, f"{fallback.name!r} schedules this graph", context.graph),
             )
-    checked = _checked(context, fallback)
-    return attrs.evolve(checked, reasons=(*failed, *checked.reasons)) if failed else checked
+    schedule = _verified_schedule(context, fallback)
+    return attrs.evolve(schedule, reasons=(*failures, *schedule.reasons)) if failures else schedule
 
 
 def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
@@ -73,21 +73,21 @@ def build_schedule(context: SchedulingContext, scheduler: Scheduler) -> Executio
     )
 
 
-def _order(context: SchedulingContext, wanted: NodePriority, dependences: Callable[[], Dependences]) -> Sequence[int]:
+def _order(context: SchedulingContext, priority: NodePriority, dependences: Callable[[], Dependences]) -> Sequence[int]:
     nodes = context.plan.nodes
-    keys = {node: wanted.key(node) for node in nodes}
-    if not wanted.strict and len(context.placement.devices) > 1:
+    keys = {node: priority.key(node) for node in nodes}
+    if not priority.strict and len(context.placement.devices) > 1:
         return ready_order(nodes, dependences(), keys.__getitem__)
     # A single device never waits, so `strict` makes no difference. Program order respects all dependences.
     if all(not keys[later] < keys[node] for node, later in pairwise(nodes)):
         return nodes
-    return strict_order(nodes, orderings(context), keys.__getitem__)
+    return strict_order(nodes, dependent_pairs(context), keys.__getitem__)
 
 
 def _groups(
     context: SchedulingContext,
     order: Sequence[int],
-    wanted: NodePriority,
+    priority: NodePriority,
     strategy: SchedulingStrategy,
     dependences: Callable[[], Dependences],
 ) -> tuple[SchedulingGroup, ...]:
@@ -95,14 +95,16 @@ def _groups(
         groups = consecutive_groups(context, order)
     else:
         groups = staged_groups(order, dependences())
-    priority = wanted.group_priority
+    group_priority = priority.group_priority
     return tuple(
-        SchedulingGroup(stage, device, tuple(nodes), strategy, priority(nodes[0]) if priority is not None else 0)
+        SchedulingGroup(
+            stage, device, tuple(nodes), strategy, group_priority(nodes[0]) if group_priority is not None else 0
+        )
         for stage, device, nodes in groups
     )
 
 
-def _checked(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
-    built = build_schedule(context, scheduler)
-    check_schedule(context, built, title("scheduler", scheduler))
-    return built
+def _verified_schedule(context: SchedulingContext, scheduler: Scheduler) -> ExecutionSchedule:
+    schedule = build_schedule(context, scheduler)
+    check_schedule(context, schedule, title("scheduler", scheduler))
+    return schedule

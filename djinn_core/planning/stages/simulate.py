@@ -26,14 +26,14 @@ _OUT, _IN = 0, 1
 
 
 @attrs.frozen
-class Occupied:
+class DeviceActivity:
     """Time, memory and transfers of one device in a simulated run.
 
     Attributes:
         busy: seconds in which it ran nodes.
         waited: seconds in which it waited for values of other devices, from its first step to its last.
         end: end of its last step, in seconds from the start.
-        memory: pairs of time and bytes, one for each new maximum.
+        memory: pairs (seconds, bytes), one for each new maximum.
         peak: peak bytes.
         sent: bytes to other devices.
         received: bytes from other devices.
@@ -61,7 +61,7 @@ class Timeline:
     """
 
     seconds: float
-    devices: Mapping[str, Occupied]
+    devices: Mapping[str, DeviceActivity]
     links: Mapping[tuple[str, str], float]
     uploaded: int
     fetched: int
@@ -81,7 +81,7 @@ class Timeline:
 
 
 def simulate(context: SchedulingContext, schedule: ExecutionSchedule, *, step_seconds: float = 0.0) -> Timeline:
-    """Return the simulated run of a valid schedule. `step_seconds`: overhead of each step.
+    """Return the simulated run of a valid schedule. Each step has an overhead of `step_seconds`.
 
     Raises:
         ValueError: devices deadlock; `check_schedule` says why.
@@ -111,33 +111,33 @@ class _Simulation:
         self.links: Counter[tuple[str, str]] = Counter()
         self.mail: dict[tuple[str, str, int], list[float]] = defaultdict(list)
         self.waiting: dict[tuple[str, str, int], str] = {}
-        self.moved = {Upload: 0, Fetch: 0}
+        self.client_bytes = {Upload: 0, Fetch: 0}
         self.end = 0.0
 
     def run(self) -> Timeline:
-        turns = [(0.0, device) for device in self.clocks]
-        heapq.heapify(turns)
-        while turns:
-            _, device = heapq.heappop(turns)
+        queue = [(0.0, device) for device in self.clocks]
+        heapq.heapify(queue)
+        while queue:
+            _, device = heapq.heappop(queue)
             clock = self.clocks[device]
             if clock.at == len(clock.steps):
                 continue
-            if self._step(device, clock, clock.steps[clock.at], turns):
+            if self._step(device, clock, clock.steps[clock.at], queue):
                 clock.at += 1
                 self.end = max(self.end, clock.now)
-                heapq.heappush(turns, (clock.now, device))
+                heapq.heappush(queue, (clock.now, device))
         stuck = [device for device, clock in self.clocks.items() if clock.at < len(clock.steps)]
         if stuck:
             raise ValueError(f"deadlock in the schedule of {', '.join(stuck)}: check_schedule shows the missing step")
         devices = {
-            name: Occupied(
-                c.busy, c.waited, c.now, tuple(self.memory.risen[name]), self.memory.peak[name], c.sent, c.received
+            name: DeviceActivity(
+                c.busy, c.waited, c.now, tuple(self.memory.maxima[name]), self.memory.peak[name], c.sent, c.received
             )
             for name, c in self.clocks.items()
         }
-        return Timeline(self.end, devices, dict(self.links), self.moved[Upload], self.moved[Fetch])
+        return Timeline(self.end, devices, dict(self.links), self.client_bytes[Upload], self.client_bytes[Fetch])
 
-    def _step(self, device: str, clock: _DeviceClock, step: Step, turns: list[tuple[float, str]]) -> bool:
+    def _step(self, device: str, clock: _DeviceClock, step: Step, queue: list[tuple[float, str]]) -> bool:
         """Execute a step. Return False if it must wait for another device."""
         clock.now += self.step_seconds
         match step:
@@ -149,7 +149,7 @@ class _Simulation:
                 clock.sent += size
                 waiter = self.waiting.pop((device, target, value), None)
                 if waiter is not None:
-                    heapq.heappush(turns, (self.clocks[waiter].now, waiter))
+                    heapq.heappush(queue, (self.clocks[waiter].now, waiter))
             case Receive(value, source):
                 key = (source, device, value)
                 if not self.mail[key]:
@@ -161,14 +161,14 @@ class _Simulation:
                 self.memory.hold(device, value, clock.now)
             case Upload(value):
                 self._wait(clock, self._transfer(CLIENT, device, self._size(value), 0.0))
-                self.moved[Upload] += self._size(value)
+                self.client_bytes[Upload] += self._size(value)
                 self.memory.hold(device, value, clock.now)
             case Free(values):
                 for value in values:
                     self.memory.free(device, value)
             case Fetch(value):
                 self.end = max(self.end, self._transfer(device, CLIENT, self._size(value), clock.now))
-                self.moved[Fetch] += self._size(value)
+                self.client_bytes[Fetch] += self._size(value)
         return True
 
     def _run(self, device: str, clock: _DeviceClock, nodes: Sequence[int]) -> None:
@@ -187,12 +187,12 @@ class _Simulation:
     def _transfer(self, source: str, target: str, size: int, ready: float) -> float:
         """Return the arrival time of `size` bytes that can be sent from `ready` on."""
         link = self.topology.link(source, target)
-        takes = size / link.bandwidth if link.bandwidth else 0.0
-        out, into = (source, _OUT), (target, _IN)
-        begin = max(ready, self.ports.get(out, 0.0), self.ports.get(into, 0.0))
-        self.ports[out] = self.ports[into] = begin + takes
-        self.links[source, target] += takes  # type: ignore[assignment] # a Counter adds up floats as well
-        return begin + takes + link.latency
+        seconds = size / link.bandwidth if link.bandwidth else 0.0
+        send_port, receive_port = (source, _OUT), (target, _IN)
+        begin = max(ready, self.ports.get(send_port, 0.0), self.ports.get(receive_port, 0.0))
+        self.ports[send_port] = self.ports[receive_port] = begin + seconds
+        self.links[source, target] += seconds  # type: ignore[assignment] # a Counter adds up floats as well
+        return begin + seconds + link.latency
 
     def _size(self, value: int) -> int:
         return self.graph.meta(value).nbytes
@@ -212,7 +212,7 @@ class Memory:
         self._sizes: dict[tuple[str, int], int] = {}
         self.now: Counter[str] = Counter()
         self.peak: Counter[str] = Counter()
-        self.risen: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self.maxima: dict[str, list[tuple[float, int]]] = defaultdict(list)
         for value in context.graph.inputs:
             holders = context.copies.get(value, ())
             home = context.resident.get(value)
@@ -220,21 +220,21 @@ class Memory:
                 self.hold(device, value, 0.0)
 
     def hold(self, device: str, value: int, when: float) -> None:
-        """Record that `device` holds `value` from `when` on."""
+        """Record that `device` holds `value` from the second `when` on."""
         key, meta = self._key(device, value), self._graph.meta(value)
         size = meta.extent * meta.dtype.itemsize if key[1] >= 0 else copy_bytes(meta)
         self._values.setdefault(key, set()).add(value)
-        more = size - self._sizes.get(key, 0)
-        if more > 0:
+        growth = size - self._sizes.get(key, 0)
+        if growth > 0:
             self._sizes[key] = size
-            self.now[device] += more
+            self.now[device] += growth
             if self.now[device] > self.peak[device]:
                 self.peak[device] = self.now[device]
-                self.risen[device].append((when, self.now[device]))
+                self.maxima[device].append((when, self.now[device]))
 
-    def take(self, device: str, more: int) -> None:
-        """Record that `device` temporarily needs `more` bytes."""
-        self.peak[device] = max(self.peak[device], self.now[device] + more)
+    def add_temporary(self, device: str, nbytes: int) -> None:
+        """Record that `device` temporarily needs `nbytes` more bytes."""
+        self.peak[device] = max(self.peak[device], self.now[device] + nbytes)
 
     def free(self, device: str, value: int) -> None:
         """Free `value` on `device`, and its storage with its last view."""
@@ -247,8 +247,8 @@ class Memory:
             del self._values[key]
             self.now[device] -= self._sizes.pop(key, 0)  # a value without elements has no bytes
 
-    def move(self, device: str, value: int) -> None:
-        """Move `value` from `device` to its new home: drop the storage with all its views."""
+    def move_away(self, device: str, value: int) -> None:
+        """Drop the storage of `value`, with all its views, from `device`, because it moves to its new home."""
         key = self._key(device, value)
         if self._values.pop(key, None) is not None:
             self.now[device] -= self._sizes.pop(key, 0)
@@ -264,13 +264,13 @@ class Memory:
 
 
 def memory_peaks(context: SchedulingContext, steps: Mapping[str, Sequence[Step]]) -> Mapping[str, int]:
-    """Return the peak bytes of each device, counting the values that the program refers to."""
+    """Return the peak bytes of each device, by device id. Only values to which the program refers count."""
     memory, nodes = Memory(context), context.graph.nodes
-    for device, its_steps in steps.items():
-        for step in its_steps:
+    for device, device_steps in steps.items():
+        for step in device_steps:
             match step:
-                case Run(ran):
-                    for node in ran:
+                case Run(step_nodes):
+                    for node in step_nodes:
                         for value in nodes[node].outputs:
                             memory.hold(device, value, 0.0)
                 case Upload(value) | Receive(value, _):

@@ -28,14 +28,14 @@ _START = -1  # moment before the first node
 
 def write_steps(context: SchedulingContext, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
     """Return the steps by device for the running nodes in `order`, which respects all dependences."""
-    moves = _Moves(context)
+    walk = _TransferWalk(context)
     nodes = context.graph.nodes
-    for turn, node_id in enumerate(order):
-        moves.take(turn, nodes[node_id])
-    return _write(context, moves, order)
+    for moment, node_id in enumerate(order):
+        walk.add_node(moment, nodes[node_id])
+    return _write(context, walk, order)
 
 
-class _Moves:
+class _TransferWalk:
     """A walk over the order that finds transfers and the last use of each value. Moments are positions in the order."""
 
     def __init__(self, context: SchedulingContext) -> None:
@@ -43,35 +43,35 @@ class _Moves:
         self.replace, self.home = context.plan.replace, context.placement.values
         self.device_of = {d.node: d.device for d in context.placement.decisions}
         self.replicas = by_node(context.placement.replicas)
-        self.unsettled = set(context.graph.inputs)
-        self.made: dict[int, int] = {}  # moment of the last write, by value, and by written storage (as ~storage)
+        self.missing_inputs = set(context.graph.inputs)
+        self.written_at: dict[int, int] = {}  # moment of the last write, by value, and by written storage (as ~storage)
         self.versions: Counter[int] = Counter()
         self.copies = {(device, value): 0 for value, devices in context.copies.items() for device in devices}
-        self.settled: dict[int, int] = {}  # by input: the moment before which it arrives at its home
+        self.arrived_at: dict[int, int] = {}  # by input: the moment before which it arrives at its home
         self.before: dict[int, list[tuple[str, Step]]] = defaultdict(list)
         self.after: dict[int, list[tuple[str, Step]]] = defaultdict(list)
-        self.last: dict[str, dict[int, int]] = defaultdict(dict)  # moment of the last use, by device and value
+        self.last_use: dict[str, dict[int, int]] = defaultdict(dict)  # moment of the last use, by device and value
 
-    def take(self, turn: int, node: Node) -> None:
-        device, home, replace, unsettled = self.device_of[node.id], self.home, self.replace, self.unsettled
-        last = self.last[device]
+    def add_node(self, moment: int, node: Node) -> None:
+        device, home, replace, missing_inputs = self.device_of[node.id], self.home, self.replace, self.missing_inputs
+        last_use = self.last_use[device]
         for value in node.inputs:
             source = replace.get(value, value) if replace else value
-            if source in unsettled:
-                self._settle(turn, source)
+            if source in missing_inputs:
+                self._bring_home(moment, source)
             if home[source] != device:
-                self._bring(turn, source, device)
-            last[source] = turn
+                self._send_copy(moment, source, device)
+            last_use[source] = moment
         for value in node.outputs:
-            last[value] = self.made[value] = turn
-        for other in self.replicas.get(node.id, ()) if self.replicas else ():
-            self._repeat(turn, node, other)
+            last_use[value] = self.written_at[value] = moment
+        for replica_device in self.replicas.get(node.id, ()) if self.replicas else ():
+            self._repeat(moment, node, replica_device)
         for value in node.writes:
             storage = storage_of(replace.get(value, value))
             self.versions[storage] += 1
-            self.made[~storage] = turn
+            self.written_at[~storage] = moment
 
-    def _repeat(self, turn: int, node: Node, device: str) -> None:
+    def _repeat(self, moment: int, node: Node, device: str) -> None:
         """Run a node on a further device as well: send its operands to this device.
 
         Its results on the device are copies.
@@ -79,86 +79,88 @@ class _Moves:
         for value in node.inputs:
             source = self.replace.get(value, value)
             if self.home[source] != device:
-                self._bring(turn, source, device)
-            self.last[device][source] = turn
+                self._send_copy(moment, source, device)
+            self.last_use[device][source] = moment
         for value in node.outputs:
             self.copies[device, value] = self.versions[storage_of(value)]
-            self.last[device][value] = turn
+            self.last_use[device][value] = moment
 
-    def _settle(self, turn: int, value: int) -> None:
-        """Bring an input to its home, from the client or from its previous device."""
+    def _bring_home(self, moment: int, value: int) -> None:
+        """Add the steps that bring an input to its home, from the client or from its previous device."""
         home, source = self.home[value], self.context.resident.get(value)
-        self.unsettled.remove(value)
-        self.settled[value] = turn if source != home else _START
+        self.missing_inputs.remove(value)
+        self.arrived_at[value] = moment if source != home else _START
         if source is None:
-            self.before[turn].append((home, Upload(value)))
+            self.before[moment].append((home, Upload(value)))
         elif source != home:
             self.after[_START].append((source, Send(value, home)))
-            self.before[turn].append((home, Receive(value, source)))
+            self.before[moment].append((home, Receive(value, source)))
 
-    def _bring(self, turn: int, value: int, device: str) -> None:
-        """Send the newest version of a value to a device that uses it."""
+    def _send_copy(self, moment: int, value: int, device: str) -> None:
+        """Add the transfer of the newest version of a value to a device that uses it, unless the device has it."""
         storage = storage_of(value)
         version = self.versions[storage]
         if self.copies.get((device, value)) == version:
             return
         self.copies[device, value] = version
         home = self.home[value]
-        produced_at = max(self.made.get(value, _START), self.made.get(~storage, _START))
-        settled = self.settled.get(value, _START)
-        (self.before[settled] if settled > produced_at else self.after[produced_at]).append((home, Send(value, device)))
-        self.before[turn].append((device, Receive(value, home)))
-        self.last[home][value] = max(self.last[home].get(value, _START), settled, produced_at)
+        produced_at = max(self.written_at.get(value, _START), self.written_at.get(~storage, _START))
+        arrived_at = self.arrived_at.get(value, _START)
+        (self.before[arrived_at] if arrived_at > produced_at else self.after[produced_at]).append(
+            (home, Send(value, device))
+        )
+        self.before[moment].append((device, Receive(value, home)))
+        self.last_use[home][value] = max(self.last_use[home].get(value, _START), arrived_at, produced_at)
 
-    def endings(self) -> dict[int, dict[str, list[int]]]:
+    def frees(self) -> dict[int, dict[str, list[int]]]:
         """Return the values to free, by moment and device: dead values at home, and copies that are not kept."""
         context, home = self.context, self.home
-        over = context.program.dead - frozenset(context.fetch)
-        ends: dict[int, dict[str, list[int]]] = defaultdict(dict)
-        for device, last in self.last.items():
-            for value, turn in last.items():
+        dead = context.program.dead - frozenset(context.fetch)
+        frees: dict[int, dict[str, list[int]]] = defaultdict(dict)
+        for device, last_use in self.last_use.items():
+            for value, moment in last_use.items():
                 if home[value] == device:
-                    if value not in over:
+                    if value not in dead:
                         continue
                 elif device in (*context.copies.get(value, ()), *context.placement.copies.get(value, ())):
                     continue
-                there = ends[turn].get(device)
-                if there is None:
-                    ends[turn][device] = [value]
+                values = frees[moment].get(device)
+                if values is None:
+                    frees[moment][device] = [value]
                 else:
-                    there.append(value)
-        return ends
+                    values.append(value)
+        return frees
 
 
-def _write(context: SchedulingContext, moves: _Moves, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
+def _write(context: SchedulingContext, walk: _TransferWalk, order: Sequence[int]) -> dict[str, tuple[Step, ...]]:
     """Write the steps of each device, moment by moment: steps before the node, the node, its sends, and frees."""
     steps: dict[str, list[Step]] = defaultdict(list, {device: [] for device in context.placement.devices})
     pending: dict[str, list[int]] = defaultdict(list)
-    before, after, ends, device_of = moves.before, moves.after, moves.endings(), moves.device_of
+    before, after, frees, device_of = walk.before, walk.after, walk.frees(), walk.device_of
 
     def add(device: str, step: Step) -> None:
-        nodes, there = pending[device], steps[device]
+        nodes, device_steps = pending[device], steps[device]
         if nodes:
-            there.append(Run(tuple(nodes)))
+            device_steps.append(Run(tuple(nodes)))
             nodes.clear()
-        there.append(step)
+        device_steps.append(step)
 
-    for turn in range(_START, len(order)):
-        for device, step in before.get(turn, ()):
+    for moment in range(_START, len(order)):
+        for device, step in before.get(moment, ()):
             add(device, step)
-        if turn >= 0:
-            node = order[turn]
+        if moment >= 0:
+            node = order[moment]
             pending[device_of[node]].append(node)
-            for device in moves.replicas.get(node, ()) if moves.replicas else ():
+            for device in walk.replicas.get(node, ()) if walk.replicas else ():
                 pending[device].append(node)
-        for device, step in after.get(turn, ()):
+        for device, step in after.get(moment, ()):
             add(device, step)
-        for device, values in ends[turn].items() if turn in ends else ():
+        for device, values in frees[moment].items() if moment in frees else ():
             add(device, Free(tuple(values)))
     for value in context.fetch:
-        real = moves.replace.get(value, value)
-        add(moves.home[real], Fetch(real))
+        fetched_value = walk.replace.get(value, value)
+        add(walk.home[fetched_value], Fetch(fetched_value))
     for device, nodes in pending.items():
         if nodes:
             steps[device].append(Run(tuple(nodes)))
-    return {device: tuple(done) for device, done in steps.items()}
+    return {device: tuple(device_steps) for device, device_steps in steps.items()}

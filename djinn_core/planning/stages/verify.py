@@ -65,33 +65,33 @@ def check_placement(context: PlacementContext, placement: Placement, author: str
 
 
 def _type_problem(placement: Placement) -> str:
-    """Return a description of an element of a wrong type; empty if there is none.
+    """Return a description of an element of a wrong type, or an empty string.
 
     `Placement` checks no elements: policies may create thousands.
     """
     decisions: list[object] = [*placement.decisions, *placement.replicas]
     values: list[tuple[object, object]] = [*placement.values.items()]
     copies: list[tuple[object, object]] = [*placement.copies.items()]
-    wrong = [one for one in decisions if not isinstance(one, PlacementDecision)]
+    wrong: list[object] = [d for d in decisions if not isinstance(d, PlacementDecision)]
     wrong += [(v, home) for v, home in values if not (isinstance(v, int) and isinstance(home, str))]
-    wrong += [(v, held) for v, held in copies if not (isinstance(v, int) and isinstance(held, tuple))]
+    wrong += [(v, holders) for v, holders in copies if not (isinstance(v, int) and isinstance(holders, tuple))]
     return f"the element {wrong[0]!r} has a wrong type" if wrong else ""
 
 
 def _decision_problem(context: PlacementContext, placement: Placement) -> str:
     devices = {d.id for d in context.topology.devices}
-    placed = [d.node for d in placement.decisions]
-    if tuple(placed) != context.plan.nodes and sorted(placed) != sorted(context.plan.nodes):
-        missing, extra = set(context.plan.nodes) - set(placed), set(placed) - set(context.plan.nodes)
+    placed_nodes = [d.node for d in placement.decisions]
+    if tuple(placed_nodes) != context.plan.nodes and sorted(placed_nodes) != sorted(context.plan.nodes):
+        missing, extra = set(context.plan.nodes) - set(placed_nodes), set(placed_nodes) - set(context.plan.nodes)
         return f"nodes {sorted(missing)} are not placed, {sorted(extra)} are not in the plan, or one is placed twice"
     for decision in placement.decisions:
         if decision.device not in devices:
             return f"node {decision.node} is on {decision.device!r}; the devices are {sorted(devices)}"
         if not decision.reason or not isinstance(decision.reason, str):
             return f"node {decision.node} is placed without a reason"
-    drawing = [d for d in placement.decisions if context.graph.nodes[d.node].random]
-    bound = bound_nodes(context.graph, [d.node for d in drawing])  # each bound device has its own random state
-    random = {d.device for d in drawing if d.node not in bound}
+    random_decisions = [d for d in placement.decisions if context.graph.nodes[d.node].random]
+    bound = bound_nodes(context.graph, [d.node for d in random_decisions])  # each bound device has its own random state
+    random = {d.device for d in random_decisions if d.node not in bound}
     if random and (home := context.resident.get(RANDOM_STATE)) is not None and random != {home}:
         return f"random ops run on {sorted(random)}, but the random state is on {home!r}"
     return f"random ops share one random state, but run on {sorted(random)}" if len(random) > 1 else ""
@@ -99,16 +99,16 @@ def _decision_problem(context: PlacementContext, placement: Placement) -> str:
 
 def _replica_problem(context: PlacementContext, placement: Placement) -> str:
     devices = {d.id for d in context.topology.devices}
-    home, taken = {d.node: d.device for d in placement.decisions if placement.replicas}, set()
+    home, replica_pairs = {d.node: d.device for d in placement.decisions if placement.replicas}, set()
     for replica in placement.replicas:
         node, device = replica.node, replica.device
-        if node not in home or device not in devices or device == home[node] or (node, device) in taken:
-            return f"node {node} is repeated on {device!r}, where it runs already, or which is no device"
+        if node not in home or device not in devices or device == home[node] or (node, device) in replica_pairs:
+            return f"node {node} is repeated on {device!r}, where it runs already, or which is not a device"
         if not repeatable(context.graph.nodes[node]):
-            return f"{context.graph.nodes[node].op} (node {node}) is repeated, but it writes, draws, has an effect or reads beyond its operand"
+            return f"{context.graph.nodes[node].op} (node {node}) is repeated, but it writes, draws random numbers, has an effect or reads beyond its operand"
         if not replica.reason:
             return f"node {node} is repeated on {device!r} without a reason"
-        taken.add((node, device))
+        replica_pairs.add((node, device))
     return ""
 
 
@@ -121,11 +121,13 @@ def _value_problem(context: PlacementContext, placement: Placement) -> str:
         if home not in devices:
             return f"value {value} lives on {home!r}; the devices are {sorted(devices)}"
         if homes.setdefault(storage_of(value), home) != home:
-            return f"value {value} is on {home!r}, but what it shares memory with is on {homes[storage_of(value)]!r}"
+            return (
+                f"value {value} is on {home!r}, but a value that shares its memory is on {homes[storage_of(value)]!r}"
+            )
     for decision in placement.decisions:
         node, device = nodes[decision.node], decision.device
-        bound = (*node.outputs, *[replace.get(v, v) for v in node.writes]) if node.writes else node.outputs
-        for value in bound:
+        own_values = (*node.outputs, *[replace.get(v, v) for v in node.writes]) if node.writes else node.outputs
+        for value in own_values:
             if values.get(value) != device:
                 return (
                     f"{node.op} (node {node.id}) runs on {device!r} but makes or writes value {value}, "

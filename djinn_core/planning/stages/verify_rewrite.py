@@ -9,7 +9,7 @@ import attrs
 from djinn_core.errors import InvalidStage
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.handles import storage_of
-from djinn_core.ir.plan import OptimizationPlan, Rewrite, resolved
+from djinn_core.ir.plan import OptimizationPlan, Rewrite, resolve_chains
 from djinn_core.ir.program import interchangeable
 from djinn_core.ir.replicas import repeatable
 
@@ -47,38 +47,38 @@ class _RewriteCheck:
     written: frozenset[int]
     changed: frozenset[int]
     read_after: dict[int, int]
-    held: frozenset[int]
+    client_storages: frozenset[int]
     outliving: frozenset[int]
 
     @classmethod
     def of(cls, graph: Graph, plan: OptimizationPlan, rewrite: Rewrite, kept: frozenset[int]) -> _RewriteCheck:
         running = tuple(graph.nodes[i] for i in plan.nodes if i not in rewrite.drop)
-        replace = resolved({**plan.replace, **rewrite.replace})
-        used = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
-        held = frozenset(map(storage_of, kept))
+        replace = resolve_chains({**plan.replace, **rewrite.replace})
+        uses = [(node.id, replace.get(v, v)) for node in running for v in node.inputs]
+        client_storages = frozenset(map(storage_of, kept))
         return cls(
             graph=graph,
             kept=kept,
             before=frozenset(plan.nodes),
             running=running,
             replace=replace,
-            used=frozenset(v for _, v in used),
+            used=frozenset(v for _, v in uses),
             written=frozenset(storage_of(replace.get(v, v)) for node in running for v in node.writes),
             changed=frozenset(replace.get(v, v) for node in running for v in node.writes),
-            read_after={storage_of(v): position for position, v in used},  # the last reader of each storage
-            held=held,
-            outliving=held.union(map(storage_of, graph.inputs)),
+            read_after={storage_of(v): position for position, v in uses},  # the last reader of each storage
+            client_storages=client_storages,
+            outliving=client_storages.union(map(storage_of, graph.inputs)),
         )
 
     def problems(self, rewrite: Rewrite) -> Iterator[str]:
         for node_id in sorted(rewrite.drop):
-            yield from self._dropped(node_id)
-        for value, stand_in in rewrite.replace.items():
-            yield from self._replacement_errors(value, stand_in, rewrite)
-        yield from self._slots(rewrite)
-        yield from self._repeated(rewrite)
+            yield from self._drop_problems(node_id)
+        for value, substitute in rewrite.replace.items():
+            yield from self._replacement_problems(value, substitute, rewrite)
+        yield from self._slot_problems(rewrite)
+        yield from self._replica_problems(rewrite)
 
-    def _dropped(self, node_id: int) -> Iterator[str]:
+    def _drop_problems(self, node_id: int) -> Iterator[str]:
         if node_id not in self.before:
             yield f"it drops node {node_id}, which does not run"
             return
@@ -97,43 +97,47 @@ class _RewriteCheck:
             if storage in self.outliving or self.read_after.get(storage, -1) > node_id:
                 yield f"it drops node {node_id}, whose write to value {value} can be seen later"
 
-    def _replacement_errors(self, value: int, stand_in: int, rewrite: Rewrite) -> Iterator[str]:
-        maker, other = self.graph.producer(value), self.graph.producer(stand_in)
+    def _replacement_problems(self, value: int, substitute: int, rewrite: Rewrite) -> Iterator[str]:
+        maker, substitute_maker = self.graph.producer(value), self.graph.producer(substitute)
         if maker is None or maker.id not in rewrite.drop:
             yield f"it replaces value {value}, whose node is not dropped"
             return
-        if stand_in in self.replace:
-            yield f"value {stand_in} stands in for {value} but is replaced itself"
-        if other is None and stand_in not in self.graph.inputs:
-            yield f"value {stand_in} stands in for {value} but does not exist"
-        elif other is not None and (other.id > maker.id or other.id in rewrite.drop or other.id not in self.before):
-            yield f"value {stand_in} stands in for {value} but is not made before it"
-        elif self.graph.meta(value) is not self.graph.meta(stand_in):
-            yield f"value {stand_in} stands in for {value} but has other metadata"
-        yield from self._merge_conflicts(value, stand_in)
+        if substitute in self.replace:
+            yield f"value {substitute} stands in for {value} but is replaced itself"
+        if substitute_maker is None and substitute not in self.graph.inputs:
+            yield f"value {substitute} stands in for {value} but does not exist"
+        elif substitute_maker is not None and (
+            substitute_maker.id > maker.id
+            or substitute_maker.id in rewrite.drop
+            or substitute_maker.id not in self.before
+        ):
+            yield f"value {substitute} stands in for {value} but is computed after it"
+        elif self.graph.meta(value) is not self.graph.meta(substitute):
+            yield f"value {substitute} stands in for {value} but has other metadata"
+        yield from self._merge_conflicts(value, substitute)
 
-    def _merge_conflicts(self, value: int, stand_in: int) -> Iterator[str]:
+    def _merge_conflicts(self, value: int, substitute: int) -> Iterator[str]:
         """Yield the ways in which a program could detect that two values were merged."""
-        own, other = storage_of(value), storage_of(stand_in)
+        storage, substitute_storage = storage_of(value), storage_of(substitute)
         if value in self.kept:
             yield f"it replaces value {value}, which the client still holds"
-        if own == other:  # two views of one memory: an op such as `t_` changes only one view
-            if value in self.changed or stand_in in self.changed:
-                yield f"it makes value {stand_in} stand in for {value}, but one of them is changed in place"
+        if storage == substitute_storage:  # two views of one memory: an op such as `t_` changes only one view
+            if value in self.changed or substitute in self.changed:
+                yield f"it makes value {substitute} stand in for {value}, but one of them is changed in place"
             return
-        if own in self.held:
+        if storage in self.client_storages:
             yield f"it replaces value {value}, whose memory the client still holds"
-        if own in self.written or other in self.written:
-            yield f"it makes value {stand_in} stand in for {value}, but one of them is written"
+        if storage in self.written or substitute_storage in self.written:
+            yield f"it makes value {substitute} stand in for {value}, but one of them is written"
 
-    def _repeated(self, rewrite: Rewrite) -> Iterator[str]:
+    def _replica_problems(self, rewrite: Rewrite) -> Iterator[str]:
         for replica in rewrite.replicas:
             if replica.node not in self.before or replica.node in rewrite.drop:
                 yield f"it repeats node {replica.node}, which does not run"
             elif not repeatable(self.graph.nodes[replica.node]):
-                yield f"it repeats node {replica.node}, which writes, draws, has an effect or reads beyond its operand"
+                yield f"it repeats node {replica.node}, which writes, draws random numbers, has an effect or reads beyond its operand"
 
-    def _slots(self, rewrite: Rewrite) -> Iterator[str]:
+    def _slot_problems(self, rewrite: Rewrite) -> Iterator[str]:
         slots = [slot for node in self.graph.nodes for slot in node.slots]
         for first, second in rewrite.equal_slots:
             if not (0 <= first < len(slots) and 0 <= second < len(slots)) or not interchangeable(

@@ -20,63 +20,65 @@ def check_substitutions(
     Raises:
         InvalidStage: a substitution is illegal; the message names `author` and the first problem.
     """
-    taken: set[int] = set()
+    replaced_nodes: set[int] = set()
     for substitution in substitutions:
         problem = next(_problems(graph, plan, substitution, kept), None)
-        if problem is None and taken & substitution.nodes:
-            problem = "two of them take the same nodes"
+        if problem is None and replaced_nodes & substitution.nodes:
+            problem = "two substitutions replace the same nodes"
         if problem:
             raise InvalidStage(f"{author} proposed an illegal substitution: {problem}")
-        taken |= substitution.nodes
+        replaced_nodes |= substitution.nodes
 
 
-def _problems(graph: Graph, plan: OptimizationPlan, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
-    if not given.nodes or not given.nodes <= frozenset(plan.nodes):
-        yield f"it takes nodes that do not run: {sorted(given.nodes - frozenset(plan.nodes))[:8]}"
+def _problems(graph: Graph, plan: OptimizationPlan, substitution: Substitution, kept: frozenset[int]) -> Iterator[str]:
+    if not substitution.nodes or not substitution.nodes <= frozenset(plan.nodes):
+        yield f"it replaces nodes that do not run: {sorted(substitution.nodes - frozenset(plan.nodes))[:8]}"
         return
-    nodes = [graph.nodes[n] for n in sorted(given.nodes)]
-    made = frozenset(v for node in nodes for v in node.outputs)
-    own = {storage_of(v) for v in made} - {storage_of(v) for v in (*graph.inputs, *given.inputs)}
+    nodes = [graph.nodes[n] for n in sorted(substitution.nodes)]
+    created = frozenset(v for node in nodes for v in node.outputs)
+    own = {storage_of(v) for v in created} - {storage_of(v) for v in (*graph.inputs, *substitution.inputs)}
     for node in nodes:
         if node.random or not (node.outputs or node.writes) or not own.issuperset(storages_written(node)):
-            yield f"it takes {node.op} (node {node.id}), which draws random numbers, is there for its effect, or writes what is not its own"
-    if not made.issuperset(given.outputs):
+            yield f"it replaces {node.op} (node {node.id}), which draws random numbers, has an effect, or writes memory that its nodes did not create"
+    if not created.issuperset(substitution.outputs):
         yield "it has outputs that its nodes do not compute"
-    for value in made - frozenset(given.outputs):
-        if value in kept or any(user.id not in given.nodes for user in graph.consumers(value)):
-            yield f"value {value} is used by others and would be gone"
-    yield from _inputs(graph, given, made)
-    yield from _memory(graph, given, kept)
-    yield from _written(graph, given)
+    for value in created - frozenset(substitution.outputs):
+        if value in kept or any(user.id not in substitution.nodes for user in graph.consumers(value)):
+            yield f"it removes value {value}, which other nodes or the client use"
+    yield from _input_problems(graph, substitution, created)
+    yield from _memory_problems(graph, substitution, kept)
+    yield from _write_problems(graph, substitution)
 
 
-def _inputs(graph: Graph, given: Substitution, made: frozenset[int]) -> Iterator[str]:
-    first, last = min(given.nodes), max(given.nodes)
-    storages = {storage_of(v) for v in given.inputs}
-    for value in given.inputs:
+def _input_problems(graph: Graph, substitution: Substitution, created: frozenset[int]) -> Iterator[str]:
+    first, last = min(substitution.nodes), max(substitution.nodes)
+    storages = {storage_of(v) for v in substitution.inputs}
+    for value in substitution.inputs:
         maker = graph.producer(value)
-        if value in made or (maker is not None and maker.id >= first):
-            yield f"value {value} is not there yet where it would run"
+        if value in created or (maker is not None and maker.id >= first):
+            yield f"its input {value} is computed only after its first node"
     for node in graph.nodes[first : last + 1]:
         if storages.intersection(storages_written(node)):
-            yield f"{node.op} (node {node.id}) writes one of its inputs meanwhile"
+            yield f"{node.op} (node {node.id}) writes one of its inputs between its nodes"
 
 
-def _memory(graph: Graph, given: Substitution, kept: frozenset[int]) -> Iterator[str]:
+def _memory_problems(graph: Graph, substitution: Substitution, kept: frozenset[int]) -> Iterator[str]:
     """Yield a problem for each output that shares memory into which later code may write."""
-    own = {storage_of(v) for v in given.outputs}
-    if own & {storage_of(v) for v in given.inputs} or own & {storage_of(v) for v in graph.inputs}:
+    own = {storage_of(v) for v in substitution.outputs}
+    if own & {storage_of(v) for v in substitution.inputs} or own & {storage_of(v) for v in graph.inputs}:
         yield "an output is a view of existing memory"
-    shared = Counter(storage_of(v) for v in given.outputs)
-    if any(shared[storage_of(v)] > 1 for v in kept.intersection(given.outputs)):
+    values_per_storage = Counter(storage_of(v) for v in substitution.outputs)
+    if any(values_per_storage[storage_of(v)] > 1 for v in kept.intersection(substitution.outputs)):
         yield "a kept output shares memory with another value that it creates"
 
 
-def _written(graph: Graph, given: Substitution) -> Iterator[str]:
-    """Yield a problem for each node outside that reads memory before the substituted nodes have written it completely."""
-    last = {s: n for n in sorted(given.nodes) for s in storages_written(graph.nodes[n])}
-    for value in given.outputs:
+def _write_problems(graph: Graph, substitution: Substitution) -> Iterator[str]:
+    """Yield a problem for each output that another node reads before the last substituted node has written it."""
+    last = {s: n for n in sorted(substitution.nodes) for s in storages_written(graph.nodes[n])}
+    for value in substitution.outputs:
         if any(
-            user.id < last.get(storage_of(value), -1) for user in graph.consumers(value) if user.id not in given.nodes
+            user.id < last.get(storage_of(value), -1)
+            for user in graph.consumers(value)
+            if user.id not in substitution.nodes
         ):
-            yield f"value {value} is seen before it is written for the last time"
+            yield f"its output {value} is read before the last write to it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from djinn.planning import Graph, is_given, layer_at
+from djinn.planning import Graph, is_weight, layer_at
 from djinn_core.planning.matching.attentions import Attention
 
 _LAYERS = frozenset({"addmm", "convolution", "linear", "matmul", "mm"})
@@ -29,10 +29,10 @@ def layers_before(graph: Graph, value: int, at: int) -> dict[int, int]:
         if producer < 0 or graph.nodes[producer].operation not in _LAYERS:
             continue
         if graph.nodes[producer].operation == "convolution":
-            if is_given(graph.flow, graph.flow.sources[producer][1]):
+            if is_weight(graph.flow, graph.flow.sources[producer][1]):
                 layers[producer] = graph.flow.operands(graph.nodes[producer])[0]
         elif (layer := layer_at(graph, graph.nodes[producer])) is not None:
-            layers[layer.product.id] = graph.flow.beyond(layer.data)
+            layers[layer.product.id] = graph.flow.skip_pass_through(layer.data)
     return layers
 
 

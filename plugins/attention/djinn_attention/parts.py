@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from djinn.planning import COPIES, SOFTMAX, Gradients, Graph, is_given, linear, op, through
+from djinn.planning import COPIES, SOFTMAX, Gradients, Graph, is_weight, linear, op, through
 from djinn_core.planning.matching.attentions import PRODUCTS, Attention
-from djinn_core.planning.matching.match_result import Found, Place
+from djinn_core.planning.matching.match_result import Match, MatchedNode
 from djinn_core.planning.matching.terms import Term
 
 # Ops that concatenate scores, or split weights, without arithmetic.
@@ -30,24 +30,24 @@ _ENDS = frozenset({"addmm", "linear", "sum"})
 _MAX_OPS_TO_VALUES = 48  # maximum number of ops between a softmax and the product with the values
 
 
-def _has_computed_operands(at: Place) -> bool:
+def _has_computed_operands(at: MatchedNode) -> bool:
     flow = at.graph.flow
-    return not any(is_given(flow, s) for s in flow.operands(at.node)[-2:])
+    return not any(is_weight(flow, s) for s in flow.operands(at.node)[-2:])
 
 
-def _moves_or_mixes_heads(at: Place) -> bool:
+def _moves_or_mixes_heads(at: MatchedNode) -> bool:
     """Return True if an op is no matrix product, or mixes heads by a product with a small square weight."""
     if at.node.operation not in PRODUCTS:
         return True
     inputs = [
         at.graph.meta(v)
         for v, s in zip(at.node.inputs, at.graph.flow.operands(at.node), strict=True)
-        if is_given(at.graph.flow, s)
+        if is_weight(at.graph.flow, s)
     ]
     return len(inputs) == 1 and inputs[0].shape[-1:] == inputs[0].shape[-2:-1] and inputs[0].shape[-1] <= _MAX_HEADS
 
 
-def _broadcasts_positions(at: Place) -> bool:
+def _broadcasts_positions(at: MatchedNode) -> bool:
     """Return True if an addition broadcasts one operand over the positions of the other operand."""
     shapes = [meta.shape for meta in at.operands]
     return (
@@ -55,23 +55,23 @@ def _broadcasts_positions(at: Place) -> bool:
     )
 
 
-def _is_narrow(at: Place) -> bool:
+def _is_narrow(at: MatchedNode) -> bool:
     return at.node.operation not in _LAYERS or at.result.shape[-1:] == (1,)
 
 
-def _is_less_log_sum(at: Place) -> bool:
+def _is_less_log_sum(at: MatchedNode) -> bool:
     operands = at.graph.flow.operands(at.node)
     summed = at.graph.flow.node(operands[1]) if len(operands) > 1 else None
     return summed is not None and summed.operation == "logsumexp" and at.graph.flow.operands(summed)[0] == operands[0]
 
 
-def _maps_positions(at: Place) -> bool:
+def _maps_positions(at: MatchedNode) -> bool:
     """Return True if an op is no matrix product, or a matrix product with exactly one constant operand."""
     flow = at.graph.flow
-    return at.node.operation not in PRODUCTS or sum(is_given(flow, s) for s in flow.operands(at.node)) == 1
+    return at.node.operation not in PRODUCTS or sum(is_weight(flow, s) for s in flow.operands(at.node)) == 1
 
 
-def _is_spread(at: Place) -> bool:
+def _is_spread(at: MatchedNode) -> bool:
     sizes = [meta.numel for meta in at.operands]
     return len(sizes) > 1 and sizes[0] != sizes[1]
 
@@ -116,18 +116,18 @@ def attentions_in_parts(graph: Graph, matched: set[int]) -> Iterator[Attention]:
             yield _attention(match, query, key, _other_operand(graph, match), graph.meta(match.value("softmax")).shape)
 
 
-def _match_around(graph: Graph, weights: int, gradients: Gradients) -> Found | None:
+def _match_around(graph: Graph, weights: int, gradients: Gradients) -> Match | None:
     ends = graph.flow.descendants(weights, _ENDS, limit=_MAX_OPS_TO_VALUES)
     for index in sorted(i for i in ends if graph.nodes[i].operation in PRODUCTS | {"sum"} and i not in gradients):
-        for match in _MIXTURE.ways(Found(graph, {}, {}), index):
-            if match.names["softmax"] == weights and not is_given(
+        for match in _MIXTURE.ways(Match(graph, {}, {}), index):
+            if match.names["softmax"] == weights and not is_weight(
                 graph.flow, graph.flow.source(_other_operand(graph, match))
             ):
                 return match
     return None
 
 
-def _other_operand(graph: Graph, found: Found) -> int:
+def _other_operand(graph: Graph, found: Match) -> int:
     """Return the operand of the match's last product that is not computed by its nodes: values, or queries."""
     mixture = found["mixture"]
     pairs = list(zip(mixture.inputs, graph.flow.operands(mixture), strict=True))[-2:]
@@ -144,7 +144,7 @@ def without_softmax(graph: Graph, matched: set[int]) -> Iterator[Attention]:
         if index in matched or index in gradients or len(graph.nodes[index].inputs) != 2:
             continue
         matches = (
-            match for match in _LINEAR.ways(Found(graph, {}, {}), index) if match.names["context"] not in matched
+            match for match in _LINEAR.ways(Match(graph, {}, {}), index) if match.names["context"] not in matched
         )
         match = next(
             (complete_match for partial in matches for complete_match in _matches_with_query(graph, partial)), None
@@ -157,20 +157,20 @@ def without_softmax(graph: Graph, matched: set[int]) -> Iterator[Attention]:
             yield _attention(match, query, key, value, (*rows[:-1], key_count))
 
 
-def _matches_with_query(graph: Graph, found: Found) -> Iterable[Found]:
+def _matches_with_query(graph: Graph, found: Match) -> Iterable[Match]:
     query_source = graph.flow.source(_other_operand(graph, found))
     for complete_match in _QUERY_FEATURES.ways(found, query_source):
         if len({complete_match.names["query"], complete_match.names["key"], complete_match.names["value"]}) > 1:
             yield complete_match
 
 
-def _sums_over_positions(graph: Graph, found: Found) -> bool:
+def _sums_over_positions(graph: Graph, found: Match) -> bool:
     """Return True if the product of keys and values sums over the positions, so its result has no position dimension."""
     result, other_shape = graph.meta(found.value("context")).shape, graph.meta(_other_operand(graph, found)).shape
     summed = graph.meta(found["context"].inputs[0]).shape[-1]
     return len(result) >= 2 and len(other_shape) >= 2 and (summed not in result[-2:] or summed == other_shape[-2])
 
 
-def _attention(found: Found, query: int, key: int, value: int, scores: tuple[int, ...]) -> Attention:
+def _attention(found: Match, query: int, key: int, value: int, scores: tuple[int, ...]) -> Attention:
     nodes = tuple(sorted(found.nodes))
     return Attention(nodes, query, key, value, (), scores[-2], scores[-1], scores, fused=False)

@@ -100,7 +100,7 @@ class CacheTracer:
         if not node.inputs:
             return ()
         if node.operation not in allowed:
-            return node.inputs[:1] if self.graph.flow.looks[node.id] else ()
+            return node.inputs[:1] if self.graph.flow.pass_through[node.id] else ()
         if node.operation in _LAYERS:
             return node.inputs[_LAYERS[node.operation]]
         if node.operation in {"cat", "stack"}:

@@ -23,7 +23,7 @@ from djinn_core.ir.layout_operators import (
     NO_RESULT,
     PER_CHANNEL_RESULT,
     PER_TENSOR_RESULT,
-    PLACES,
+    VALUES_PER_RESULT,
 )
 from djinn_core.ir.operators import LAYOUT_CALL
 from djinn_core.torch_private import schema_of
@@ -121,10 +121,10 @@ def _ask_executor(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     operands: list[LazyTensor] = []
     positional = [_encode(a, func, operands) for a in args]
     keywords = {name: _encode(value, func, operands) for name, value in kwargs.items()}
-    value_count = PLACES * max(1, len(schema_of(func).returns))
-    headers, parts = ask_call(LAYOUT_CALL, func, positional, keywords, operands, value_count, PLACES)
+    value_count = VALUES_PER_RESULT * max(1, len(schema_of(func).returns))
+    headers, parts = ask_call(LAYOUT_CALL, func, positional, keywords, operands, value_count, VALUES_PER_RESULT)
     return [
-        _build_result(header.tolist(), parts[PLACES * index + 1 : PLACES * (index + 1)])
+        _build_result(header.tolist(), parts[VALUES_PER_RESULT * index + 1 : VALUES_PER_RESULT * (index + 1)])
         for index, header in enumerate(headers)
     ]
 

@@ -31,8 +31,8 @@ from djinn_core.ir.layout_operators import (
     PER_CHANNEL_RESULT,
     PER_TENSOR,
     PER_TENSOR_RESULT,
-    PLACES,
     STRIDED_RESULT,
+    VALUES_PER_RESULT,
 )
 from djinn_core.ir.operators import resolve_for_layouts
 from djinn_core.wire.tensors import extent
@@ -44,7 +44,7 @@ _DTYPES: Final = ((torch.qint8, torch.int8), (torch.quint8, torch.uint8), (torch
 
 
 def layout_call(name: Any, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
-    """Run the op `name` on copies of the arguments that it writes, and return `PLACES` tensors for each result.
+    """Run the op `name` on copies of the arguments that it writes, and return `VALUES_PER_RESULT` tensors for each result.
 
     The tensors of a result are its header, its strided parts, and empty tensors.
 
@@ -160,7 +160,7 @@ class _Arguments:
 
 
 def _padded_parts(header: list[int], *parts: torch.Tensor) -> list[torch.Tensor]:
-    empty = [torch.empty(0) for _ in range(PLACES - 1 - len(parts))]
+    empty = [torch.empty(0) for _ in range(VALUES_PER_RESULT - 1 - len(parts))]
     return [torch.tensor(header), *parts, *empty]
 
 

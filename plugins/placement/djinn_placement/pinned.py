@@ -46,7 +46,7 @@ class Pinned(PlacementPolicy):
 
         placement = assign_blocks(context, self.name, choose, homes)
         decisions = [d for d in placement.decisions if (pin := pins.of(nodes[d.node].module)) and d.device == pin[0]]
-        return attrs.evolve(placement, pinned=frozenset(d.node for d in decisions))
+        return attrs.evolve(placement, fixed_nodes=frozenset(d.node for d in decisions))
 
 
 def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:

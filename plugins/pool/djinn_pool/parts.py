@@ -156,7 +156,7 @@ class PooledPlan:
 def own_values(rewritten: RewrittenProgram) -> Own:
     """Return the values of a rewritten program that are neither recorded nor derived, in order."""
     recorded = dict.fromkeys(rewritten.origin.operands)
-    derived = {value for recipe in rewritten.recipes for value in recipe.makes}
+    derived = {value for recipe in rewritten.recipes for value in recipe.placeholders}
     anchors: dict[int, int] = {}
     for position, value in enumerate(recorded):
         anchors.setdefault(storage_of(value), position)

@@ -21,7 +21,7 @@ from djinn_client.runtime.stats import Stats
 from djinn_core.hookspecs.optimizations import Judge, PlacementTrial
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import Measured
+from djinn_core.ir.result import TrialTimes
 from djinn_core.logs import get_logger
 
 LOOKS: Final = (
@@ -116,7 +116,7 @@ class PlacementTrials:
         self._verdicts.drop(tried.program, self._policy)
         if not trial.alone or not trial.apart:
             return
-        measured = Measured.of(trial.alone, trial.apart)
+        measured = TrialTimes.of(trial.alone, trial.apart)
         medians = {"one_ms": measured.before * 1e3, "several_ms": measured.after * 1e3}
         reason = reason_of(trial) if pays is False else ""
         self._verdicts.add(tried.program, self._policy, measured, reason)

@@ -16,7 +16,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.placement import MARGIN
 from djinn_core.ir.result import PipelineResult
 from djinn_core.ir.stream import ALONE, Stream
-from djinn_core.ir.substitution import Derived, not_derived
+from djinn_core.ir.substitution import RecipeLookup, no_recipe_locations
 from djinn_core.logs import get_logger
 from djinn_core.planning.pipeline import plan
 from djinn_core.planning.request import PluginOverrides, Request
@@ -39,7 +39,7 @@ class PlanningInputs:
     resident: Mapping[int, str]
     copies: Mapping[int, tuple[str, ...]]
     stream: Stream = ALONE
-    derived: Derived = attrs.field(default=not_derived, eq=False)
+    locate_recipe: RecipeLookup = attrs.field(default=no_recipe_locations, eq=False)
     occupied: Mapping[str, MemoryInUse] = attrs.field(factory=dict)
     known: Known = attrs.field(factory=dict)
     margin: float = MARGIN
@@ -97,7 +97,7 @@ def plan_for_pool(
         memory_limits=memory_limits,
         latency_target=settings.latency_target,
         stream=where.stream,
-        derived=where.derived,
+        locate_recipe=where.locate_recipe,
         margin=where.margin,
         rewrite=rewrite,
     )
@@ -106,7 +106,9 @@ def plan_for_pool(
     try:
         return plan(graph, registry, request, known=where.known)
     except InvalidStage as error:
-        if (isinstance(error, DoesNotFit) and error.pinned) or not (memory_limits or isinstance(error, DoesNotFit)):
+        if (isinstance(error, DoesNotFit) and error.excluded_by_pins) or not (
+            memory_limits or isinstance(error, DoesNotFit)
+        ):
             raise
         last_error = error
     if memory_limits:

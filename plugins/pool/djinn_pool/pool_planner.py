@@ -203,7 +203,7 @@ class PoolPlanner:
         plan = build_plan(program_placement, self._locations, self.random)
         plan.link_changes = self.link_changes
         plan.relied = relied_on(program, result, self._rules.unsure)
-        plan.profile = result.recorded or result.profile
+        plan.profile = result.recorded_profile or result.profile
         plan.crowded = not self._has_room(plan)  # because no plan fits either
         runs = list(plan.runs())
         if len(runs) == 1 and result.costs is not None:

@@ -50,7 +50,7 @@ class PooledDerivedValues:
         """Compute missing derived values on the executors that a plan chose. Return True if any were missing."""
         missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
         for recipe in missing:
-            executor = self._devices.index(placed[recipe.makes[0]])
+            executor = self._devices.index(placed[recipe.placeholders[0]])
             self.values.make((recipe.identity, recipe.sources), recipe, self._on(executor))
         return bool(missing)
 
@@ -58,7 +58,7 @@ class PooledDerivedValues:
         """Return the handles of the recipes' values."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
-            names |= zip(recipe.makes, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
+            names |= zip(recipe.placeholders, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
         return names
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:

@@ -163,7 +163,7 @@ class PoolRouter(Router):
         self._links = links = PoolTopology(relays, (), ())
         self._uploads = uploads = HeldUploads(executors, locations)
         self._peer_reconnection = peer_reconnection = PeerReconnection(routes.pairs_of)
-        before = context.planner, context.asked_by_size
+        before = context.planner, context.growth_intolerant_plugins
         new_planner(context, len(executors.present))
         planning = partial(self._planned, unseen=False)
         self._planner = planner = PoolPlanner(planning, context.stats, locations, rules_for(context))
@@ -175,7 +175,7 @@ class PoolRouter(Router):
             self.elastic.join(executors.present)
         except BaseException:
             peer_reconnection.close()
-            context.planner, context.asked_by_size = before
+            context.planner, context.growth_intolerant_plugins = before
             raise
         if existing_values is not None:
             planner.random = 0  # the only executor has drawn all random numbers so far

@@ -25,7 +25,7 @@ from djinn_core.errors import ConfigurationError, DjinnError
 from djinn_core.ir.graph import Graph
 from djinn_core.ir.profile import PatternMatch, WorkloadProfile
 from djinn_core.ir.program import Program
-from djinn_core.ir.result import STAGES, PipelineResult, Stage, shown_until
+from djinn_core.ir.result import STAGES, PipelineResult, Stage, without_later_stages
 from djinn_core.ir.schedule import ExecutionSchedule, Run
 from djinn_profiler.capture import Capture, capturing
 from djinn_profiler.explain.rendering import render, renderer_for
@@ -161,7 +161,7 @@ def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> Pipe
         graph = program if isinstance(program, Graph) else Graph(program)
         if (planned_in_session := session_planner.plan_in_session(context, graph)) is not None:
             found = session_planner.with_measured(context, planned_in_session, program)
-            return shown_until(with_reasons(found, out), until)
+            return without_later_stages(with_reasons(found, out), until)
     place = (client.registry(), client.settings(), client.device() or NOWHERE)
     result = plan_program(program, *place, until, without=out, make=partial(planned, cache=_analysed))
     return session_planner.with_measured(context, result, program)
@@ -186,7 +186,7 @@ def explain(
     Returns:
         Text. Its attribute `described` has the same facts as JSON values.
     """
-    result = shown_until(program, until) if isinstance(program, PipelineResult) else plan(program, until)
+    result = without_later_stages(program, until) if isinstance(program, PipelineResult) else plan(program, until)
     return describe_result(result, unfold=unfold, depth=depth)
 
 

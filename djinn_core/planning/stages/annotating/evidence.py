@@ -73,8 +73,8 @@ class Evidence:
         return [m for m in self.matches if m.pattern == pattern]
 
     @cached_property
-    def cached(self) -> list[ExecutionPhase]:
-        """Return the phases of matches that reveal prefill or decode; without such matches, the phases of other states.
+    def cache_phases(self) -> list[ExecutionPhase]:
+        """Return the phases of matches that reveal prefill or decode, or the phase that recurrent states reveal.
 
         A few caches in a program with many attentions without a cache do not count. Caches of programs with image or
         audio input and without text input do not count either.
@@ -85,11 +85,11 @@ class Evidence:
         attentions = sum(self.is_of_text(m) for m in self.of("attention"))
         if len(phases) * _ATTENTIONS_PER_CACHE < attentions:
             phases = []
-        other = self.states.phase(self.inputs.tokens, attention=bool(attentions))
+        state_phase = self.states.phase(self.inputs.tokens, attention=bool(attentions))
         decodes = (
-            other is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
+            state_phase is ExecutionPhase.LLM_DECODE and self.inputs.tokens <= 1
         )  # keys may be recomputed from cached values
-        return [other] if other is not None and (decodes or not phases) else phases
+        return [state_phase] if state_phase is not None and (decodes or not phases) else phases
 
     def is_of_text(self, match: PatternMatch) -> bool:
         """Return True if the match is on text, or on text and other data.
@@ -98,10 +98,10 @@ class Evidence:
         """
         return self.modalities[match.nodes[-1]] not in {Modality.VISION, Modality.AUDIO}
 
-    def reveals(self, match: PatternMatch) -> ExecutionPhase | None:
-        """Return the phase of a match if nothing else in the program contradicts it."""
-        believed = match.phase not in CACHED or (match.phase in self.cached and self.is_of_text(match))
-        return match.phase if believed else None
+    def phase_of_match(self, match: PatternMatch) -> ExecutionPhase | None:
+        """Return the phase that a match reveals, or None if the rest of the program contradicts it."""
+        is_consistent = match.phase not in CACHED or (match.phase in self.cache_phases and self.is_of_text(match))
+        return match.phase if is_consistent else None
 
     @property
     def fused(self) -> int:

@@ -33,7 +33,8 @@ class Inputs:
         kinds: kind of data by input value, if the graph shows it.
         entries: nodes at which data of a kind enters: token look-ups, convolutions of raw data.
         tokens: largest number of consecutive tokens in a token look-up.
-        earlier: by value, the kinds of data from which earlier programs computed it. No data enters at such a value.
+        earlier: for inputs that earlier programs computed, the kind of data from which they were computed. No data
+            enters at such an input.
     """
 
     weights: frozenset[int]
@@ -48,14 +49,14 @@ class Inputs:
         return frozenset(self.entries.values()) | frozenset(self.kinds.values())
 
 
-_known: WeakKeyDictionary[Flow, Inputs] = WeakKeyDictionary()
+_inputs_by_flow: WeakKeyDictionary[Flow, Inputs] = WeakKeyDictionary()
 
 
 def inputs_of(graph: Graph) -> Inputs:
-    """Classify the inputs of a graph; computed once per graph."""
-    inputs = _known.get(graph.flow)
+    """Return the classified inputs of a graph. They are computed once per graph."""
+    inputs = _inputs_by_flow.get(graph.flow)
     if inputs is None:
-        inputs = _known[graph.flow] = _find_inputs(graph)
+        inputs = _inputs_by_flow[graph.flow] = _find_inputs(graph)
     return inputs
 
 
@@ -68,20 +69,20 @@ def _find_inputs(graph: Graph) -> Inputs:
         kind = _raw_kind(graph, node)
         if kind is not None:
             entries[node.id] = kind
-            _mark(graph, node, node.inputs[0], kind, weights, kinds)
+            _set_input_kinds(graph, node, node.inputs[0], kind, weights, kinds)
     for layer, value in _patches(graph, weights):
         entries[layer], kinds[value] = Modality.VISION, Modality.VISION
     samples = {graph.meta(v).shape[:1] for v in kinds}
     for node in _nodes_of(graph, EMBEDDING):
         indices = _indices(node)
-        labels = graph.meta(indices).shape in samples  # one integer per picture: class labels, not text
+        labels = graph.meta(indices).shape in samples  # one integer per image: class labels, not text
         if not labels and looks_up_tokens(graph, node):
             entries[node.id] = Modality.TEXT
             tokens = max(tokens, (graph.meta(indices).shape or (1,))[-1])
-            _mark(graph, node, indices, Modality.TEXT, weights, kinds)
+            _set_input_kinds(graph, node, indices, Modality.TEXT, weights, kinds)
     if entries:
-        _mark_masks(graph, weights, kinds)
-        weights |= _other_weights(graph, weights, kinds)
+        _find_masks(graph, weights, kinds)
+        weights |= _batchless_inputs(graph, weights, kinds)
     return Inputs(frozenset(weights), kinds, entries, tokens)
 
 
@@ -116,12 +117,14 @@ def _is_scaled(graph: Graph, node: Node, value: int) -> bool:
     )
 
 
-def _mark(graph: Graph, node: Node, value: int, kind: Modality, weights: set[int], kinds: dict[int, Modality]) -> None:
+def _set_input_kinds(
+    graph: Graph, node: Node, value: int, kind: Modality, weights: set[int], kinds: dict[int, Modality]
+) -> None:
     """Set the kind of the inputs that `value` is computed from."""
     source = graph.flow.operand(node, value)
     for ancestor in graph.flow.ancestors(source, limit=64):
-        if ancestor < 0 and (outside := graph.inputs[~ancestor]) not in weights:
-            kinds.setdefault(outside, kind)
+        if ancestor < 0 and (input_value := graph.inputs[~ancestor]) not in weights:
+            kinds.setdefault(input_value, kind)
 
 
 def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
@@ -144,10 +147,10 @@ def _patches(graph: Graph, weights: set[int]) -> Iterator[tuple[int, int]]:
             yield readers[0], value
 
 
-def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
+def _find_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> None:
     """Mark integer inputs with the sizes of the data as masks, positions or types of that data."""
     shapes = [graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.VISION]
-    pictures = {shape[-2:] for shape in shapes}
+    image_sizes = {shape[-2:] for shape in shapes}
     patches = {shape[:2] for shape in shapes if len(shape) == 3}
     flattened = any(len(shape) < 4 for shape in shapes)
     tokens = {graph.meta(v).shape for v, kind in kinds.items() if kind is Modality.TEXT}
@@ -155,7 +158,7 @@ def _mark_masks(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> 
         meta = graph.meta(value)
         if value in kinds or value in weights or meta.dtype.is_floating_point or len(meta.shape) < 2:
             continue
-        if (meta.shape[-2:] in pictures and len(meta.shape) > 2) or (
+        if (meta.shape[-2:] in image_sizes and len(meta.shape) > 2) or (
             meta.shape in patches and meta.shape not in tokens
         ):
             kinds[value] = Modality.VISION
@@ -175,13 +178,13 @@ def _is_mask(shape: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
     return shape[-1] == tokens[-1] or tokens[-1] == 1 or (shape[-1] > tokens[-1] and len(shape) == 2)
 
 
-def _other_weights(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> set[int]:
+def _batchless_inputs(graph: Graph, weights: set[int], kinds: dict[int, Modality]) -> set[int]:
     """Return inputs whose first size differs from the batch size: positions, learnt tokens, experts, buffers."""
     batches = {(graph.meta(v).shape or (0,))[0] for v in kinds}
-    return {v for v in graph.inputs if v not in kinds and v not in weights and _is_of_model(graph.meta(v), batches)}
+    return {v for v in graph.inputs if v not in kinds and v not in weights and _is_batchless(graph.meta(v), batches)}
 
 
-def _is_of_model(meta: TensorMeta, batches: set[int]) -> bool:
+def _is_batchless(meta: TensorMeta, batches: set[int]) -> bool:
     if not meta.shape:
         return meta.dtype.is_floating_point  # for example a temperature
     return meta.shape[0] not in batches
@@ -203,10 +206,10 @@ def looks_up_tokens(graph: Graph, node: Node) -> bool:
     for source in flow.ancestors(flow.operand(node, indices), limit=32):
         if source >= 0 and graph.nodes[source].operation in _COUNTING:
             return False
-    table, looked_up = graph.meta(node.inputs[0]).shape, graph.meta(indices).shape[-1:]
+    table, index_sizes = graph.meta(node.inputs[0]).shape, graph.meta(indices).shape[-1:]
     if not table:
         return False  # the executor will report the error
-    return table[0] > _TOKENS_PER_POSITION * (looked_up[0] if looked_up else 1)
+    return table[0] > _TOKENS_PER_POSITION * (index_sizes[0] if index_sizes else 1)
 
 
 def _raw_kind(graph: Graph, node: Node) -> Modality | None:
@@ -221,11 +224,11 @@ def _raw_kind(graph: Graph, node: Node) -> Modality | None:
         return None
     kernel = graph.meta(node.inputs[1]).shape
     if len(kernel) <= 3:  # a one-dimensional kernel
-        return Modality.AUDIO if hears(graph.meta(node.inputs[0]).shape, kernel) else None
+        return Modality.AUDIO if is_audio(graph.meta(node.inputs[0]).shape, kernel) else None
     return Modality.AUDIO if _is_spectrogram(raw.shape, graph.meta(node.inputs[0]).shape) else Modality.VISION
 
 
-def hears(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
+def is_audio(data: tuple[int, ...], kernel: tuple[int, ...]) -> bool:
     """Return True for audio: waveforms in one or two channels, or frequency bands.
 
     Return False for a few channels, which are measurements, points or states, and for a kernel of size 1.

@@ -27,8 +27,8 @@ class DataKinds:
     """
 
     modalities: tuple[Modality, ...]
-    _nodes: Sequence[int]
-    _outside: Sequence[int]
+    _node_bits: Sequence[int]
+    _input_bits: Sequence[int]
 
     def of(self, source: int) -> frozenset[Modality]:
         """Return the kinds that reach a source, as `graph.flow` numbers it: a node, or (negative) an input."""
@@ -37,16 +37,16 @@ class DataKinds:
 
     def meet(self, sources: Sequence[int]) -> bool:
         """Return True if several kinds of data reach these sources in total, but at most one kind each of them."""
-        together = 0
+        all_bits = 0
         for source in sources:
-            bits = self._nodes[source] if source >= 0 else self._outside[~source]
+            bits = self._bits(source)
             if bits & (bits - 1):
                 return False
-            together |= bits
-        return bool(together & (together - 1))
+            all_bits |= bits
+        return bool(all_bits & (all_bits - 1))
 
     def _bits(self, source: int) -> int:
-        return self._nodes[source] if source >= 0 else self._outside[~source]
+        return self._node_bits[source] if source >= 0 else self._input_bits[~source]
 
 
 def entering_kinds(graph: Graph) -> frozenset[Modality]:
@@ -55,18 +55,18 @@ def entering_kinds(graph: Graph) -> frozenset[Modality]:
 
 
 def data_kinds(graph: Graph) -> DataKinds:
-    """Return the nodes that each kind of data reaches; computed once per graph, in linear time."""
-    kinds = _known.get(graph.flow)
+    """Return the nodes that each kind of data reaches. They are computed once per graph, in linear time."""
+    kinds = _kinds_by_flow.get(graph.flow)
     if kinds is None:
-        nodes, outside = data_lineage(graph, inputs_of(graph))
-        kinds = _known[graph.flow] = DataKinds(modalities_of(graph, nodes), nodes, outside)
+        node_bits, input_bits = data_lineage(graph, inputs_of(graph))
+        kinds = _kinds_by_flow[graph.flow] = DataKinds(modalities_of(graph, node_bits), node_bits, input_bits)
     return kinds
 
 
 def modalities_in(graph: Graph, lineage: list[int]) -> tuple[Modality, ...]:
     """Return `DataKinds.modalities`. If `data_kinds` was not called yet, compute it from the lineage of the nodes."""
-    modalities = _known.get(graph.flow)
+    modalities = _kinds_by_flow.get(graph.flow)
     return modalities.modalities if modalities is not None else modalities_of(graph, lineage)
 
 
-_known: WeakKeyDictionary[Flow, DataKinds] = WeakKeyDictionary()
+_kinds_by_flow: WeakKeyDictionary[Flow, DataKinds] = WeakKeyDictionary()

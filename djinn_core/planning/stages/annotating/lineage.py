@@ -23,27 +23,32 @@ _RANDOM = int(Lineage.RANDOM)
 
 def lineage_of(graph: Graph, inputs: Inputs, residency: Mapping[int, DataResidency]) -> list[int]:
     """Return for each node the `Lineage` bits that its results derive from."""
-    outside = [_of_input(value, inputs, residency) for value in graph.inputs]
+    input_bits = [_of_input(value, inputs, residency) for value in graph.inputs]
     entries = {maker.id: int(Lineage.WEIGHT) for v in inputs.weights if (maker := graph.producer(v)) is not None}
     entries |= {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}
     entries |= {node.id: entries.get(node.id, 0) | _RANDOM for node in graph.nodes if node.random}
-    return _walked(graph, outside, entries)
+    return _propagated_bits(graph, input_bits, entries)
 
 
 def data_lineage(graph: Graph, inputs: Inputs) -> tuple[list[int], list[int]]:
     """Return the lineage of each node restricted to kinds of data, and the bits of the inputs."""
-    outside = [int(OF_KIND[inputs.kinds[v]]) if v in inputs.kinds else 0 for v in graph.inputs]
-    return _walked(graph, outside, {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}), outside
+    input_bits = [int(OF_KIND[inputs.kinds[v]]) if v in inputs.kinds else 0 for v in graph.inputs]
+    return _propagated_bits(
+        graph, input_bits, {node: int(OF_KIND[kind]) for node, kind in inputs.entries.items()}
+    ), input_bits
 
 
-def _walked(graph: Graph, outside: list[int], entries: Mapping[int, int]) -> list[int]:
-    """Return the lineage bits of each node. `outside`: bits of the inputs. `entries`: bits that nodes add."""
+def _propagated_bits(graph: Graph, input_bits: list[int], entries: Mapping[int, int]) -> list[int]:
+    """Return the lineage bits of each node.
+
+    `input_bits` has the bits of each input, and `entries` the bits that a node adds itself.
+    """
     bits: list[int] = []
     for index, sources in enumerate(graph.flow.sources):
-        found = entries.get(index, 0)
+        node_bits = entries.get(index, 0)
         for source in sources:
-            found |= bits[source] if source >= 0 else outside[~source]
-        bits.append(found)
+            node_bits |= bits[source] if source >= 0 else input_bits[~source]
+        bits.append(node_bits)
     return bits
 
 
@@ -69,19 +74,19 @@ def modalities_of(graph: Graph, bits: list[int]) -> tuple[Modality, ...]:
     """
     kinds = [b & _DATA for b in bits]
     sources_of = graph.flow.sources
-    masks = [0] * len(kinds)
+    user_kinds = [0] * len(kinds)
     for node in range(len(kinds) - 1, -1, -1):
-        mine = kinds[node] or masks[node]
-        if not kinds[node] and mine in _MODALITY:
-            kinds[node] = mine
+        node_kinds = kinds[node] or user_kinds[node]
+        if not kinds[node] and node_kinds in _MODALITY:
+            kinds[node] = node_kinds
         for source in sources_of[node]:
             if source >= 0:
-                masks[source] |= mine
+                user_kinds[source] |= node_kinds
     for node, kind in enumerate(kinds):
-        if not kind and not masks[node]:
-            looked_at = 0
+        if not kind and not user_kinds[node]:
+            operand_kinds = 0
             for source in sources_of[node]:
-                looked_at |= kinds[source] if source >= 0 else 0
-            if looked_at in _MODALITY:
-                kinds[node] = looked_at
+                operand_kinds |= kinds[source] if source >= 0 else 0
+            if operand_kinds in _MODALITY:
+                kinds[node] = operand_kinds
     return tuple([kind_of(k) for k in kinds])

@@ -22,8 +22,8 @@ _SUMS = frozenset({"add", "add_"})
 _NEAR = 24  # maximum number of ops between the layer that produces a picture and the next layer
 
 
-def drawn_from(graph: Graph) -> int:
-    """Return the first node of the image decoder; the number of nodes if there is none.
+def image_decoder_start(graph: Graph) -> int:
+    """Return the id of the first node of the image decoder, or the number of nodes if the graph has no image decoder.
 
     A decoder's convolutions produce an image with few channels, as large as the input image. The image depends on the
     input only through a smaller latent. If skip connections bypass the latent, the result is a map of classes or
@@ -31,49 +31,49 @@ def drawn_from(graph: Graph) -> int:
     """
     nodes = sorted((graph.nodes[i] for o in CONVOLUTION for i in graph.by_op.get(o, ())), key=lambda n: n.id)
     count = len(graph.nodes)
-    if not nodes or not _is_picture(graph, nodes[-1]):
+    if not nodes or not _is_image(graph, nodes[-1]):
         return count
     sizes = [_size(graph, n) for n in nodes]
-    seen, smallest, final = _size_seen(graph, nodes[0]), min(sizes), sizes[-1]
+    input_size, smallest, final = _input_size(graph, nodes[0]), min(sizes), sizes[-1]
     if final <= smallest:
         return count
-    if sizes[0] == smallest and seen <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
+    if sizes[0] == smallest and input_size <= smallest and _channels_in(graph, nodes[0]) > _CHANNELS - 1:
         return 0  # only a decoder, whose input is not a picture
-    same = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1] and final >= seen
-    if not same or max(seen, *sizes[: sizes.index(smallest) + 1]) <= smallest:
+    restores_input = _channels_in(graph, nodes[0]) == graph.meta(nodes[-1].outputs[0]).shape[1] and final >= input_size
+    if not restores_input or max(input_size, *sizes[: sizes.index(smallest) + 1]) <= smallest:
         return count
     latent = _latent(graph, nodes, sizes)
-    start = _after_sum(graph, latent)
-    return start if _all_goes_through(graph, latent, start, (nodes[0].id, nodes[-1].id)) else count
+    start = _decoder_start(graph, latent)
+    return start if _depends_only_through(graph, latent, start, (nodes[0].id, nodes[-1].id)) else count
 
 
 def _latent(graph: Graph, nodes: Sequence[Node], sizes: Sequence[int]) -> Node:
-    """Return the latent: a smallest layer whose result another layer reads unchanged, or else the narrowest layer."""
+    """Return a smallest layer that another convolution reads directly, or else the narrowest layer."""
     smallest = min(sizes)
-    at = [i for i, size in enumerate(sizes) if size == smallest]
-    last = nodes[at[-1] + 1].id if at[-1] + 1 < len(nodes) else len(graph.nodes)
-    inner = [nodes[i] for i in at]
-    bare = [n for n in inner if _is_bare(graph, n)]
+    narrow = [i for i, size in enumerate(sizes) if size == smallest]
+    last = nodes[narrow[-1] + 1].id if narrow[-1] + 1 < len(nodes) else len(graph.nodes)
+    inner = [nodes[i] for i in narrow]
+    read_directly = [n for n in inner if _is_read_directly(graph, n)]
     return min(
-        bare or inner + _layers(graph, nodes[at[0]], last),
-        key=lambda n: (_numbers(graph, n), -n.id),
+        read_directly or inner + _linear_layers(graph, nodes[narrow[0]], last),
+        key=lambda n: (_elements_per_sample(graph, n), -n.id),
     )
 
 
-def _is_bare(graph: Graph, node: Node) -> bool:
-    """Return True if another convolution reads the result of `node` directly: no layer lies between, and no shortcut is added."""
+def _is_read_directly(graph: Graph, node: Node) -> bool:
+    """Return True if another convolution reads the result of `node` with no layer and no shortcut in between."""
     after = list(graph.flow.descendants(node.id, CONVOLUTION | _BENDS, limit=_NEAR))
     operations = {graph.nodes[n].operation for n in after}
     if operations.isdisjoint(CONVOLUTION) or not operations.isdisjoint(_BENDS):
         return False
-    mine = {node.id, *after}
+    between = {node.id, *after}
     sums = (n for n in after if graph.nodes[n].operation in _SUMS)
     return all(
-        s in mine or s < 0 or not graph.flow.sources[s] for n in sums for s in graph.flow.operands(graph.nodes[n])
+        s in between or s < 0 or not graph.flow.sources[s] for n in sums for s in graph.flow.operands(graph.nodes[n])
     )
 
 
-def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
+def _linear_layers(graph: Graph, first: Node, last: int) -> list[Node]:
     """Return linear layers that read a whole sample and follow a convolution."""
     samples = graph.meta(first.outputs[0]).shape[0]
     ids = (i for operation in ("linear", "addmm") for i in graph.by_op.get(operation, ()) if first.id < i < last)
@@ -81,39 +81,41 @@ def _layers(graph: Graph, first: Node, last: int) -> list[Node]:
     return [graph.nodes[i] for i, shape in shapes.items() if len(shape) == 2 and shape[0] == samples]
 
 
-def _after_sum(graph: Graph, latent: Node) -> int:
+def _decoder_start(graph: Graph, latent: Node) -> int:
     """Return the id of the first decoder node: after the latent, or after its residual add if it has one."""
     users = graph.flow.users(latent.id)
     return (users[0] if len(users) == 1 and graph.nodes[users[0]].operation in _SUMS else latent.id) + 1
 
 
-def _all_goes_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
+def _depends_only_through(graph: Graph, latent: Node, start: int, ends: tuple[int, int]) -> bool:
     """Return True if the image at `ends[1]` depends on the image at `ends[0]` only through `latent`."""
     sources, seen = graph.flow.sources, bytearray(len(graph.nodes))
     seen[ends[0]] = 1
     for n in range(ends[0] + 1, start):
-        seen[n] = n != latent.id and any(s >= 0 and seen[s] for s in sources[n]) and not _is_of(graph, n, latent.id)
-    used, todo = bytearray(len(graph.nodes)), [ends[1]]
-    while todo:
-        for s in sources[todo.pop()]:
-            if s >= start and not used[s]:
-                used[s] = 1
-                todo.append(s)
+        seen[n] = (
+            n != latent.id and any(s >= 0 and seen[s] for s in sources[n]) and not _derives_from(graph, n, latent.id)
+        )
+    visited, queue = bytearray(len(graph.nodes)), [ends[1]]
+    while queue:
+        for s in sources[queue.pop()]:
+            if s >= start and not visited[s]:
+                visited[s] = 1
+                queue.append(s)
             elif 0 <= s < start and seen[s]:
                 return False
     return True
 
 
-def _is_of(graph: Graph, node: int, latent: int) -> bool:
+def _derives_from(graph: Graph, node: int, latent: int) -> bool:
     return node > latent and latent in graph.flow.ancestors(node, limit=_NEAR)
 
 
-def _numbers(graph: Graph, node: Node) -> int:
+def _elements_per_sample(graph: Graph, node: Node) -> int:
     meta = graph.meta(node.outputs[0])
     return meta.numel // (meta.shape[0] or 1)
 
 
-def _is_picture(graph: Graph, last: Node) -> bool:
+def _is_image(graph: Graph, last: Node) -> bool:
     shape = graph.meta(last.outputs[0]).shape if last.outputs else ()
     after = graph.flow.users(last.id)
     return len(shape) >= 4 and shape[1] <= _CHANNELS and not any(graph.nodes[n].operation in CONVOLUTION for n in after)
@@ -124,13 +126,13 @@ def _size(graph: Graph, node: Node) -> int:
     return _area(shape)
 
 
-def _size_seen(graph: Graph, first: Node) -> int:
+def _input_size(graph: Graph, first: Node) -> int:
     """Return the size of the image that the first convolution reads, without padding."""
     shape = graph.meta(first.inputs[0]).shape
     for source in graph.flow.ancestors(graph.flow.sources[first.id][0], limit=8):
-        given = graph.meta(graph.inputs[~source]).shape if source < 0 else ()
-        if len(given) == len(shape) and given[1] == shape[1]:
-            return _area(given)
+        input_shape = graph.meta(graph.inputs[~source]).shape if source < 0 else ()
+        if len(input_shape) == len(shape) and input_shape[1] == shape[1]:
+            return _area(input_shape)
     return _area(shape)
 
 
@@ -146,7 +148,7 @@ def _area(shape: tuple[int, ...]) -> int:
     return area
 
 
-_SEEN = ExecutionPhase.VISION_ENCODING
+_VISION = ExecutionPhase.VISION_ENCODING
 
 
 def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhase, ...]:
@@ -157,10 +159,10 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
         return tuple([training.get(n, ExecutionPhase.TRAINING) for n in range(count)])
     phases = _by_modality(evidence, workload)
     if workload is WorkloadType.VISION:
-        start = drawn_from(evidence.graph)
+        start = image_decoder_start(evidence.graph)
         phases[start:] = [ExecutionPhase.VISION_DECODING] * (count - start)
     for match in reversed(evidence.matches):  # the surest last, so that it overwrites the others
-        phase = evidence.reveals(match)
+        phase = evidence.phase_of_match(match)
         if phase is not None:
             for i in match.nodes:
                 phases[i] = phase
@@ -169,8 +171,8 @@ def phases_of(evidence: Evidence, workload: WorkloadType) -> tuple[ExecutionPhas
 
 def _text_phase(evidence: Evidence) -> ExecutionPhase:
     """Return the phase of the program's text part: the phase of most caches."""
-    cached = Counter(evidence.cached).most_common(1)
-    return cached[0][0] if cached else ExecutionPhase.FORWARD
+    cache_phases = Counter(evidence.cache_phases).most_common(1)
+    return cache_phases[0][0] if cache_phases else ExecutionPhase.FORWARD
 
 
 def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPhase]:
@@ -178,25 +180,25 @@ def _by_modality(evidence: Evidence, workload: WorkloadType) -> list[ExecutionPh
     if workload is WorkloadType.DIFFUSION:
         return [ExecutionPhase.FORWARD] * len(evidence.modalities)
     if workload is WorkloadType.VISION:
-        return [_SEEN] * len(evidence.modalities)
+        return [_VISION] * len(evidence.modalities)
     kinds = evidence.kinds | set(evidence.inputs.earlier.values())
-    fuses = (
-        not kinds.isdisjoint({Modality.VISION, Modality.MULTIMODAL_FUSION}) and not evidence.cached
+    is_fusion = (
+        not kinds.isdisjoint({Modality.VISION, Modality.MULTIMODAL_FUSION}) and not evidence.cache_phases
     )  # speech recognition is not fusion
-    usual = {
+    phase_of_kind = {
         Modality.UNKNOWN: text,
         Modality.TEXT: text,
-        Modality.VISION: _SEEN,
+        Modality.VISION: _VISION,
         Modality.AUDIO: text,
-        Modality.MULTIMODAL_FUSION: ExecutionPhase.MULTIMODAL_FUSION if fuses else text,
+        Modality.MULTIMODAL_FUSION: ExecutionPhase.MULTIMODAL_FUSION if is_fusion else text,
     }
-    return [usual[m] for m in _with_neighbours(evidence.modalities)]
+    return [phase_of_kind[m] for m in _with_neighbours(evidence.modalities)]
 
 
 def _with_neighbours(modalities: Sequence[Modality]) -> list[Modality]:
     """Return the modality of each node.
 
-    An op without data, whose results meet no data, gets the kind of the next node.
+    A node without a modality gets the modality of the next node that has one.
     """
     neighbours, after = list(modalities), Modality.UNKNOWN
     for node in range(len(neighbours) - 1, -1, -1):

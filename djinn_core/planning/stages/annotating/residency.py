@@ -25,26 +25,26 @@ def residency_of_inputs(
     A graph does not say which inputs are parameters. A value in a parameter position of a layer or norm is a weight. In training,
     any other input that the optimizer writes in place is optimizer state.
     """
-    written = _written_by_optimizer(graph, training) if training else set()
-    used = _used_before(graph, training) if training else set()
+    written_storages = _written_by_optimizer(graph, training) if training else set()
+    used_storages = _used_before_optimizer(graph, training) if training else set()
     residency: dict[int, DataResidency] = {}
-    if not (known or written or inputs.weights):
+    if not (known or written_storages or inputs.weights):
         return dict.fromkeys(graph.inputs, DataResidency.INPUT)
     for value in graph.inputs:
-        carried, storage = known.get(value), storage_of(value)
-        if carried in _CARRIED:
-            residency[value] = carried
-        elif storage in written and storage not in used:
+        earlier_residency, storage = known.get(value), storage_of(value)
+        if earlier_residency in _CARRIED:
+            residency[value] = earlier_residency
+        elif storage in written_storages and storage not in used_storages:
             residency[value] = DataResidency.OPTIMIZER_STATE
-        elif value in inputs.weights or storage in written:
+        elif value in inputs.weights or storage in written_storages:
             residency[value] = DataResidency.PERSISTENT_WEIGHT
         else:
             residency[value] = DataResidency.INPUT
-    created = [v for v in inputs.weights if v not in residency]  # of a model that this program itself creates
-    return residency | dict.fromkeys(created, DataResidency.PERSISTENT_WEIGHT)
+    created_weights = [v for v in inputs.weights if v not in residency]  # of a model that this program itself creates
+    return residency | dict.fromkeys(created_weights, DataResidency.PERSISTENT_WEIGHT)
 
 
-def _used_before(graph: Graph, training: TrainingParts) -> set[int]:
+def _used_before_optimizer(graph: Graph, training: TrainingParts) -> set[int]:
     """Return the storages that forward and backward passes read, before the optimizer runs."""
     return {
         storage_of(v)
@@ -71,26 +71,26 @@ def residency_of_gradients(
     Values that share memory with them are included. The optimizer creates its state: copies of gradients, or buffers
     that it fills.
     """
-    outside = {storage_of(v) for v in graph.inputs}
+    input_storages = {storage_of(v) for v in graph.inputs}
     shapes = {graph.meta(v).shape for v, kind in residency.items() if kind is DataResidency.PERSISTENT_WEIGHT}
-    filled = _written_by_optimizer(graph, training)
+    optimizer_writes = _written_by_optimizer(graph, training)
     kinds: dict[int, DataResidency] = {}  # residency by storage
     for value in graph.outputs:
         storage, maker = storage_of(value), graph.producer(value)
-        if storage in outside or maker is None:
+        if storage in input_storages or maker is None:
             continue
-        derived = training.gradients[maker.id] and graph.meta(value).shape in shapes
-        if training.phases.get(_first_maker(graph, maker)) is ExecutionPhase.TRAINING_OPTIMIZER:
-            if derived or storage in filled:
+        is_gradient = training.gradients[maker.id] and graph.meta(value).shape in shapes
+        if training.phases.get(_allocating_node(graph, maker)) is ExecutionPhase.TRAINING_OPTIMIZER:
+            if is_gradient or storage in optimizer_writes:
                 kinds[storage] = DataResidency.OPTIMIZER_STATE
-        elif derived:
+        elif is_gradient:
             kinds[storage] = DataResidency.GRADIENT
     if not kinds:
         return {}
     return {v: kinds[storage_of(v)] for node in graph.nodes for v in node.outputs if storage_of(v) in kinds}
 
 
-def _first_maker(graph: Graph, maker: Node) -> int:
+def _allocating_node(graph: Graph, maker: Node) -> int:
     """Return the node that allocated the memory of the result of `maker`."""
     while is_view(maker) and (earlier := graph.producer(maker.inputs[0])) is not None:
         maker = earlier
@@ -99,11 +99,11 @@ def _first_maker(graph: Graph, maker: Node) -> int:
 
 def residency_of_counters(graph: Graph, residency: Mapping[int, DataResidency]) -> dict[int, DataResidency]:
     """Return the residency of integers that the program increments: the fill level of a cache, or the step count of a norm."""
-    cached = DataResidency.STATEFUL_KV_CACHE in residency.values()
-    kind = DataResidency.STATEFUL_KV_CACHE if cached else DataResidency.PERSISTENT_WEIGHT
-    written = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}
+    has_cache = DataResidency.STATEFUL_KV_CACHE in residency.values()
+    kind = DataResidency.STATEFUL_KV_CACHE if has_cache else DataResidency.PERSISTENT_WEIGHT
+    written_storages = {storage_of(v) for i in graph.by_op.get("add_", ()) for v in graph.nodes[i].writes}
     return {
         v: kind
         for v in graph.inputs
-        if storage_of(v) in written and not (meta := graph.meta(v)).shape and not meta.dtype.is_floating_point
+        if storage_of(v) in written_storages and not (meta := graph.meta(v)).shape and not meta.dtype.is_floating_point
     }

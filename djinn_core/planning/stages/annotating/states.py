@@ -29,7 +29,7 @@ class States:
         before: existing storages that the program writes, or existing values that it appends to.
         created: storages that the program creates and keeps.
         values: all values that share memory with the storages in `before` and `created`.
-        lengths: lengths of the appended values before the program.
+        lengths: lengths that the values in `before` had before the program appended to them.
         generates: True if scores are computed for the last tokens only, and results of earlier layers are kept.
     """
 
@@ -46,8 +46,8 @@ class States:
         """
         if self.before and (tokens <= 1 or any(length > tokens for length in self.lengths)):
             return ExecutionPhase.LLM_DECODE
-        created = self.created and not attention
-        return ExecutionPhase.LLM_PREFILL if self.before or created or self.generates else None
+        is_filled = self.created and not attention
+        return ExecutionPhase.LLM_PREFILL if self.before or is_filled or self.generates else None
 
 
 NO_STATES = States(frozenset(), frozenset(), frozenset(), ())
@@ -60,13 +60,15 @@ def states_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) 
         return States(frozenset(caches), frozenset(), frozenset(), ()) if caches else NO_STATES
     outputs = {storage_of(v) for v in graph.outputs}
     weights = {storage_of(v) for v in inputs.weights}
-    written, filled = _written(graph, weights, outputs)
-    appended = dict(_appended(graph, inputs, outputs))
-    values = {v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in written | filled | appended.keys()}
+    overwritten, new_buffers = _overwritten_storages(graph, weights, outputs)
+    appended = dict(_appended_storages(graph, inputs, outputs))
+    values = {
+        v for v in (*graph.inputs, *graph.outputs) if storage_of(v) in overwritten | new_buffers | appended.keys()
+    }
     values |= {v for v in graph.outputs if storage_of(v) in appended.values()}
     lengths = [max(graph.meta(v).shape) for v in graph.inputs if storage_of(v) in appended]
-    before = frozenset(written | appended.keys() | caches)
-    return States(before, frozenset(filled), frozenset(values), tuple(lengths), _generates(graph, inputs))
+    before = frozenset(overwritten | appended.keys() | caches)
+    return States(before, frozenset(new_buffers), frozenset(values), tuple(lengths), _generates(graph, inputs))
 
 
 def _generates(graph: Graph, inputs: Inputs) -> bool:
@@ -77,14 +79,16 @@ def _generates(graph: Graph, inputs: Inputs) -> bool:
     head = vocabulary_head(graph, inputs)
     if head is None or inputs.tokens < 2:
         return False
-    scored = graph.meta(graph.nodes[head].outputs[0]).shape
-    if len(scored) < 2 or 2 * scored[-2] > min(inputs.tokens, _looked_up(graph, inputs, scored[-1])):
+    scores_shape = graph.meta(graph.nodes[head].outputs[0]).shape
+    if len(scores_shape) < 2 or 2 * scores_shape[-2] > min(
+        inputs.tokens, _lookup_length(graph, inputs, scores_shape[-1])
+    ):
         return False
     makers = (graph.producer(v) for v in graph.outputs if len(graph.meta(v).shape) > 2)
     return sum(m is not None and m.id < head for m in makers) > 1
 
 
-def _looked_up(graph: Graph, inputs: Inputs, rows: int) -> int:
+def _lookup_length(graph: Graph, inputs: Inputs, rows: int) -> int:
     """Return the largest number of consecutive tokens looked up in a table with `rows` or `rows + 1` rows."""
     lookups = [graph.nodes[n] for n, kind in inputs.entries.items() if kind is Modality.TEXT]
     of_table = (
@@ -107,9 +111,9 @@ def vocabulary_head(graph: Graph, inputs: Inputs) -> int | None:
     return last if scores in rows or scores + 1 in rows else None  # a begin-of-sequence token has no score
 
 
-def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int], set[int]]:
-    """Return the storages that computed values overwrite: storages of inputs, and new storages that outlive the program."""
-    outside = {storage_of(v) for v in graph.inputs}
+def _overwritten_storages(graph: Graph, weights: set[int], outliving: set[int]) -> tuple[set[int], set[int]]:
+    """Return the storages that computed values overwrite: storages of inputs, and new storages in `outliving`."""
+    input_storages = {storage_of(v) for v in graph.inputs}
     before: set[int] = set()
     created: set[int] = set()
     for operation in sorted(_COPIES):
@@ -119,9 +123,9 @@ def _written(graph: Graph, weights: set[int], kept: set[int]) -> tuple[set[int],
             meta = graph.meta(node.inputs[0])
             if storage in weights or not meta.dtype.is_floating_point or graph.flow.sources[i][-1] < 0:
                 continue
-            if storage in outside:
+            if storage in input_storages:
                 before.add(storage)
-            elif storage in kept and _is_buffer(graph, node.writes[0]):
+            elif storage in outliving and _is_buffer(graph, node.writes[0]):
                 created.add(storage)
     return before, created
 
@@ -134,16 +138,16 @@ def _is_buffer(graph: Graph, value: int) -> bool:
     return maker is not None and maker.operation in _FRESH
 
 
-def _appended(graph: Graph, inputs: Inputs, kept: set[int]) -> Iterator[tuple[int, int]]:
+def _appended_storages(graph: Graph, inputs: Inputs, outliving: set[int]) -> Iterator[tuple[int, int]]:
     """Yield existing storages that computed values are appended to, each with the kept result."""
     flow = graph.flow
     for i in graph.by_op.get("cat", ()):
-        first, *others = flow.sources[i] or (0,)
-        if first >= 0 or not others or any(s < 0 for s in others):
+        first, *appended_sources = flow.sources[i] or (0,)
+        if first >= 0 or not appended_sources or any(s < 0 for s in appended_sources):
             continue
         value = graph.inputs[~first]
         meta = graph.meta(value)
         result = storage_of(graph.nodes[i].outputs[0])
         floats = meta.dtype.is_floating_point and len(meta.shape) > 2
-        if floats and value not in inputs.weights and result in kept:
+        if floats and value not in inputs.weights and result in outliving:
             yield storage_of(value), result

@@ -47,7 +47,7 @@ class TrainingParts:
 
 
 def training_in(graph: Graph, inputs: Inputs, known: Mapping[int, DataResidency]) -> TrainingParts:
-    """Find the training steps of a program.
+    """Return the parts of a program that belong to training steps.
 
     Args:
         graph: the program.
@@ -79,11 +79,13 @@ class _BackwardWalk:
         self._differentiates = any("_backward" in operation for operation in graph.by_op)
         weights = (v for v, kind in known.items() if kind is DataResidency.PERSISTENT_WEIGHT)
         self._weights = {storage_of(v) for v in (*inputs.weights, *weights)}
-        waiting = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
+        is_pending_gradient = [known.get(v) is DataResidency.GRADIENT for v in graph.inputs]
         for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
-            self._take(node, any(waiting[~s] if s < 0 else self.derived[s] and not self._stops[s] for s in sources))
+            self._add_node(
+                node, any(is_pending_gradient[~s] if s < 0 else self.derived[s] and not self._stops[s] for s in sources)
+            )
 
-    def _take(self, node: Node, derived: bool) -> None:
+    def _add_node(self, node: Node, derived: bool) -> None:
         backward = is_backward(node)
         seed = node.operation in _ONES and self._is_seed(node)
         if derived or backward or seed:
@@ -116,25 +118,29 @@ def _phases(graph: Graph, walk: _BackwardWalk) -> dict[int, ExecutionPhase]:
     for start, end in zip(starts, [*starts[1:], count], strict=True):
         last = layers.last_before(end, at_least=start)
         end_of_update = updates.last_before(end, at_least=last)
-        begun = start < last or bool(walk.seeds)
-        after = _gathered(graph, walk.derived, last, end) if begun else last
+        has_backward = start < last or bool(walk.seeds)
+        after = _end_of_accumulation(graph, walk.derived, last, end) if has_backward else last
         phases.update(dict.fromkeys(range(start, after + 1), ExecutionPhase.TRAINING_BACKWARD))
-        first = after + 1 if begun else start
+        first = after + 1 if has_backward else start
         optimizing = range(first, end_of_update + 1)
         phases.update(dict.fromkeys(optimizing, ExecutionPhase.TRAINING_OPTIMIZER))
-        rest = max(first, end_of_update + 1)
-        phases.update(dict.fromkeys(range(rest, end), _phase_of_rest(graph, range(rest, end), end_of_update > last)))
+        next_start = max(first, end_of_update + 1)
+        phases.update(
+            dict.fromkeys(
+                range(next_start, end), _phase_after_step(graph, range(next_start, end), end_of_update > last)
+            )
+        )
     return phases
 
 
-def _phase_of_rest(graph: Graph, rest: range, optimized: bool) -> ExecutionPhase:
+def _phase_after_step(graph: Graph, nodes: range, optimized: bool) -> ExecutionPhase:
     """Return the phase of the nodes after a step: the next forward pass if they contain layers."""
-    if any(graph.nodes[n].operation in LAYERS for n in rest):
+    if any(graph.nodes[n].operation in LAYERS for n in nodes):
         return ExecutionPhase.TRAINING_FORWARD
     return ExecutionPhase.TRAINING_OPTIMIZER if optimized else ExecutionPhase.TRAINING_BACKWARD
 
 
-def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
+def _end_of_accumulation(graph: Graph, derived: bytearray, last: int, end: int) -> int:
     """Return the last of the consecutive nodes after `last` that view or accumulate gradients.
 
     Gradients of a weight that is used twice are accumulated.
@@ -144,9 +150,9 @@ def _gathered(graph: Graph, derived: bytearray, last: int, end: int) -> int:
         node = graph.nodes[last + 1]
         if node.operation == "clone" and outputs.issuperset((*node.inputs, *node.outputs)):
             break  # not the gradient: the first momentum
-        added = node.operation == "add" and len(flow.sources[node.id]) == 2
-        looks = flow.looks[node.id] or node.operation in _NEW  # a copy in the layout of the weight
-        if not looks and not (added and all(s >= 0 and derived[s] for s in flow.operands(node))):
+        is_sum = node.operation == "add" and len(flow.sources[node.id]) == 2
+        is_copy = flow.pass_through[node.id] or node.operation in _NEW  # a copy in the layout of the weight
+        if not is_copy and not (is_sum and all(s >= 0 and derived[s] for s in flow.operands(node))):
             break
         last += 1
     return last
@@ -162,7 +168,7 @@ class _MonotoneCursor:
         self._positions, self._at = positions, 0
 
     def last_before(self, end: int, at_least: int) -> int:
-        """Return the last position before `end`, at least `at_least`."""
+        """Return the last position before `end`, or `at_least` if that is larger."""
         while self._at < len(self._positions) and self._positions[self._at] < end:
             self._at += 1
         return max(at_least, self._positions[self._at - 1]) if self._at else at_least

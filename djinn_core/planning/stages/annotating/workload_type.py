@@ -21,18 +21,18 @@ from djinn_core.ir.op_families import (
 )
 from djinn_core.ir.profile import Modality, Tier, WorkloadType
 from djinn_core.planning.matching.layers import linear
-from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.match_result import Match
 from djinn_core.planning.matching.terms import op, through
 from djinn_core.planning.stages.annotating.evidence import Evidence, Judgement
-from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs, hears
+from djinn_core.planning.stages.annotating.inputs import LAYERS, Inputs, is_audio
 from djinn_core.planning.stages.annotating.states import vocabulary_head
 
 _NEAR = 64  # maximum number of sources of a layer's data to examine
 _FLAT = 3  # dimensions of the weight of a one-dimensional convolution
 
 
-def measured_in_patches(graph: Graph, inputs: Inputs) -> int | None:
-    """Return a linear layer that reads float inputs, stacked or cut into patches; None if there is none.
+def measurement_patch_layer(graph: Graph, inputs: Inputs) -> int | None:
+    """Return the id of a linear layer that reads float inputs, stacked or cut into patches; None if no layer does.
 
     Such inputs are measurements, which have fewer dimensions than the layer reads. Hidden states of an earlier program
     have as many.
@@ -49,18 +49,18 @@ def _is_of_patches(graph: Graph, inputs: Inputs, node: Node) -> bool:
     data = next((v for v in node.inputs if v not in weights), None)
     if data is None:
         return False
-    outside = _read_raw(graph, inputs, graph.flow.operand(node, data), LAYERS | NORMALISATION)
+    raw_inputs = _read_raw(graph, inputs, graph.flow.operand(node, data), LAYERS | NORMALISATION)
     rank = len(graph.meta(data).shape)
-    return bool(outside) and all(len(graph.meta(v).shape) < rank for v in outside)
+    return bool(raw_inputs) and all(len(graph.meta(v).shape) < rank for v in raw_inputs)
 
 
-def measured_in_channels(graph: Graph, inputs: Inputs) -> int | None:
-    """Return the node of a convolution over time that reads non-audio float inputs in a few channels; None if there is none."""
+def measurement_convolution(graph: Graph, inputs: Inputs) -> int | None:
+    """Return the id of a convolution over time that reads measurements in a few channels, or None."""
     for operation in sorted(CONVOLUTION):
         for i in graph.by_op.get(operation, ()):
             node = graph.nodes[i]
             kernel, data = graph.meta(node.inputs[1]).shape, graph.meta(node.inputs[0]).shape
-            if len(kernel) != _FLAT or hears(data, kernel):
+            if len(kernel) != _FLAT or is_audio(data, kernel):
                 continue
             if _read_raw(graph, inputs, graph.flow.operand(node, node.inputs[0]), LAYERS):
                 return i
@@ -72,7 +72,7 @@ def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -
 
     Return an empty list if an earlier program computed one of these inputs.
     """
-    indexes: list[int] = []
+    values: list[int] = []
     for ancestor in graph.flow.ancestors(source, limit=_NEAR):
         if ancestor >= 0:
             if graph.nodes[ancestor].operation in stop:
@@ -82,8 +82,8 @@ def _read_raw(graph: Graph, inputs: Inputs, source: int, stop: frozenset[str]) -
         if value in inputs.kinds or value in inputs.earlier:
             return []
         if value not in inputs.weights and graph.meta(value).dtype.is_floating_point:
-            indexes.append(value)
-    return indexes
+            values.append(value)
+    return values
 
 
 ALL_TIERS = frozenset(Tier)
@@ -94,26 +94,26 @@ def judge(evidence: Evidence, tiers: frozenset[Tier] = ALL_TIERS) -> Judgement:
     judgements: list[Judgement] = []
     if Tier.STRUCTURE in tiers:
         judgements += judge_structure(evidence)
-    if Tier.MODULES in tiers and (by_modules := _named(evidence)) is not None:
+    if Tier.MODULES in tiers and (by_modules := _judge_by_names(evidence)) is not None:
         judgements.append(by_modules)
     if Tier.OPERATIONS in tiers or not judgements:
         judgements.append(judge_operations(evidence.graph.by_op))
     return max(judgements, key=lambda j: j.confidence)
 
 
-_SEEN_OR_HEARD = frozenset({
+_VISUAL_OR_AUDIO = frozenset({
     WorkloadType.AUDIO, WorkloadType.DIFFUSION, WorkloadType.MULTIMODAL, WorkloadType.VISION,
 })  # fmt: skip
 
 
-def _named(evidence: Evidence) -> Judgement | None:
+def _judge_by_names(evidence: Evidence) -> Judgement | None:
     """Return the judgement by names of modules and classes.
 
     Ignore names of vision or audio if only text enters, because a text tower is also called CLIP.
     """
     judgement = judge_modules(evidence.graph.module_names.classes)
-    reads = evidence.kinds == {Modality.TEXT}
-    return None if judgement is None or (reads and judgement.workload in _SEEN_OR_HEARD) else judgement
+    is_text_only = evidence.kinds == {Modality.TEXT}
+    return None if judgement is None or (is_text_only and judgement.workload in _VISUAL_OR_AUDIO) else judgement
 
 
 # Operations tier: counts of ops.
@@ -130,7 +130,7 @@ def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
 
     convolutions, products, tables = count(CONVOLUTION), count(MATRIX_PRODUCT), count(EMBEDDING)
     attention = count(FUSED_ATTENTION | SOFTMAX)
-    how = f"{convolutions} convolutions, {products} products, {tables} look-ups, {attention} attentions"
+    reason = f"{convolutions} convolutions, {products} products, {tables} look-ups, {attention} attentions"
     rules = (
         (any("_backward" in o for o in by_op) or count(OPTIMIZER), WorkloadType.TRAINING, 0.9),
         (count(_BAGS) and products, WorkloadType.RECOMMENDER, 0.8),
@@ -147,8 +147,8 @@ def judge_operations(by_op: Mapping[str, Sequence[int]]) -> Judgement:
     )
     for fits, workload, confidence in rules:
         if fits:
-            return Judgement(workload, confidence, how)
-    return Judgement(WorkloadType.GENERIC, 0.3, how)
+            return Judgement(workload, confidence, reason)
+    return Judgement(WorkloadType.GENERIC, 0.3, reason)
 
 
 # The first rule that matches a class of the model, outermost first, decides. Names are those of libraries.
@@ -197,7 +197,10 @@ def _diffusion(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def time_embedding(graph: Graph) -> int | None:
-    """Return the node at which a diffusion timestep becomes sinusoids, then one vector per sample; None if there is none."""
+    """Return the id of the node at which a diffusion timestep becomes sinusoids, or None.
+
+    Layers make one vector per sample of the sinusoids.
+    """
     for operation in ("sin", "cos"):
         for i in graph.by_op.get(operation, ()):
             if (
@@ -216,7 +219,7 @@ def _is_time_embedding(graph: Graph, wave: int) -> bool:
     ]  # fmt: skip
     after = (u for n in layers for u in graph.flow.users(n))
     second = [u for u in after if graph.nodes[u].operation in {"silu", "gelu", "mish", "silu_"}]
-    no_match = Found(graph, {}, {})
+    no_match = Match(graph, {}, {})
     return any(next(_TIME.ways(no_match, user), None) for value in second for user in graph.flow.users(value))
 
 
@@ -236,23 +239,23 @@ def _several_modalities(evidence: Evidence) -> Iterator[Judgement]:
 
 def _recommender(evidence: Evidence) -> Iterator[Judgement]:
     bags, attention = evidence.count(_BAGS), evidence.of("attention")
-    pooled = len(evidence.of("embedding_bag")) if not attention else 0
-    if (bags or pooled) and evidence.products:
-        bags = bags or pooled
+    pooled_bags = len(evidence.of("embedding_bag")) if not attention else 0
+    if (bags or pooled_bags) and evidence.products:
+        bags = bags or pooled_bags
         yield Judgement(
             WorkloadType.RECOMMENDER, 0.96, f"{bags} bags of embeddings before {evidence.products} products"
         )
     # Embedding tables alone are no evidence: a program that ends early, at a sync point, may be the start of any
     # encoder.
     elif (
-        (tables := evidence.tables - _added(evidence.graph)) >= _TABLES_OF_A_RECOMMENDER
+        (tables := evidence.tables - _sums_of_lookups(evidence.graph)) >= _TABLES_OF_A_RECOMMENDER
         and evidence.products
         and not attention
-        and not evidence.cached
+        and not evidence.cache_phases
     ):
         reason = f"{tables} embedding tables, {evidence.products} matrix products and no attention"
         yield Judgement(WorkloadType.RECOMMENDER, 0.8, reason)
-    elif not attention and not evidence.cached and (node := _rows_meet(evidence.graph)) is not None:
+    elif not attention and not evidence.cache_phases and (node := _row_product(evidence.graph)) is not None:
         yield Judgement(WorkloadType.RECOMMENDER, 0.8, f"rows of ids are multiplied with each other in node {node}")
 
 
@@ -260,27 +263,30 @@ _ROWS = frozenset({"add", "cat", "index", "index_select", "mean", "neg", "pow", 
 _MULTIPLY = frozenset({"bmm", "einsum", "matmul", "mm", "mul"})
 
 
-def _rows_meet(graph: Graph) -> int | None:
-    """Return the first node that multiplies rows of input ids with each other, without layers between them."""
-    summed: dict[int, bool] = {}  # by node that holds rows: True if they come from several fields, as after a sum
+def _row_product(graph: Graph) -> int | None:
+    """Return the id of the first node that multiplies embedding rows of input ids with each other, or None.
+
+    No layer lies between look-up and product.
+    """
+    is_summed: dict[int, bool] = {}  # by node that holds rows: True if they come from several fields, as after a sum
     for node, sources in zip(graph.nodes, graph.flow.sources, strict=True):
-        name, rows = node.operation, [s for s in sources if s in summed]
+        name, rows = node.operation, [s for s in sources if s in is_summed]
         if name in EMBEDDING:
             ids = sources[1] if len(sources) > 1 else 0
             shifted = ids >= 0 and graph.nodes[ids].operation == "add" and max(graph.flow.sources[ids]) < 0
             if ids < 0 or shifted:  # a shared table in which each field has its own rows
-                summed[node.id] = shifted
-        elif (name in _MULTIPLY and (len({*rows}) > 1 or (len(rows) > 1 and summed[rows[0]]))) or (
-            name in {"pow", "square"} and rows and summed[rows[0]]
+                is_summed[node.id] = shifted
+        elif (name in _MULTIPLY and (len({*rows}) > 1 or (len(rows) > 1 and is_summed[rows[0]]))) or (
+            name in {"pow", "square"} and rows and is_summed[rows[0]]
         ):
             return node.id
-        elif rows and (name in _ROWS or graph.flow.looks[node.id]):
+        elif rows and (name in _ROWS or graph.flow.pass_through[node.id]):
             last = graph.meta(node.outputs[0]).shape[-1:] == graph.meta(node.inputs[0]).shape[-1:]
-            summed[node.id] = any(summed[s] for s in rows) or (name == "sum" and last)
+            is_summed[node.id] = any(is_summed[s] for s in rows) or (name == "sum" and last)
     return None
 
 
-def _added(graph: Graph) -> int:
+def _sums_of_lookups(graph: Graph) -> int:
     """Return the number of sums of look-ups, such as word plus position plus segment embedding."""
     rows = {i for operation in EMBEDDING for i in graph.by_op.get(operation, ())}
     sums = 0
@@ -293,16 +299,16 @@ def _added(graph: Graph) -> int:
 
 
 def _language(evidence: Evidence) -> Iterator[Judgement]:
-    attention, caches = evidence.of("attention"), len(evidence.cached)
+    attention, caches = evidence.of("attention"), len(evidence.cache_phases)
     causal = sum(m.details.get("causal") is True for m in attention)
     if caches:
-        how = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
-        yield Judgement(WorkloadType.LLM, 0.93, how)
+        reason = f"{caches} KV caches beside {len(attention)} attentions" if attention else "text goes through states"
+        yield Judgement(WorkloadType.LLM, 0.93, reason)
     elif (
         causal
         and evidence.kinds <= {Modality.TEXT}
         and not _picks_by_tokens(evidence.graph)
-        and (evidence.kinds or measured_in_patches(evidence.graph, evidence.inputs) is None)
+        and (evidence.kinds or measurement_patch_layer(evidence.graph, evidence.inputs) is None)
     ):  # the embedding may have been part of an earlier program
         yield Judgement(WorkloadType.LLM, 0.92, f"{causal} causal attentions, and only text as input")
     elif evidence.kinds == {Modality.TEXT} and (head := vocabulary_head(evidence.graph, evidence.inputs)) is not None:
@@ -314,21 +320,21 @@ def _picks_by_tokens(graph: Graph) -> bool:
     for i in graph.by_op.get("argmax", ()):
         sources = list(graph.flow.ancestors(graph.flow.operands(graph.nodes[i])[0], limit=_TOKENS))
         makers = [graph.nodes[s] for s in sources if s >= 0]
-        if len(sources) < _TOKENS and all(node.operation in _TOLD_BY_TOKENS for node in makers):
+        if len(sources) < _TOKENS and all(node.operation in _INDEX_OPS for node in makers):
             return True
     return False
 
 
 def _single_modality(evidence: Evidence) -> Iterator[Judgement]:
-    how = f"{evidence.convolutions} convolutions and {evidence.products} matrix products"
+    reason = f"{evidence.convolutions} convolutions and {evidence.products} matrix products"
     for modality, workload in ((Modality.VISION, WorkloadType.VISION), (Modality.AUDIO, WorkloadType.AUDIO)):
         if evidence.kinds == {modality}:
-            yield Judgement(workload, 0.9, f"{modality.value} input through {how}")
+            yield Judgement(workload, 0.9, f"{modality.value} input through {reason}")
 
 
 def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
     if evidence.convolutions > evidence.products:
-        if not evidence.kinds and (entry := measured_in_channels(evidence.graph, evidence.inputs)) is not None:
+        if not evidence.kinds and (entry := measurement_convolution(evidence.graph, evidence.inputs)) is not None:
             yield Judgement(WorkloadType.GENERIC, 0.6, f"measurements in a few channels enter in node {entry}")
             return
         flat = sum(len(evidence.graph.meta(n.inputs[1]).shape) == 3 for n in evidence.nodes(CONVOLUTION))
@@ -337,12 +343,12 @@ def _convolutional(evidence: Evidence) -> Iterator[Judgement]:
 
 
 def _fallback(evidence: Evidence) -> Iterator[Judgement]:
-    how = f"{evidence.products} matrix products, {evidence.convolutions} convolutions, no rule for more"
-    yield Judgement(WorkloadType.GENERIC, 0.5, how)
+    reason = f"{evidence.products} matrix products, {evidence.convolutions} convolutions, no rule for more"
+    yield Judgement(WorkloadType.GENERIC, 0.5, reason)
 
 
 _TOKENS = 12  # maximum number of sources between tokens and the position that they select
-_TOLD_BY_TOKENS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
+_INDEX_OPS = frozenset({"arange", "eq", "full", "mul", "ne", "scalar_tensor", "where"})
 _STRUCTURES: tuple[Callable[[Evidence], Iterator[Judgement]], ...] = (
     _training, _several_modalities, _diffusion, _recommender, _language, _single_modality, _convolutional, _fallback,
 )  # fmt: skip

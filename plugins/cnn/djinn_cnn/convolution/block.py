@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.planning import ACTIVATION, NORMALISATION, Graph, Node, is_backward, is_given
+from djinn.planning import ACTIVATION, NORMALISATION, Graph, Node, is_backward, is_weight
 
 _SUMS = frozenset({"add", "add_"})
 
@@ -31,4 +31,4 @@ def _only_user(graph: Graph, node: Node) -> Node | None:
 
 def _adds_bias(graph: Graph, node: Node, maker: Node) -> bool:
     other_operands = [s for s in graph.flow.operands(node) if s != maker.id]
-    return len(other_operands) == 1 and is_given(graph.flow, other_operands[0])
+    return len(other_operands) == 1 and is_weight(graph.flow, other_operands[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import CONVOLUTION, Graph, Node, PatternMatch, is_given
+from djinn.planning import CONVOLUTION, Graph, Node, PatternMatch, is_weight
 from djinn_cnn.convolution.block import block_at
 
 
@@ -33,6 +33,6 @@ def _match(graph: Graph, block: Sequence[Node]) -> PatternMatch:
         pattern=Convolution.name,
         nodes=tuple(node.id for node in block),
         # A computed weight may be a decomposed weight, a filter or data.
-        confidence=1.0 if is_given(graph.flow, graph.flow.operands(first)[1]) else 0.97,
+        confidence=1.0 if is_weight(graph.flow, graph.flow.operands(first)[1]) else 0.97,
         reason=f"node {first.id} is {first.op} with a kernel of {kernel} and {weight[0]} filters{follower_note}",
     )

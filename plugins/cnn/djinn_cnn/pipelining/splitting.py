@@ -60,7 +60,7 @@ def _reason_against(context: OptimizationContext) -> str:
         return "there is one device"
     if context.stream.following:
         return "successive inputs already keep all devices busy"
-    if context.plan.substituted:
+    if context.plan.substituted_nodes:
         return "another optimization has replaced some nodes"
     return reason_to_run_in_order(context)
 

@@ -70,7 +70,7 @@ def explain(
 
     Arguments after -- are passed to the script unchanged.
     """  # noqa: D301 - click looks for the character, not for its spelling
-    from djinn_core.ir.result import shown_until
+    from djinn_core.ir.result import without_later_stages
 
     if as_json and form not in {None, "json"}:
         raise click.UsageError(f"--json is --format json and contradicts --format {form}: remove --json or --format")
@@ -78,7 +78,7 @@ def explain(
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results, decisions = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
     selected = _chosen(results, program)
-    documents = [shown_until(result, until) for result in selected]
+    documents = [without_later_stages(result, until) for result in selected]
     if form == "json":
         _print_json(documents, unfold=unfold)
     elif not results:

@@ -22,7 +22,7 @@ from djinn_client.runtime.connecting.servers import ask_each, ask_status, find_s
 from djinn_client.runtime.planning.constraints import policy_for
 from djinn_core.errors import ConfigurationError, DjinnError, PluginError
 from djinn_core.hookspecs.transports import Transport
-from djinn_core.planning.request import asked_by_size
+from djinn_core.planning.request import growth_intolerant_plugins
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.discovery import of_another_release
 from djinn_core.registry.embedded_executors import INSTALL_SERVER, check_starter
@@ -275,7 +275,10 @@ def check_plugins(rows: tuple[PluginRow, ...], settings: Settings) -> Iterator[F
 def check_growth(registry: Registry, settings: Settings) -> Iterator[Finding]:
     """Yield a problem if plugins in use limit the reuse of plans for other sizes."""
     policies = [policy_for(settings, registry.placement_policies, devices) for devices in (1, 2)]
-    growing = (asked_by_size(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler) for p in policies)
+    growing = (
+        growth_intolerant_plugins(registry, exact=settings.exact, policy=p, scheduler=settings.scheduler)
+        for p in policies
+    )
     names = list(dict.fromkeys(name for names_of_policy in growing for name in names_of_policy))
     if names:
         yield Finding(

@@ -13,7 +13,7 @@ import attrs
 
 from djinn.errors import DoesNotFit, InvalidStage
 from djinn.hooks import PlacementContext
-from djinn.planning import DeviceCapabilities, HintUse, resident_blocks, storage_of, together
+from djinn.planning import DeviceCapabilities, HintUse, colocation_of, resident_blocks, storage_of
 from djinn_costs.cost_based.hardware import Hardware
 from djinn_costs.cost_based.listing import Choose, ListScheduler, PlacedUnits, ranked
 from djinn_costs.cost_based.memory import SPARE, missing, room, transient_bytes
@@ -67,7 +67,7 @@ class Options:
             raise DoesNotFit(f"no device can run this program ({refusals})")
         self.hardware = attrs.evolve(Hardware.of(context), devices=tuple(self.devices))
         heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
-        blocks = together(context.graph, context.plan.nodes, context.plan.replace)
+        blocks = colocation_of(context.graph, context.plan.nodes, context.plan.replace)
         _colocate(context, blocks.unite)
         stages = min(max(context.plan.hints.get("pipeline", (0,)), default=0), len(self.devices))
         pieces = _PIECES * stages if stages > 1 else 0

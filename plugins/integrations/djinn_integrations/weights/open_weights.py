@@ -88,7 +88,7 @@ class WeightSlice:
         if isinstance(first, slice) and self._stored.shape:
             start, stop, step = first.indices(rows)
             if step == 1:
-                tensor: torch.Tensor = _read_stored(self._stored.part(start, max(start, stop)), self._device)
+                tensor: torch.Tensor = _read_stored(self._stored.rows(start, max(start, stop)), self._device)
                 return tensor[(slice(None), *index[1:])] if isinstance(index, tuple) else tensor
         whole = _read_stored(self._stored, self._device)
         return whole if isinstance(index, EllipsisType) else whole[index]

@@ -199,7 +199,7 @@ class _Maker:
 
     def _shown(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
         """Return the parts to draw. View ops between modules are left out, and arrows pass through them."""
-        looks = self.result.graph.flow.looks
+        looks = self.result.graph.flow.pass_through
         hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(looks[n] for n in p.nodes)]
         if len(hidden) == len(part.parts):
             return range(len(part.parts))

@@ -31,7 +31,11 @@ class PoolFirst(Optimization):
 
     def optimize(self, context: OptimizationContext) -> OptimizationResult:
         """Return a substitution for each pooling that can run before, or together with, the preceding op."""
-        graph, running, replaced_nodes = context.graph, frozenset(context.plan.nodes), set(context.plan.substituted)
+        graph, running, replaced_nodes = (
+            context.graph,
+            frozenset(context.plan.nodes),
+            set(context.plan.substituted_nodes),
+        )
         pairs: list[tuple[Substitution, str]] = []
         for node in (graph.nodes[n] for n in context.plan.nodes):
             pooling = pooling_of(graph, node)

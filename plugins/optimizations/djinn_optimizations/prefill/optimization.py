@@ -60,7 +60,7 @@ def _substitution(context: OptimizationContext, rows: Rows, choice: ChunkChoice)
     slice_nodes = frozenset(n for n in rows.undivided if _is_cut_from(context, rows, chunks, graph.nodes[n]))
     run = _with_dependencies(rows, slice_nodes)
     removed = _exclusively_used(context, run, _dependents(rows, run))
-    if removed & context.plan.substituted or not removed <= frozenset(context.plan.nodes):
+    if removed & context.plan.substituted_nodes or not removed <= frozenset(context.plan.nodes):
         raise NotDivisible("another optimization has changed the program")
     outputs = tuple(v for n in sorted(removed) for v in graph.nodes[n].outputs if _is_needed(context, v, removed))
     _check_memory(context, outputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from djinn.hooks import Pattern
-from djinn.planning import Graph, Node, PatternMatch, arguments, is_given
+from djinn.planning import Graph, Node, PatternMatch, arguments, is_weight
 
 BAGS = frozenset({"_embedding_bag", "_embedding_bag_forward_only", "embedding_bag"})
 _REDUCTIONS = frozenset({"amax", "max", "mean", "sum"})
@@ -53,7 +53,7 @@ def _bag_ops(graph: Graph, look_up: Node) -> tuple[Node, ...] | None:
     if (
         len(ids) < 2
         or len(graph.meta(weight).shape) != 2
-        or not is_given(graph.flow, graph.flow.operand(look_up, weight))
+        or not is_weight(graph.flow, graph.flow.operand(look_up, weight))
     ):
         return None
     nodes = [look_up]

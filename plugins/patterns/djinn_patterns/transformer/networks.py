@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import attrs
 
-from djinn.planning import ACTIVATION, CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX, Graph, Node, is_given
+from djinn.planning import ACTIVATION, CONVOLUTION, FUSED_ATTENTION, NORMALISATION, SOFTMAX, Graph, Node, is_weight
 from djinn_core.planning.matching.layers import Layer
 from djinn_patterns.transformer.layers import MIXING, layers_of
 from djinn_patterns.transformer.positions import is_score_bias
@@ -121,7 +121,7 @@ class _Search:
                 before.append(path)
             elif operation in _JOINS and self._is_attention(source):
                 attends = True
-            elif source >= 0 and not is_given(flow, source):
+            elif source >= 0 and not is_weight(flow, source):
                 return None
         if not before or (operation in _JOINS and not attends):
             return None
@@ -158,11 +158,11 @@ class _Search:
         return source >= 0 and computes_attention(self._graph, self._graph.nodes[source])
 
     def _network_ending_in(self, last: Layer) -> Network | None:
-        path = self._paths.get(self._graph.flow.beyond(last.data))
+        path = self._paths.get(self._graph.flow.skip_pass_through(last.data))
         if path is None or not path.is_nonlinear:
             return None
         first = tuple(self._layers[i] for i in sorted(path.layers))
-        data = {self._graph.flow.beyond(layer.data) for layer in first}
+        data = {self._graph.flow.skip_pass_through(layer.data) for layer in first}
         if len(data) != 1:
             return None
         return Network(data.pop(), first, (*first, last), tuple(self._between(last, path.layers)))
@@ -170,7 +170,7 @@ class _Search:
     def _between(self, last: Layer, first: frozenset[int]) -> Iterator[Node]:
         """Yield the ops between the first layers and the last layer."""
         flow, paths = self._graph.flow, self._paths
-        todo, visited = [flow.beyond(last.data)], set(first)
+        todo, visited = [flow.skip_pass_through(last.data)], set(first)
         while todo:
             source = todo.pop()
             if source not in visited and source in paths:

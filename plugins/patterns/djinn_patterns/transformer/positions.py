@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, is_backward, is_given
+from djinn.planning import FUSED_ATTENTION, SOFTMAX, Graph, Node, is_backward, is_weight
 from djinn_patterns.transformer.layers import MIXING
 
 _SUMS = frozenset({"add", "add_"})
@@ -20,7 +20,7 @@ def is_score_bias(graph: Graph, data: int, end: int) -> bool:
 
     `data`, `end`: source of the network's input, and its last node.
     """
-    if not is_given(graph.flow, data):
+    if not is_weight(graph.flow, data):
         return False
     todo, visited, is_added = [end], {end}, False
     while todo and len(visited) < _MAX_OPS:

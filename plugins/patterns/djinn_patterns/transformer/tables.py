@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from djinn.planning import anything, matcher, op
-from djinn_core.planning.matching.match_result import Found
+from djinn_core.planning.matching.match_result import Match
 
 
-def _shape(found: Found) -> tuple[int, ...]:
+def _shape(found: Match) -> tuple[int, ...]:
     return found.meta("table").shape
 
 

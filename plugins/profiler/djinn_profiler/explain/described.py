@@ -189,7 +189,7 @@ def _plan(result: PipelineResult) -> dict[str, Any] | None:
                 "dropped": len(r.rewrite.drop),
                 "seconds_before": r.seconds_before,
                 "seconds_after": r.seconds_after,
-                "measured": attrs.asdict(measured) if (measured := result.measured.get(r.optimization)) else None,
+                "measured": attrs.asdict(measured) if (measured := result.trial_times.get(r.optimization)) else None,
             }
             for r in result.plan.results
         ],
@@ -203,7 +203,7 @@ def _placement(result: PipelineResult) -> dict[str, Any] | None:
     repeated = Counter((r.device, r.reason) for r in result.placement.replicas)
     return {
         "policy": result.placement.policy,
-        "refused": list(result.placement.refused),
+        "refused": list(result.placement.rejections),
         "devices": list(result.placement.devices),
         "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decided.items()],
         "replicas": [{"device": d, "reason": r, "nodes": n} for (d, r), n in repeated.items()],

@@ -14,7 +14,7 @@ from djinn_core.ir.costs import CostEstimate
 from djinn_core.ir.handles import storage_of
 from djinn_core.ir.placement import HintUse
 from djinn_core.ir.profile import DataResidency, ExecutionPhase, PatternMatch
-from djinn_core.ir.result import Measured, PipelineResult
+from djinn_core.ir.result import PipelineResult, TrialTimes
 from djinn_profiler.explain.outline import Part
 
 _NUMBER = re.compile(r"\d+")
@@ -38,7 +38,7 @@ class Decision:
     decision: str
     seconds_before: float | None = None
     seconds_after: float | None = None
-    measured: Measured | None = None
+    measured: TrialTimes | None = None
 
 
 @attrs.frozen
@@ -172,7 +172,7 @@ class Survey:
 
     def _dearest(self, part: Part) -> tuple[str, ...]:
         graph, seconds_by_op = self.result.graph, dict[str, float]()
-        looks = graph.flow.looks
+        looks = graph.flow.pass_through
         computing = [n for n in part.nodes if not looks[n]] or part.nodes
         for node in computing:
             name, estimate = graph.nodes[node].operation, self._estimates.get(node)
@@ -201,7 +201,7 @@ class Survey:
         if placement is None:
             return ()
         uses = {use.hint: use for use in placement.uses}
-        policy, measured = placement.policy, self.result.measured.get(placement.policy)
+        policy, measured = placement.policy, self.result.trial_times.get(placement.policy)
         rows = []
         for name in dict.fromkeys(name for match in matches for name, facts in match.hints.items() if facts):
             use = uses.get(name) or HintUse(name, "not used: this policy does not read it")

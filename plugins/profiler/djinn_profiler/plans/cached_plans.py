@@ -40,13 +40,15 @@ def planned(
         ):  # the same program object again
             return attrs.evolve(cached_plan.result, seconds={})
         if (
-            cached_plan.result.recorded is None
+            cached_plan.result.recorded_profile is None
         ):  # the plan of a rewritten program uses the names of the rewritten program
             rebound = rebind(cached_plan.result, graph, cached_plan.values, mark.values)
             if _still_fits(rebound, request):
                 return rebound
     cached_profile = cache.find_profile(profile_key)
-    recorded = cached_profile.result.recorded or cached_profile.result.profile if cached_profile is not None else None
+    recorded = (
+        cached_profile.result.recorded_profile or cached_profile.result.profile if cached_profile is not None else None
+    )
     profile = (
         rebind_profile(recorded, cached_profile.names(mark.values))
         if cached_profile is not None and recorded is not None

@@ -65,7 +65,7 @@ def rebind(result: PipelineResult, graph: Graph, old: tuple[int, ...], new: tupl
     """
     rebound = ReboundResult.__new__(ReboundResult)
     rebound.__dict__.update(_made=result, _values=(old, new))
-    same = {name: getattr(result, name) for name in ("topology", "costs", "recorded")}
+    same = {name: getattr(result, name) for name in ("topology", "costs", "recorded_profile")}
     for name, part in ({"graph": graph, "seconds": {}} | same).items():
         object.__setattr__(rebound, name, part)
     return rebound

@@ -204,7 +204,7 @@ class Recording(Tap, Observer):
             for recorder in recorders.all():
                 self._record_of(recorder)
             for record in self.threads:
-                record.recorder.forward_calls.keep()
+                record.recorder.forward_calls.collect_dropped()
             self._keeps_calls = True
             record_function.__enter__ = self._range_begins(enter)  # type: ignore[method-assign]
             record_function.__exit__ = self._range_ends(leave)  # type: ignore[method-assign]
@@ -222,7 +222,7 @@ class Recording(Tap, Observer):
         ops.time_ops(False)
         self._keeps_calls = False
         for record in list(self.threads):
-            record.recorder.forward_calls.keep_no_more()
+            record.recorder.forward_calls.stop_collecting_dropped()
 
     def _finish(self) -> None:
         """Look up lines, modules and clocks while modules are alive; drop threads without events."""
@@ -233,7 +233,7 @@ class Recording(Tap, Observer):
             calls = record.recorder.forward_calls
             moments = with_nodes(record.moments, record.nodes())
             record.changes = list(module_changes(moments, calls, self.names))
-            calls.kept = None
+            calls.dropped_calls = None
             record.moments = []  # another thread may still read the last one
             self._end_ranges(record)
             record.ranges.sort(key=lambda one: one.first)
@@ -263,7 +263,7 @@ class Recording(Tap, Observer):
                     record = self._of[id(recorder)] = ThreadRecord(name, recorder, len(self.threads) + 1)
                     self.threads.append(record)
                     if self._keeps_calls:
-                        recorder.forward_calls.keep()
+                        recorder.forward_calls.collect_dropped()
         return record
 
     def _range_begins(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
