@@ -13,33 +13,38 @@ djinn_api_version = "2.0"
 
 
 class Balanced(PlacementPolicy):
-    """Placement policy that splits inputs in proportion to device memory, contiguous in order of use.
-
-    It ignores speed.
-    """
+    """Placement policy that divides inputs, in order of use, among devices in proportion to memory. It ignores speed."""
 
     name = "balanced"
 
     def place(self, context: PlacementContext) -> Placement:
-        """Return a placement in contiguous segments, one per device.
-
-        Values that already are on a device do not move.
-        """
+        """Return a placement in contiguous segments, one per device. Values that already are on a device do not move."""
         graph, replace = context.graph, context.plan.replace
         shares = _Shares.of(context.topology.devices, storage_sizes(graph, graph.inputs))
         inputs = frozenset(graph.inputs)
 
         def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
-            fresh = [source for value in node.inputs if (source := replace.get(value, value)) in inputs]
-            home_devices = [homes.of(value) for value in fresh if homes.is_resident(value)]
-            return shares.take([storage_of(value) for value in fresh], home_devices[-1] if home_devices else None)
+            input_values = [source for value in node.inputs if (source := replace.get(value, value)) in inputs]
+            home_devices = [homes.of(value) for value in input_values if homes.is_resident(value)]
+            return shares.take(
+                [storage_of(value) for value in input_values], home_devices[-1] if home_devices else None
+            )
 
         return assign_blocks(context, self.name, choose)
 
 
 @attrs.define
 class _Shares:
-    """Choose the next device: the first device whose share of the bytes is not used up."""
+    """Shares of the input bytes. The next device is the first device whose share is not used up.
+
+    Attributes:
+        ends: pairs of a device and the end of its share, in bytes of inputs in order of use.
+        sizes: bytes by storage.
+        current: device of the last node.
+        seen: storages that nodes have read.
+        at: bytes of these storages.
+        total: bytes of all storages.
+    """
 
     ends: list[tuple[str, float]]
     sizes: dict[int, int]
@@ -50,7 +55,7 @@ class _Shares:
 
     @classmethod
     def of(cls, devices: tuple[DeviceCapabilities, ...], sizes: dict[int, int]) -> _Shares:
-        """Return shares in proportion to memory; equal shares if a device's memory is unknown."""
+        """Return shares in proportion to memory, or equal shares if a device's memory is unknown."""
         weights = [float(d.memory) if all(d.memory for d in devices) else 1.0 for d in devices]
         total, end, ends = sum(sizes.values()), 0.0, []
         for device, weight in zip(devices, weights, strict=True):
@@ -59,9 +64,9 @@ class _Shares:
         return cls(ends, sizes, devices[0].id, total=total)
 
     def take(self, storages: list[int], settled: str | None) -> tuple[str, str]:
-        """Return the device of a node that reads these inputs, and the reason.
+        """Return the device of a node that reads the inputs in `storages`, and the reason.
 
-        If an input already is on a device, use that device.
+        `settled`: device on which an input already is, or None. The node runs on this device.
         """
         for storage in storages:
             if storage not in self.seen:

@@ -1,4 +1,4 @@
-"""Placement of modules on the devices that the user names."""
+"""Placement of modules on devices that the user names."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ djinn_api_version = "2.0"
 class Pinned(PlacementPolicy):
     """Placement policy that runs modules on the devices of the setting `pins`.
 
-    Other ops run on the device of their data.
-
-    A module belongs to the first pattern that matches its path. Patterns are those of `fnmatch`. A pattern also holds
-    for the submodules of a module that it matches.
+    Other ops run on the device of their data. The first `fnmatch` pattern that matches the path of a module, or of a
+    module that contains it, decides.
     """
 
     name = "pinned"
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """Return a device for everything, from the setting `pins`.
+        """Return a placement by the setting `pins`.
 
         Raises:
             InvalidStage: a pin names a device that does not exist.
         """
         devices = [d.id for d in context.topology.devices]
-        pins = _Pins([(pattern, _named(device, devices, pattern)) for pattern, device in context.pins.items()])
+        pins = _Pins([(pattern, _device_id(device, devices, pattern)) for pattern, device in context.pins.items()])
         nodes, homes = context.graph.nodes, BlockHomes(context)
         for node_id in context.plan.nodes:
-            _settle(nodes[node_id], context, pins, homes)
+            _settle_pinned_module(nodes[node_id], context, pins, homes)
 
         def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
             if (pin := pins.of(node.module)) is not None:
@@ -49,8 +47,8 @@ class Pinned(PlacementPolicy):
         return attrs.evolve(placement, fixed_nodes=frozenset(d.node for d in decisions))
 
 
-def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:
-    """Set the device of the results and inputs of a pinned module. Values that already are on a device stay on it."""
+def _settle_pinned_module(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHomes) -> None:
+    """Set the device of a node's results and program inputs, if its module is pinned. Values on a device stay there."""
     if (pin := pins.of(node.module)) is None:
         return
     homes.settle_node(node, *pin)
@@ -61,15 +59,15 @@ def _settle(node: Node, context: PlacementContext, pins: _Pins, homes: BlockHome
 
 @attrs.define
 class _Pins:
-    """The device that a module is pinned to, cached per module."""
+    """Pins as pairs of a pattern and a device, with a cache of the device by module."""
 
     pins: Sequence[tuple[str, str]]
-    known: dict[str, tuple[str, str] | None] = attrs.field(factory=dict)
+    device_by_module: dict[str, tuple[str, str] | None] = attrs.field(factory=dict)
 
     def of(self, module: str) -> tuple[str, str] | None:
-        """Return the device of a module and the reason, or None."""
-        if module not in self.known:
-            self.known[module] = next(
+        """Return the device of a module and the reason, or None if no pin matches."""
+        if module not in self.device_by_module:
+            self.device_by_module[module] = next(
                 (
                     (device, f"the pin {pattern!r} matches {module}")
                     for pattern, device in self.pins
@@ -77,11 +75,15 @@ class _Pins:
                 ),
                 None,
             )
-        return self.known[module]
+        return self.device_by_module[module]
 
 
-def _named(device: str, devices: Sequence[str], pattern: str) -> str:
-    """Return the id of the device that a pin names by its id or its number."""
+def _device_id(device: str, devices: Sequence[str], pattern: str) -> str:
+    """Return the id of `device`, which a pin names by its id or its number.
+
+    Raises:
+        InvalidStage: `devices` has no such device. The message names the pin's `pattern`.
+    """
     if device in devices:
         return device
     if device.isdecimal() and int(device) < len(devices):

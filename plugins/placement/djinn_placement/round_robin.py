@@ -12,25 +12,22 @@ djinn_api_version = "2.0"
 
 
 class RoundRobin(PlacementPolicy):
-    """Placement policy that assigns each value without a device to the next device.
-
-    Ops run on the device of their results.
-    """
+    """Placement policy that assigns each value without a device to the next device. Ops run where their results are."""
 
     name = "round_robin"
     tolerates_growth = True
 
     def place(self, context: PlacementContext) -> Placement:
-        """Return a device for each block of values that share memory, in turn, in the order of first use."""
+        """Return a placement that assigns blocks of values that share memory to devices in rotation, by first use."""
         devices = [d.id for d in context.topology.devices]
-        turns, reason = itertools.cycle(devices), f"in turn, one of {len(devices)}"
+        next_devices, reason = itertools.cycle(devices), f"round robin over {len(devices)} devices"
 
         def choose(node: Node, homes: BlockHomes) -> tuple[str, str]:
             for value in node.inputs:
                 if homes.of(value) is None:
-                    homes.settle(value, next(turns), reason)
+                    homes.settle(value, next(next_devices), reason)
             if node.outputs or node.writes:
-                return homes.of_node(node) or next(turns), reason
+                return homes.of_node(node) or next(next_devices), reason
             return (homes.of(node.inputs[0]) if node.inputs else None) or devices[0], reason
 
         return assign_blocks(context, self.name, choose)

@@ -1,4 +1,4 @@
-"""The run strategy `result_cache`: a run that repeats, such as the prefill of an equal prompt, gets the results of the earlier run."""
+"""The run strategy `result_cache`: a run that repeats an earlier run, such as a prefill of an equal prompt, gets its results."""
 
 from __future__ import annotations
 

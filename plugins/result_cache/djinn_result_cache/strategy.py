@@ -1,4 +1,4 @@
-"""A cache of results of runs by digest, within a budget of bytes."""
+"""A cache of results of runs by digest, within a memory budget."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import attrs
 
 from djinn.hooks import RunOffer, RunResults, RunStrategy, StrategyRun, TemplateFacts
 
-HASHED: Final = 2e9  # bytes of operands without a name that are hashed, for each second of the run; weights once
-LEAST: Final = 1 << 20  # bytes that are hashed in any case
-FIRST: Final = 8  # runs of a template that are cached without a hit; later ones are cached if their digest was seen
-SEEN: Final = 65536  # digests of runs that were not cached
-ENTRIES: Final = 16384  # results that are cached at most: small ones fill no budget
-LATEST: Final = 64  # results whose first tokens are compared with those of a run
-UNKNOWN: Final = 3  # runs without a digest after which a template is left alone
+HASHED_BYTES_PER_SECOND: Final = (
+    2e9  # maximum bytes of unnamed operands to hash, per second of the run; weights count once
+)
+MIN_HASHED_BYTES: Final = 1 << 20  # this limit applies to templates without hits
+CACHED_WITHOUT_HIT: Final = (
+    8  # runs of a template to cache without a hit; later runs are cached if their digest was seen
+)
+MAX_SEEN: Final = 65536  # digests of runs that were not cached
+MAX_ENTRIES: Final = 16384  # small results would not fill the budget
+MAX_PREFIX_CANDIDATES: Final = (
+    64  # latest results of a program whose first tokens are compared with the tokens of a run
+)
+MAX_UNKNOWN: Final = 3  # consecutive runs without a digest after which a template is no longer looked up
 
 
 @attrs.frozen
@@ -25,8 +31,8 @@ class Settings:
     """Settings of the cache.
 
     Attributes:
-        gib: memory that results may take on each device, in GiB; 0: nothing is cached.
-        seconds: runs that take less are not cached.
+        gib: memory that cached results may take on each device, in GiB. With 0, nothing is cached.
+        seconds: minimum time of a run whose results are cached.
     """
 
     gib: float = attrs.field(default=0.0, validator=attrs.validators.ge(0))
@@ -38,8 +44,9 @@ class Entry:
     """Cached results of a run.
 
     Attributes:
-        program: digest of the ops.
-        seconds: time that they took.
+        program: digest of the run's ops.
+        results: the results.
+        seconds: time that the ops took.
         priority: the entry with the lowest priority is evicted first.
     """
 
@@ -54,10 +61,10 @@ class CacheCounters:
     """Counters of a cache.
 
     Attributes:
-        hits: runs that were given the results of an equal run.
-        prefix_hits: runs that computed only the tokens after a common prefix.
-        misses: runs with a digest without cached results.
-        evictions: results that were evicted to keep to the budget.
+        hits: number of runs that reused the results of an equal run.
+        prefix_hits: number of runs that computed only the tokens after a common prefix.
+        misses: number of runs whose digest had no cached results.
+        evictions: number of results that were evicted because of the budget.
     """
 
     hits: int = 0
@@ -70,7 +77,7 @@ class Cache:
     """Results by digest. Evicts by GreedyDual-Size: results that took long for their size, or were used recently, stay.
 
     Attributes:
-        counts: counters since the executor began.
+        counters: counters since the executor started.
         programs: digests of entries by program, the latest last.
         seconds: time of the longest run of each program.
         nbytes: bytes of all entries.
@@ -78,7 +85,7 @@ class Cache:
     """
 
     def __init__(self, limit: int) -> None:
-        self.counts = CacheCounters()
+        self.counters = CacheCounters()
         self.programs: dict[bytes, dict[bytes, None]] = {}
         self.seconds: dict[bytes, float] = {}
         self.seen: dict[bytes, None] = {}
@@ -87,7 +94,7 @@ class Cache:
         self._entries: dict[bytes, Entry] = {}
 
     def find(self, digest: bytes) -> RunResults | None:
-        """Return the results of the run with this digest, or None."""
+        """Return the results of the run with this digest, or None. Remove results whose memory the executor took back."""
         entry = self._entries.get(digest)
         if entry is None:
             return None
@@ -98,23 +105,26 @@ class Cache:
         return entry.results
 
     def latest(self, program: bytes) -> Sequence[RunResults]:
-        """Return the latest results of a program."""
-        return [self._entries[digest].results for digest in islice(reversed(self.programs.get(program, {})), LATEST)]
+        """Return up to `MAX_PREFIX_CANDIDATES` results of a program, the latest first."""
+        return [
+            self._entries[digest].results
+            for digest in islice(reversed(self.programs.get(program, {})), MAX_PREFIX_CANDIDATES)
+        ]
 
     def store(self, digest: bytes, program: bytes, results: RunResults, seconds: float) -> None:
-        """Store results, and evict others if the budget requires it.
+        """Store results, and evict other results if the budget requires it. Drop results above half of the budget.
 
-        Results above half of the budget are not stored.
+        `program`: digest of the ops. `seconds`: time that the ops took.
         """
         if digest in self._entries:
             self._remove(digest)
         if 2 * results.nbytes > self._limit:
             results.drop()
             return
-        while self.nbytes + results.nbytes > self._limit or len(self._entries) >= ENTRIES:
+        while self.nbytes + results.nbytes > self._limit or len(self._entries) >= MAX_ENTRIES:
             lowest = min(self._entries, key=lambda key: self._entries[key].priority)
             self._clock = self._entries[lowest].priority
-            self.counts.evictions += 1
+            self.counters.evictions += 1
             self._remove(lowest)
         self._entries[digest] = Entry(program, results, seconds, self._clock + seconds / max(results.nbytes, 1))
         self.programs.setdefault(program, {})[digest] = None
@@ -126,12 +136,12 @@ class Cache:
         return [entry.results.nbytes for entry in [*self._entries.values()] if entry.results.held]
 
     def has_seen(self, digest: bytes) -> bool:
-        """Return True if a run with this digest was seen before. Record it as seen."""
-        known = digest in self.seen
+        """Return True if an earlier call had this digest, and remember the digest."""
+        was_seen = digest in self.seen
         self.seen[digest] = None
-        if len(self.seen) > SEEN:
+        if len(self.seen) > MAX_SEEN:
             del self.seen[next(iter(self.seen))]
-        return known
+        return was_seen
 
     def _remove(self, digest: bytes) -> None:
         entry = self._entries.pop(digest)
@@ -143,57 +153,56 @@ class Cache:
 
 
 class CachingOffer(RunOffer):
-    """Offer that looks up each run of a template whose results are cached, and caches runs that take long.
+    """Offer that reuses cached results for runs of a template, and caches results of runs that take long.
 
     Attributes:
-        unused: number of runs that were cached since the last hit.
-        unknown: number of consecutive runs without a digest.
+        cached_since_hit: number of runs since the last hit that the offer tried to cache.
+        runs_without_digest: number of consecutive runs without a digest.
     """
 
     def __init__(self, cache: Cache, program: bytes, seconds: float) -> None:
-        self._cache, self._program, self._least = cache, program, seconds
-        self.unused = self.unknown = 0
+        self._cache, self._program, self._min_seconds = cache, program, seconds
+        self.cached_since_hit = self.runs_without_digest = 0
 
     def stage(self) -> Literal["idle", "ready"]:
-        """Return `idle` for templates whose runs have no digest."""
-        return "ready" if self.unknown < UNKNOWN else "idle"
+        """Return `idle` if the latest runs of the template had no digest, otherwise `ready`."""
+        return "ready" if self.runs_without_digest < MAX_UNKNOWN else "idle"
 
     def run(self, run: StrategyRun) -> Iterator[None]:
-        """Context manager of a run: use the results of an equal run.
-
-        If there are none, run the ops and cache their results.
-        """
+        """Reuse the results of an equal run, or of a run with a common prefix. Otherwise run the ops and cache the results."""
         seconds = self._cache.seconds.get(self._program)
         digest = self._digest(run, seconds) if seconds is not None else None
         if seconds is not None and digest is not None:
-            found = self._cache.find(digest)
-            if found is not None and run.reuse(found):
-                self.unused = 0
-                self._cache.counts.hits += 1
+            results = self._cache.find(digest)
+            if results is not None and run.reuse(results):
+                self.cached_since_hit = 0
+                self._cache.counters.hits += 1
                 return
             if (yield from run.reuse_prefix(self._cache.latest(self._program))):
-                self.unused = 0
-                self._cache.counts.prefix_hits += 1
-                self._keep(run, seconds)
+                self.cached_since_hit = 0
+                self._cache.counters.prefix_hits += 1
+                self._store_results(run, seconds)
                 return
-            self._cache.counts.misses += 1
-        began = time.perf_counter()
+            self._cache.counters.misses += 1
+        start = time.perf_counter()
         yield from run.advance()
-        seconds = time.perf_counter() - began
-        if seconds >= self._least:
-            self._keep(run, seconds)
+        seconds = time.perf_counter() - start
+        if seconds >= self._min_seconds:
+            self._store_results(run, seconds)
 
     def _digest(self, run: StrategyRun, seconds: float) -> bytes | None:
-        digest = run.digest(int(HASHED * seconds) if self.unused < FIRST else LEAST)
-        self.unknown = 0 if digest is not None else self.unknown + 1
+        digest = run.digest(
+            int(HASHED_BYTES_PER_SECOND * seconds) if self.cached_since_hit < CACHED_WITHOUT_HIT else MIN_HASHED_BYTES
+        )
+        self.runs_without_digest = 0 if digest is not None else self.runs_without_digest + 1
         return digest
 
-    def _keep(self, run: StrategyRun, seconds: float) -> None:
+    def _store_results(self, run: StrategyRun, seconds: float) -> None:
         digest = self._digest(run, seconds)
         if digest is None:
             return
-        self.unused += 1
-        if self.unused > FIRST and not self._cache.has_seen(digest):
+        self.cached_since_hit += 1
+        if self.cached_since_hit > CACHED_WITHOUT_HIT and not self._cache.has_seen(digest):
             return
         results = run.results()
         if results is not None:
@@ -201,7 +210,7 @@ class CachingOffer(RunOffer):
 
 
 class ResultCache(RunStrategy):
-    """Run strategy that caches results of runs that take long, for equal runs of all sessions of an executor."""
+    """Run strategy that caches results of long runs, and reuses them for equal runs of all sessions of an executor."""
 
     name = "result_cache"
     caches_results = True
@@ -210,11 +219,11 @@ class ResultCache(RunStrategy):
         self._seconds, self._cache = settings.seconds, Cache(int(settings.gib * 2**30))
 
     def acts_on(self, template: TemplateFacts) -> RunOffer | None:
-        """Return an offer if the template has ops whose results may be cached."""
+        """Return an offer if the template has ops whose results may be cached, otherwise None."""
         return CachingOffer(self._cache, template.cacheable, self._seconds) if template.cacheable else None
 
     def figures(self) -> Mapping[str, float]:
-        """Return the counters, and the number and the bytes of cached results."""
-        counts = {f"result_cache_{name}": count for name, count in attrs.asdict(self._cache.counts).items()}
+        """Return the counters, and the number and the bytes of cached results, by metric name."""
+        counters = {f"result_cache_{name}": count for name, count in attrs.asdict(self._cache.counters).items()}
         sizes = self._cache.sizes()
-        return {**counts, "result_cache_entries": len(sizes), "result_cache_bytes": sum(sizes)}
+        return {**counters, "result_cache_entries": len(sizes), "result_cache_bytes": sum(sizes)}

@@ -66,7 +66,7 @@ def test_cache_evicts_results_that_are_not_used_any_more():
 
 
 def test_number_of_small_results_is_limited(monkeypatch):
-    monkeypatch.setattr(strategy, "ENTRIES", 3)
+    monkeypatch.setattr(strategy, "MAX_ENTRIES", 3)
     cache = Cache(100)
     for number in range(20):
         cache.store(number.to_bytes(), b"program", Results(1), 1.0)

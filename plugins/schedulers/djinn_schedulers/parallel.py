@@ -12,10 +12,7 @@ djinn_api_version = "2.0"
 
 
 class Parallel(Scheduler):
-    """Scheduler in which no device idles while a step is ready for it.
-
-    The step with the longest path to the end goes first.
-    """
+    """Scheduler that runs the ready step with the longest path to the end first. No device idles while a step is ready."""
 
     name = "parallel"
     strategy = SchedulingStrategy.PARALLEL
@@ -23,7 +20,7 @@ class Parallel(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return as priorities the seconds from the start of each node to the end of the program, the longest first."""
+        """Return priorities by the predicted seconds from a node's start to the end of the program, the longest first."""
         reason = "the ready step with the longest path to the end"
         if len(context.placement.devices) == 1:  # every order takes equally long
             return NodePriority(lambda node: node, reason)

@@ -1,4 +1,4 @@
-"""Pipeline scheduling: each device runs the ready step that is earliest in the program, so the oldest micro-batch goes first."""
+"""Pipeline scheduling: each device runs the ready step that is earliest in the program, so of the oldest micro-batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ djinn_api_version = "2.0"
 
 
 class Pipeline(Scheduler):
-    """Scheduler for devices that hold successive stages of a model: they work on successive inputs concurrently.
+    """Scheduler for devices that hold successive stages of a model and work on successive inputs concurrently.
 
-    A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps go first, and the
-    backward pass of a micro-batch runs between the forward passes of later micro-batches.
+    A loop with a forward and backward pass per micro-batch gives the schedule 1F1B: older steps run first, so the backward
+    pass of a micro-batch runs between the forward passes of later micro-batches.
     """
 
     name = "pipeline"
@@ -22,7 +22,7 @@ class Pipeline(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the ids of the nodes as their priorities."""
+        """Return node ids, which increase in program order, as priorities."""
         del context
         return NodePriority(lambda node: node, "the ready step that is earliest in the program")
 

@@ -18,12 +18,12 @@ class Priority(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the rank of each node by the values that depend on it.
+        """Return priorities: nodes for fetched values first, then nodes with the longest remaining path.
 
-        Groups have the priority of their first nodes.
+        A group of nodes has the priority of its first node.
         """
         nodes, dependences = context.plan.nodes, Dependences.of(context)
-        required = _wanted(context, nodes, dependences)
+        required = _nodes_for_fetches(context, nodes, dependences)
         remaining = dependences.remaining(nodes)
         reason = f"{len(required):,} of {len(nodes):,} nodes first, because fetched values depend on them"
         return NodePriority(
@@ -31,7 +31,7 @@ class Priority(Scheduler):
         )
 
 
-def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences) -> set[int]:
+def _nodes_for_fetches(context: SchedulingContext, nodes: Sequence[int], dependences: Dependences) -> set[int]:
     """Return the nodes that fetched values depend on."""
     replace, graph = context.plan.replace, context.graph
     storages = {storage_of(replace.get(v, v)) for v in context.fetch}
@@ -41,7 +41,7 @@ def _wanted(context: SchedulingContext, nodes: Sequence[int], found: Dependences
         if any(storage_of(v) in storages for v in (*node.outputs, *node.writes)):
             required.add(node_id)
         if node_id in required:
-            required.update(found.before.get(node_id, ()))
+            required.update(dependences.before.get(node_id, ()))
     return required
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from djinn.hooks import Observer, hookimpl
 from djinn_simulated.device import SimulatedDevice
-from djinn_simulated.telling import Teller
+from djinn_simulated.telling import SimulatedTimeReporter
 
 if TYPE_CHECKING:
     from djinn.hooks import Device
@@ -23,7 +23,7 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        cluster: the file that describes the devices, as in docs/planning.md; None: no devices.
+        cluster: the file that describes the devices, as in docs/planning.md. With None, there are no devices.
     """
 
     cluster: Path | None = None
@@ -34,11 +34,11 @@ djinn_settings = Settings
 
 @hookimpl
 def djinn_register_devices(settings: Settings) -> Iterable[Device]:
-    """Return the devices `simulated:0` and so on; empty without a cluster file."""
+    """Return the device kind `simulated`, whose devices `simulated:0` and so on the cluster file describes."""
     return [SimulatedDevice(settings.cluster)]
 
 
 @hookimpl
 def djinn_register_observers() -> Iterable[Observer]:
     """Return the observer that reports the simulated time at the end of a session."""
-    return [Teller()]
+    return [SimulatedTimeReporter()]

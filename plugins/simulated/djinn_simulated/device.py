@@ -25,11 +25,11 @@ class SimulatedDevice(Device):
     name = "simulated"
 
     def __init__(self, cluster: Path | None = None) -> None:
-        """Create the devices of a cluster file. `cluster`: the file; None: no devices."""
+        """`cluster`: path of the cluster file. With None, there are no devices."""
         self._cluster = cluster
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """Return all devices of the file, in its order; empty without a file.
+        """Return all devices of the file in its order, or () without a file.
 
         Raises:
             ConfigurationError: the file describes no cluster.

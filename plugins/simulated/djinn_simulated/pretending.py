@@ -1,4 +1,4 @@
-"""Simulated execution of ops: results have the right shapes, and times come from a roofline."""
+"""Simulated execution of ops: results have the right shapes, and times come from a roofline model."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from djinn.planning import DeviceCapabilities
 from djinn_core.torch_private import schema_of
 
-START: Final = 5e-6  # start time of an op in seconds, as in the built-in cost model
+OP_START_SECONDS: Final = 5e-6  # start time of an op in seconds, as in the built-in cost model
 _WHOLE_LAYERS: Final = frozenset({"aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"})
-_LIMIT: Final = 16384  # number of cached calls
+_MAX_CACHED_CALLS: Final = 16384
 
 
 @attrs.frozen
@@ -28,7 +28,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of memory that a tensor of this layout takes."""
+        """Bytes of memory that a tensor of this layout takes."""
         if 0 in self.shape:
             return 0
         return (1 + sum((n - 1) * s for n, s in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
@@ -36,108 +36,122 @@ class Layout:
 
 @attrs.frozen
 class SimulatedCall:
-    """Cached simulation of a call: the seconds, and for each result its layout or the argument that it aliases."""
+    """Cached simulation of a call.
+
+    Attributes:
+        results: for each result, its layout, or the position of the argument that it aliases, or None if it is no tensor.
+        returns_several: True if the op returns a list or tuple.
+        seconds: simulated time of the call.
+    """
 
     results: tuple[Layout | int | None, ...]
-    several: bool
+    returns_several: bool
     seconds: float
 
 
 class SimulationMode(TorchDispatchMode):
-    """Dispatch mode in which ops return zeros of the right layout and take their roofline time.
+    """Dispatch mode in which ops return zeros of the right layout and take the time that a roofline model predicts.
 
-    Views are computed, because they cost nothing. Ops with data-dependent results or without a meta kernel are computed from the
+    Views are computed, because they cost nothing. Ops with data-dependent results, or without a meta kernel, run on the
     zeros.
+
+    Attributes:
+        calls: simulations by device, op and arguments; None if the op must run.
+        without_decomposition: ops that have no decomposition.
     """
 
-    known: dict[Any, SimulatedCall | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
-    whole: set[Any] = set()  # noqa: RUF012 - ops without a decomposition
+    calls: dict[Any, SimulatedCall | None] = {}  # noqa: RUF012 - for all devices of a process; the device is part of the key
+    without_decomposition: set[Any] = set()  # noqa: RUF012 - ops without a decomposition
 
     def __init__(
-        self, device: DeviceCapabilities, zeros: Callable[[int], torch.Tensor], passes: Callable[[float], None]
+        self, device: DeviceCapabilities, zeros: Callable[[int], torch.Tensor], add_seconds: Callable[[float], None]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._zeros, self._passes = device, zeros, passes
+        self._device, self._zeros, self._add_seconds = device, zeros, add_seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Simulate `func`."""
+        """Return the simulated result of `func`, and add the time of the call to the device's time."""
         kwargs = kwargs or {}
-        if func not in self.whole:
+        if func not in self.without_decomposition:
             with self:  # so that ops of a decomposition arrive here, too
-                decomposed = func.decompose(*args, **kwargs)
-            if decomposed is not NotImplemented:
-                return decomposed
-            self.whole.add(func)
+                output = func.decompose(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+            self.without_decomposition.add(func)
         key = (self._device.id, func, _key(args), _key(tuple(kwargs.items())))
         try:
-            pretended = self.known[key]
+            call = self.calls[key]
         except KeyError:
-            pretended = self._simulated(func, args, kwargs)
-            if len(self.known) >= _LIMIT:
-                self.known.clear()
-            self.known[key] = pretended
+            call = self._simulate(func, args, kwargs)
+            if len(self.calls) >= _MAX_CACHED_CALLS:
+                self.calls.clear()
+            self.calls[key] = call
         except TypeError:  # an unhashable argument
-            pretended = self._simulated(func, args, kwargs)
-        if pretended is None:
-            decomposed = func(*args, **kwargs)
+            call = self._simulate(func, args, kwargs)
+        if call is None:
+            output = func(*args, **kwargs)
             if not _is_view(func):
                 tensors = list(_tensors([*args, *kwargs.values()]))
-                self._passes(self._seconds(_kernel_flops(func, tensors), [*tensors, *_tensors([decomposed])]))
-            return decomposed
-        self._passes(pretended.seconds)
-        results = [self._made(result, args, kwargs, func) for result in pretended.results]
-        return results if pretended.several else results[0] if results else None
+                self._add_seconds(self._seconds(_kernel_flops(func, tensors), [*tensors, *_tensors([output])]))
+            return output
+        self._add_seconds(call.seconds)
+        results = [self._result(result, args, kwargs, func) for result in call.results]
+        return results if call.returns_several else results[0] if results else None
 
-    def _made(self, result: Layout | int | None, args: Any, kwargs: Any, func: Any) -> Any:
+    def _result(self, result: Layout | int | None, args: Any, kwargs: Any, func: Any) -> Any:
         if isinstance(result, Layout):
             memory = self._zeros(result.nbytes or result.dtype.itemsize).view(result.dtype)
             return memory.as_strided(result.shape, result.stride)
         return None if result is None else _argument(result, args, kwargs, func)
 
-    def _simulated(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
-        """Return the cacheable simulation of a call; None if the op must run."""
+    def _simulate(self, func: Any, args: Any, kwargs: Any) -> SimulatedCall | None:
+        """Return the simulation of a call, or None if the op must run because no layouts can be predicted."""
         if _is_view(func):
             return None
         schema = schema_of(func)
         try:
-            there = _on_meta(args), {name: _on_meta(value) for name, value in kwargs.items()}
-            if "device" in there[1]:
-                there[1]["device"] = "meta"
-            made = func(*there[0], **there[1])
+            meta_call = _on_meta(args), {name: _on_meta(value) for name, value in kwargs.items()}
+            if "device" in meta_call[1]:
+                meta_call[1]["device"] = "meta"
+            output = func(*meta_call[0], **meta_call[1])
         except (RuntimeError, NotImplementedError, TypeError, ValueError):
             return None  # data-dependent, without a meta kernel, or failing: running it fails in the same way
-        several = len(schema.returns) > 1 or isinstance(made, list | tuple)
-        values = list(made) if isinstance(made, list | tuple) else [] if made is None else [made]
-        targets = [_written(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
+        returns_several = len(schema.returns) > 1 or isinstance(output, list | tuple)
+        values = list(output) if isinstance(output, list | tuple) else [] if output is None else [output]
+        targets = [_aliased_argument(r, schema) for r in schema.returns] if len(schema.returns) == len(values) else []
         results = tuple(
             targets[i] if targets and targets[i] is not None else _layout(value) for i, value in enumerate(values)
         )
-        operands = list(_tensors([*there[0], *there[1].values()]))
+        operands = list(_tensors([*meta_call[0], *meta_call[1].values()]))
         formula = flop_counter.flop_registry.get(func.overloadpacket)
-        flops = formula(*there[0], **there[1], out_val=made) if formula is not None else _kernel_flops(func, operands)
-        return SimulatedCall(results, several, self._seconds(flops, [*operands, *_tensors(values)]))
+        flops = (
+            formula(*meta_call[0], **meta_call[1], out_val=output)
+            if formula is not None
+            else _kernel_flops(func, operands)
+        )
+        return SimulatedCall(results, returns_several, self._seconds(flops, [*operands, *_tensors(values)]))
 
     def _seconds(self, flops: float, tensors: Sequence[torch.Tensor]) -> float:
-        """Return the roofline seconds of a call: the longer of arithmetic and memory traffic."""
+        """Return the roofline seconds of a call: the longer of the times of arithmetic and memory traffic, and the start."""
         nbytes = sum(t.numel() * t.dtype.itemsize for t in tensors)
         flops = flops or float(max((t.numel() for t in tensors), default=0))
-        return START + max(flops / (self._device.flops or 2e13), nbytes / (self._device.bandwidth or 5e11))
+        return OP_START_SECONDS + max(flops / (self._device.flops or 2e13), nbytes / (self._device.bandwidth or 5e11))
 
 
 def _is_view(func: Any) -> bool:
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema_of(func).returns)
 
 
-def _kernel_flops(func: Any, given: Sequence[torch.Tensor]) -> float:
-    """Return the FLOPs of kernels that PyTorch's counter does not know: CPU attention and fused transformer layers."""
+def _kernel_flops(func: Any, operands: Sequence[torch.Tensor]) -> float:
+    """Return the FLOPs of a kernel that PyTorch's counter does not know, or 0: CPU attention, fused transformer layers."""
     name = func.name()
-    if "scaled_dot_product" in name and len(given) > 1:
-        query, key = given[:2]
+    if "scaled_dot_product" in name and len(operands) > 1:
+        query, key = operands[:2]
         return 4.0 * query.numel() * key.shape[-2]
-    if name in _WHOLE_LAYERS and given[0].ndim == 3:
-        rows = given[0].shape[0] * given[0].shape[1]
-        products = sum(2.0 * rows * weight.numel() for weight in given if weight.ndim == 2)
-        return products + 4.0 * given[0].numel() * given[0].shape[1]
+    if name in _WHOLE_LAYERS and operands[0].ndim == 3:
+        rows = operands[0].shape[0] * operands[0].shape[1]
+        products = sum(2.0 * rows * weight.numel() for weight in operands if weight.ndim == 2)
+        return products + 4.0 * operands[0].numel() * operands[0].shape[1]
     return 0.0
 
 
@@ -169,8 +183,8 @@ def _layout(value: Any) -> Layout | None:
     return Layout(tuple(value.shape), value.stride(), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _written(returned: Any, schema: Any) -> int | None:
-    """Return the position of the argument that a result aliases; None for a new result."""
+def _aliased_argument(returned: Any, schema: Any) -> int | None:
+    """Return the position of the argument that the result `returned` aliases, or None for a new result."""
     if returned.alias_info is None:
         return None
     marks = set(returned.alias_info.before_set)

@@ -1,4 +1,4 @@
-"""A simulated device: each op takes its predicted time without computing.
+"""A simulated device: each op takes its predicted time, and computes nothing.
 
 Its tensors are host memory full of zeros. Unwritten pages take no memory, so a model of many gigabytes fits. Views and
 result shapes are real.
@@ -24,32 +24,32 @@ REAL_BYTES: Final = 1 << 20
 
 
 class SimulatedRuntime(DeviceRuntime):
-    """A simulated device that is opened for this process."""
+    """Runtime of one simulated device in this process."""
 
     keeps_time = True
 
-    def __init__(self, described: DeviceCapabilities) -> None:
+    def __init__(self, capabilities: DeviceCapabilities) -> None:
         super().__init__(torch.device("cpu"))
-        self._described = described
+        self._capabilities = capabilities
         self._lock = threading.Lock()
         self._allocated = 0
         self._seconds = 0.0
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Return zeros in place of `data`. Small data is kept."""
+        """Return zeros instead of `data`, or `data` itself up to `REAL_BYTES`."""
         if data.numel() <= REAL_BYTES:
             return data
         return self.zeros(data.numel())
 
     def memory(self) -> Mapping[str, int]:
-        """Return bytes by name, as the described device would report them."""
-        total = self._described.memory
+        """Return the bytes of total, free and allocated memory, by name, as the simulated device would report them."""
+        total = self._capabilities.memory
         return {"total": total, "free": max(0, total - self._allocated), "allocated": self._allocated}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Return the context in which ops take simulated time and do not compute."""
-        with SimulationMode(self._described, self.zeros, self._add_seconds):
+        """Return a context in which ops take simulated time and do not compute."""
+        with SimulationMode(self._capabilities, self.zeros, self._add_seconds):
             yield
 
     def take_seconds(self) -> float:
@@ -63,16 +63,16 @@ class SimulatedRuntime(DeviceRuntime):
             self._seconds += seconds
 
     def zeros(self, size: int) -> torch.Tensor:
-        """Return `size` bytes of the device's memory.
+        """Return `size` zero bytes of the device's memory.
 
         Raises:
-            RuntimeError: the simulated device is out of memory.
+            torch.OutOfMemoryError: the simulated device is out of memory.
         """
         with self._lock:
-            room = self._described.memory - self._allocated
-            if size > room:
+            free_bytes = self._capabilities.memory - self._allocated
+            if size > free_bytes:
                 raise torch.OutOfMemoryError(
-                    f"{self._described.name} has {self._described.memory:,} bytes, of which {room:,} are free; {size:,} were requested"
+                    f"{self._capabilities.name} has {self._capabilities.memory:,} bytes, of which {free_bytes:,} are free; {size:,} were requested"
                 )
             self._allocated += size
         octets = np.zeros(size, np.uint8)  # calloc: the system allocates pages when they are first written

@@ -12,7 +12,7 @@ import djinn_simulated
 from djinn.errors import StartupError
 from djinn.testing import PluginConformance
 from djinn_simulated.device import SETTING, SimulatedDevice
-from djinn_simulated.pretending import START
+from djinn_simulated.pretending import OP_START_SECONDS
 
 CLUSTER = """
 network = { gbs = 10 }
@@ -66,12 +66,12 @@ def test_simulated_time_of_compute_and_memory_bound_ops(runtime):
     a, b = torch.ones(512, 256), torch.ones(256, 1024)
     with runtime.running():
         product = a @ b
-    assert runtime.take_seconds() == pytest.approx(START + 2 * 512 * 256 * 1024 / FLOPS)
+    assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + 2 * 512 * 256 * 1024 / FLOPS)
     assert product.shape == (512, 1024)
     assert not product.any()
     with runtime.running():
         _ = product + product
-    assert runtime.take_seconds() == pytest.approx(START + 3 * product.nbytes / BANDWIDTH)
+    assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + 3 * product.nbytes / BANDWIDTH)
     assert runtime.take_seconds() == 0
 
 
@@ -85,8 +85,8 @@ def test_kernels_unknown_to_flop_counter(runtime):
         with runtime.running():
             layer(torch.ones(8, 256, 64))
     whole = 2 * 8 * 256 * (4 * 64 * 64 + 2 * 64 * 128) + 4 * 8 * 256 * 256 * 64
-    assert attention >= START + 4 * query.numel() * 32 / FLOPS
-    assert runtime.take_seconds() == pytest.approx(START + whole / FLOPS, rel=0.05)
+    assert attention >= OP_START_SECONDS + 4 * query.numel() * 32 / FLOPS
+    assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + whole / FLOPS, rel=0.05)
 
 
 def test_views_and_writes_alias(runtime):
@@ -106,10 +106,10 @@ def test_ops_without_results_take_the_time_of_their_memory(runtime):
     weights, momenta = [[torch.ones(64, 64) for _ in range(3)] for _ in range(2)]
     with runtime.running():
         torch._foreach_mul_(weights, 0.9)
-    assert runtime.take_seconds() == pytest.approx(START + 3 * weights[0].nbytes / BANDWIDTH)
+    assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + 3 * weights[0].nbytes / BANDWIDTH)
     with runtime.running():
         torch._foreach_add_(weights, momenta)
-    assert runtime.take_seconds() == pytest.approx(START + 6 * weights[0].nbytes / BANDWIDTH)
+    assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + 6 * weights[0].nbytes / BANDWIDTH)
 
 
 def test_results_without_elements_have_their_layout(runtime):
@@ -163,7 +163,7 @@ def test_simulated_time_is_logged(described, monkeypatch, caplog):
     assert result.shape == (512, 1024)
     assert not result.any()
     product, rectified = 2 * 512 * 1024 * 1024 / FLOPS, 2 * result.nbytes / BANDWIDTH
-    assert took == pytest.approx(product + rectified + 2 * START, rel=0.1)
+    assert took == pytest.approx(product + rectified + 2 * OP_START_SECONDS, rel=0.1)
     assert (device.id, device.flops, device.bandwidth) == ("simulated:1", FLOPS, BANDWIDTH)
     assert "all results are zeros" in caplog.text
     assert "simulated devices would have needed 0.0011" in caplog.text

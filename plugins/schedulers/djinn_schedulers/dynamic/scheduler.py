@@ -16,9 +16,9 @@ from djinn_schedulers.dynamic.frugal import frugal_order
 
 
 class Dynamic(Scheduler):
-    """Scheduler that chooses the fastest order within `memory_limits`.
+    """Scheduler that chooses the fastest order of a few within `memory_limits`.
 
-    With a `latency_target`, it chooses the order with least memory that meets the target.
+    If orders meet the `latency_target`, it chooses the one with the lowest peak memory.
     """
 
     name = "dynamic"
@@ -26,30 +26,28 @@ class Dynamic(Scheduler):
     tolerates_growth = True
 
     def priority(self, context: SchedulingContext) -> NodePriority:
-        """Return the positions in the chosen order as priorities. The reason names the other orders with their figures.
+        """Return the positions in the chosen order as priorities. The reason lists time and memory of all orders.
 
         Raises:
             DoesNotFit: no order meets the memory limits.
         """
         orders = [_TriedOrder.of(context, name, order) for name, order in _orders(context).items()]
-        allowed = [t for t in orders if t.excess <= 0]
-        if not allowed:
+        within_limits = [t for t in orders if t.excess <= 0]
+        if not within_limits:
             best = min(orders, key=lambda t: t.excess)
             raise DoesNotFit(
                 f"no order of the steps meets the memory limits: {best.summary()}, {best.excess:,} bytes above a limit; "
-                "recompute values, free tensors or use more devices"
+                "raise the limit, free tensors, recompute values, or use more devices"
             )
         target = context.latency_target
-        in_time = [t for t in allowed if t.line.seconds <= target]
-        chosen = min(in_time, key=lambda t: t.peak) if in_time else min(allowed, key=lambda t: t.line.seconds)
-        why = (
-            "the least memory of the orders within the latency target"
-            if in_time
-            else "the fastest within the memory limits"
+        in_time = [t for t in within_limits if t.timeline.seconds <= target]
+        choice = min(in_time, key=lambda t: t.peak) if in_time else min(within_limits, key=lambda t: t.timeline.seconds)
+        criterion = (
+            "the lowest peak memory within the latency target" if in_time else "the fastest within the memory limits"
         )
-        others = "; ".join(t.summary() for t in orders if t is not chosen)
-        positions = {node: position for position, node in enumerate(chosen.order)}
-        reason = f"{chosen.summary()}: {why} (tried as well: {others})"
+        other_orders = "; ".join(t.summary() for t in orders if t is not choice)
+        positions = {node: position for position, node in enumerate(choice.order)}
+        reason = f"{choice.summary()}: {criterion} (other orders: {other_orders})"
         return NodePriority(positions.__getitem__, reason, strict=True)
 
 
@@ -66,15 +64,17 @@ def _orders(context: SchedulingContext) -> Mapping[str, Sequence[int]]:
 
 @attrs.frozen(eq=False)
 class _TriedOrder:
-    """An order with its predicted time and memory.
+    """An order of nodes with its predicted time and memory.
 
     Attributes:
-        excess: the largest number of bytes above a limit.
+        name: name of the order, for users.
+        peak: highest peak memory of a device, in bytes.
+        excess: largest number of bytes by which a device's peak exceeds its limit; negative if all peaks are below.
     """
 
     name: str
     order: Sequence[int]
-    line: Timeline
+    timeline: Timeline
     peak: int
     excess: int
 
@@ -83,9 +83,9 @@ class _TriedOrder:
         steps, limits = write_steps(context, order), context.memory_limits
         peaks = memory_peaks(context, steps)
         excess = max((peaks[d] - limit for d, limit in limits.items() if d in peaks), default=0)
-        line = simulate(context, ExecutionSchedule(context.program, (), steps, context.plan.replace))
-        return cls(name, order, line, max(peaks.values(), default=0), excess)
+        timeline = simulate(context, ExecutionSchedule(context.program, (), steps, context.plan.replace))
+        return cls(name, order, timeline, max(peaks.values(), default=0), excess)
 
     def summary(self) -> str:
-        """Return name and figures."""
-        return f"{self.name} {self.line.seconds * 1e3:.3g} ms, {self.peak:,} bytes"
+        """Return name, time and peak memory as text."""
+        return f"{self.name} {self.timeline.seconds * 1e3:.3g} ms, {self.peak:,} bytes"
