@@ -18,7 +18,7 @@ djinn_api_version = "2.0"
 
 
 class CpuRuntime(DeviceRuntime):
-    """The CPU as an opened device. An op is complete when its call returns."""
+    """The CPU as an opened device. An op is complete when the call that issues it returns."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
@@ -53,14 +53,14 @@ class CpuDevice(Device):
 
 
 class XpuDevice(Device):
-    """Intel GPUs. Not tested."""
+    """The kind of device `xpu`: Intel GPUs. Untested."""
 
     name = "xpu"
     chosen_by_name = True
 
 
 class MpsDevice(Device):
-    """The GPU of an Apple computer. Not tested."""
+    """The kind of device `mps`: the GPU of an Apple computer. Untested."""
 
     name = "mps"
     chosen_by_name = True

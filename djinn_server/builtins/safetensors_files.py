@@ -66,11 +66,11 @@ def read_header(size: int, read: Callable[[int, int], bytes]) -> FileHeader:
         raise ValueError("the file is shorter than the length of its header")
     length = int.from_bytes(read(0, LENGTH_BYTES), "little")
     if length > min(HEADER_LIMIT, size - LENGTH_BYTES):
-        raise ValueError("the header exceeds the file or the size limit")
+        raise ValueError(f"the header of {length:,} bytes exceeds the file or the limit of {HEADER_LIMIT:,} bytes")
     raw = _header.decode(read(LENGTH_BYTES, length))
     metadata = _metadata.decode(raw.pop("__metadata__")) if "__metadata__" in raw else {}
     begin = LENGTH_BYTES + length
-    tensors = {name: _checked(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
+    tensors = {name: _decoded_entry(name, _entry.decode(entry), begin, size) for name, entry in raw.items()}
     refuse_overlaps(tensors)
     return FileHeader(tensors, metadata)
 
@@ -89,25 +89,25 @@ def make_header(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], meta
             raise ValueError(
                 f"the safetensors format does not support {dtype}"
                 if dtype_name is None
-                else f"no tensor is called {name!r}"
+                else f"a tensor must not be named {name!r}"
             )
         begin, end = end, end + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": dtype_name, "shape": shape, "data_offsets": (begin, end)}
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % LENGTH_BYTES)  # aligns the tensors
     if len(text) > HEADER_LIMIT:
-        raise ValueError(f"the names take {len(text):,} bytes; {HEADER_LIMIT:,} are the limit")
+        raise ValueError(f"the header takes {len(text):,} bytes; the limit is {HEADER_LIMIT:,}: shorten names")
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _checked(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
+def _decoded_entry(name: str, entry: _Entry, begin: int, size: int) -> HeaderEntry:
     dtype = SAFETENSORS_DTYPES.get(entry.dtype)
     first, end = entry.data_offsets
     if not first <= end <= size - begin:
         raise ValueError(f"the tensor {name!r} exceeds the file")
     expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
     if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
-        raise ValueError(f"the shape of its tensor {name!r} does not fit its {end - first} bytes")
+        raise ValueError(f"the shape of the tensor {name!r} does not fit its {end - first} bytes")
     stored_as = "" if dtype is not None else entry.dtype
     return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)
 

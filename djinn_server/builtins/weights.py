@@ -80,24 +80,24 @@ class LocalFile(WeightFile):
             buffer, start = buffer[count:], start + count
 
     def keep_as(self, link: Path) -> None:
-        """Make a hard link to the file.
+        """Create a hard link to the file at `link`.
 
         Raises:
-            OSError: the link cannot be made, or the path now leads to another file.
+            OSError: the link cannot be created, or another file has replaced this one.
         """
         os.link(self.path, link, follow_symlinks=False)
         if not os.path.samestat(link.lstat(), os.fstat(self._descriptor)):
             link.unlink()
-            raise FileNotFoundError(errno.ENOENT, "another file is at its place")
+            raise FileNotFoundError(errno.ENOENT, f"another file has replaced {self.name!r}")
 
     def map(self) -> mmap.mmap:
         """Map an immutable file, or a file on a read-only mount, as `WeightFile.map` does.
 
         Files that other users can write are not mapped: a truncation would kill this process.
         """
-        unchanging = self._immutable and not others_may_write(os.fstat(self._descriptor))
-        if not (unchanging or read_only(self._descriptor)):
-            raise OSError(errno.EPERM, f"{self.name!r} may be written in place")
+        is_immutable = self._immutable and not others_may_write(os.fstat(self._descriptor))
+        if not (is_immutable or read_only(self._descriptor)):
+            raise OSError(errno.EPERM, f"{self.name!r} cannot be mapped, because it may be written in place")
         with self._lock:
             mapping = self._mapping() if self._mapping is not None else None
             if mapping is None:
@@ -111,7 +111,7 @@ class LocalFile(WeightFile):
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
-    """Open a file, or all weight files in a folder. Links must not lead out of the permitted folders.
+    """Open a file, an index with its shards, or all weight files in a folder. Links must not leave the permitted folders.
 
     Args:
         path: the file or folder.
@@ -131,7 +131,9 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
             kind = Path(path.name.removesuffix(INDEX)).suffix
             names = [path, *sorted(file for file in path.parent.iterdir() if kind and file.suffix == kind)]
         if not names or len(names) > _MOST_FILES:
-            raise WeightsUnavailable(f"{str(path)!r} has {len(names) or 'no'} files with weights")
+            raise WeightsUnavailable(
+                f"{str(path)!r} has {len(names) or 'no'} files with weights (at most {_MOST_FILES:,})"
+            )
         return [LocalFile(resolve(permissions, file), file.name, immutable) for file in names]
     except OSError as error:
         raise WeightsUnavailable(f"{str(path)!r} cannot be read: {error.strerror or error}") from error
@@ -140,19 +142,19 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
 class LocalSink(WeightSink):
     """A weight file that is being written to the server's disk, under a temporary name."""
 
-    def __init__(self, path: Path, size: int, committed: Callable[[], None] = lambda: None) -> None:
-        """Create the temporary file. `committed`: called after `commit`.
+    def __init__(self, path: Path, size: int, on_commit: Callable[[], None] = lambda: None) -> None:
+        """Create the temporary file. `on_commit`: called at the end of `commit`.
 
         Raises:
             OSError: the file cannot be created, or the disk lacks `size` free bytes.
         """
-        self.path, self._committed = path, committed
+        self.path, self._on_commit = path, on_commit
         remove_abandoned(path.parent)
         # The file is not secret: its mode follows the server's umask.
         for _ in range(_TRIES):
-            self._aside = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
+            self._temporary_path = path.with_name(f".{path.name}{UNFINISHED}{secrets.token_hex(8)}")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | CLOEXEC | NOFOLLOW
-            self._descriptor = os.open(self._aside, flags, 0o666)
+            self._descriptor = os.open(self._temporary_path, flags, 0o666)
             try:
                 if _is_locked(self._descriptor):
                     allocate(self._descriptor, size)
@@ -171,15 +173,15 @@ class LocalSink(WeightSink):
     def commit(self) -> None:
         """Rename the file to its final path, as `WeightSink.commit` does."""
         os.fsync(self._descriptor)
-        self._aside.replace(self.path)
+        self._temporary_path.replace(self.path)
         sync_folder(self.path.parent)
         self._close()
-        self._committed()
+        self._on_commit()
 
     def discard(self) -> None:
         """Delete the temporary file, as `WeightSink.discard` does."""
         if self._descriptor >= 0:
-            self._aside.unlink(missing_ok=True)
+            self._temporary_path.unlink(missing_ok=True)
             self._close()
 
     def _close(self) -> None:
@@ -188,7 +190,7 @@ class LocalSink(WeightSink):
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Lock a new file. Return False if another thread or process removes it as abandoned."""
+    """Lock a new file. Return False if another thread or process is removing it as abandoned."""
     try:
         lock_file(descriptor)
     except BlockingIOError:
@@ -197,7 +199,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove temporary files of dead processes. Such files are not locked."""
+    """Remove temporary files that no process has locked, because the process that created them has ended."""
     for path in folder.glob(f".*{UNFINISHED}*"):
         try:
             descriptor = os.open(path, os.O_WRONLY | CLOEXEC | NOFOLLOW)
@@ -242,7 +244,7 @@ class FileSource(WeightSource):
         except OSError as error:
             raise WeightsUnavailable(f"{path.name!r} cannot be removed: {error.strerror or error}") from error
         stops = {folder.resolve() for folder in folders}
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # a folder is not empty
             while path.parent not in stops:
                 path = path.parent
                 path.rmdir()

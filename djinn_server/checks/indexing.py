@@ -14,7 +14,7 @@ def embedding_backward(a: Arguments) -> None:
     gradient = a.grad_output if a.grad_output is not None else a.grad
     a.require(
         gradient.dim() > 0 and gradient.numel() == a.indices.numel() * gradient.shape[-1],
-        "the gradients do not match the indices",
+        "the gradient must have one row for each of the indices",
     )
     a.require(a.num_weights >= 0, "num_weights must not be negative")
     a.integral("indices", a.indices)
@@ -27,9 +27,10 @@ def bag(a: Arguments) -> None:
     rows = a.num_weights if a.num_weights is not None else a.weight.shape[0]
     a.require(a.grad.dim() == 2 and a.indices.dim() == 1, "grad must have two dimensions and indices one")
     a.require(
-        a.weight is None or (a.weight.dim() == 2 and a.weight.shape[1] == a.grad.shape[1]), "grad does not fit weight"
+        a.weight is None or (a.weight.dim() == 2 and a.weight.shape[1] == a.grad.shape[1]),
+        "weight must have two dimensions and the columns of grad",
     )
-    a.require(not a.sparse, "sparse gradients are not supported")
+    a.require(not a.sparse, "sparse gradients are not supported: use `sparse=False`")
     a.within("indices", rows)
     bags = a.grad.shape[0]
     if a.offsets is not None:
@@ -58,10 +59,10 @@ def bag_forward(a: Arguments) -> None:
 
 
 def _offsets(a: Arguments, bags: int) -> None:
-    a.require(a.offsets.dim() == 1 and a.offsets.numel() in {bags, bags + 1}, "there must be an offset for each bag")
+    a.require(a.offsets.dim() == 1 and a.offsets.numel() in {bags, bags + 1}, f"offsets must be {bags} or {bags + 1}")
     _ascending(a)
     if a.offsets.device.type == "cpu" and a.offsets.numel() == bags + 1:
-        a.require(int(a.offsets[-1]) == a.indices.numel(), "the last offset must be the end of the indices")
+        a.require(int(a.offsets[-1]) == a.indices.numel(), "the last of offsets must be the number of indices")
 
 
 def _ascending(a: Arguments) -> None:
@@ -73,19 +74,19 @@ def _ascending(a: Arguments) -> None:
 def negative_log_likelihood(a: Arguments) -> None:
     """Check that targets are existing classes."""
     scores, target = a.self, a.target
-    at = 1 if scores.dim() > 1 else 0
+    class_dim = 1 if scores.dim() > 1 else 0
     a.require(
-        scores.dim() > 0 and tuple(target.shape) == (*scores.shape[:at], *scores.shape[at + 1 :]),
-        "target does not fit self",
+        scores.dim() > 0 and tuple(target.shape) == (*scores.shape[:class_dim], *scores.shape[class_dim + 1 :]),
+        "target must have the shape of self without the dimension of classes",
     )
-    classes = scores.shape[at]
-    a.require(target.dtype in {torch.int64, torch.uint8}, "target must be int64")
-    a.inside("target", target.long(), classes, besides=a.ignore_index)
+    classes = scores.shape[class_dim]
+    a.require(target.dtype in {torch.int64, torch.uint8}, "target must be int64 or uint8")
+    a.elements_within("target", target.long(), classes, ignored=a.ignore_index)
     a.count("weight", classes)
     a.count("total_weight", 1)
     expected = tuple(target.shape) if a.reduction == 0 else ()
     fits = tuple(a.grad_output.shape) == expected or (a.reduction != 0 and a.grad_output.numel() == 1)
-    a.require(fits, "grad_output does not fit target")
+    a.require(fits, f"grad_output must have shape {expected}")
 
 
 def ctc(a: Arguments) -> None:
@@ -96,21 +97,21 @@ def ctc(a: Arguments) -> None:
     if lengths is None or target_lengths is None:
         return
     a.require(max(lengths, default=0) <= steps, f"input_lengths must be at most {steps}")
-    a.require(0 <= a.blank < classes, "blank must be a class")
+    a.require(0 <= a.blank < classes, f"blank must be from 0 to {classes - 1}")
     targets = a.targets
     a.integral("targets", targets)
     if targets.dim() == 1:
-        a.require(sum(target_lengths) <= targets.numel(), "targets are fewer than target_lengths say")
-        a.inside("targets", targets[: sum(target_lengths)], classes)
+        a.require(sum(target_lengths) <= targets.numel(), "target_lengths must not exceed targets")
+        a.elements_within("targets", targets[: sum(target_lengths)], classes)
     else:
-        a.require(targets.dim() == 2 and targets.shape[0] == batch, "targets do not fit log_probs")
-        a.require(max(target_lengths, default=0) <= targets.shape[1], "targets are fewer than target_lengths say")
+        a.require(targets.dim() == 2 and targets.shape[0] == batch, f"targets must have {batch} rows")
+        a.require(max(target_lengths, default=0) <= targets.shape[1], "target_lengths must not exceed targets")
         for row, length in zip(targets, target_lengths, strict=True):
-            a.inside("targets", row[:length], classes)
+            a.elements_within("targets", row[:length], classes)
     if a.log_alpha is not None:
         shape = a.log_alpha.shape
         fits = len(shape) == 3 and shape[0] == batch and shape[1] >= max(lengths, default=0)
-        a.require(fits and shape[2] >= 2 * max(target_lengths, default=0) + 1, "log_alpha does not fit")
+        a.require(fits and shape[2] >= 2 * max(target_lengths, default=0) + 1, "log_alpha is too small for the lengths")
         a.require(a.log_alpha.dtype == a.log_probs.dtype, "log_alpha must have the dtype of log_probs")
         a.count("grad", batch)
         a.count("neg_log_likelihood", batch)
@@ -123,7 +124,7 @@ def _sequences(a: Arguments) -> tuple[int, int, int]:
 
 
 def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
-    """Return the lengths in a tensor as numbers; None if the tensor is not on the CPU."""
+    """Return the lengths in a tensor or list as numbers, or None if the tensor is not on the CPU."""
     lengths = a.__getattr__(name)
     if isinstance(lengths, torch.Tensor):
         if lengths.device.type != "cpu":
@@ -131,24 +132,25 @@ def _counts(a: Arguments, name: str, batch: int) -> list[int] | None:
         a.integral(name, lengths)
         a.require(lengths.dim() == 1, f"{name} must have one dimension")
         lengths = lengths.tolist()
-    a.require(len(lengths) == batch and min(lengths, default=0) >= 0, f"{name} must be {batch} numbers, none negative")
+    a.require(len(lengths) == batch and min(lengths, default=0) >= 0, f"{name} must be {batch} numbers from 0")
     return list(lengths)
 
 
 def segments(a: Arguments) -> None:
     """Check that lengths or offsets split the data into segments within its bounds."""
     data, axis = a.data, a.axis or 0
-    a.require(-data.dim() <= axis < data.dim(), "axis must be one of data's")
+    a.require(-data.dim() <= axis < data.dim(), "axis must be a dimension of data")
     axis %= data.dim()
     cuts = a.lengths if a.lengths is not None else a.offsets
     name = "lengths" if a.lengths is not None else "offsets"
-    a.require(cuts is not None, "lengths or offsets must be given")
-    a.require(cuts.dim() == axis + 1 and cuts.shape[:axis] == data.shape[:axis], f"{name} do not fit data")
+    a.require(cuts is not None, "lengths and offsets are missing: one of them is needed")
+    fits = cuts.dim() == axis + 1 and cuts.shape[:axis] == data.shape[:axis]
+    a.require(fits, f"{name} must have {axis + 1} dimensions, and the sizes of data before axis")
     a.within(name, data.shape[axis] + 1)
     pieces = cuts.shape[axis] - (name == "offsets")
     if cuts.device.type == "cpu" and cuts.numel():
         if name == "lengths":
-            # The kernel checks that the segments cover all data, unless called with `unsafe`.
+            # The kernel checks that the segments cover all of `data`, unless `unsafe` is set.
             a.require(
                 bool((cuts.sum(-1) <= data.shape[axis]).all()), "lengths must not sum to more than the size of data"
             )
@@ -166,14 +168,14 @@ def segments(a: Arguments) -> None:
 def lu_pivots(a: Arguments) -> None:
     """Check that pivots are rows of the matrix, counted from 1."""
     matrix, pivots = a.LU_data, a.LU_pivots
-    a.require(matrix.dim() >= 2 and pivots.dim() == matrix.dim() - 1, "LU_pivots do not fit LU_data")
-    a.require(tuple(pivots.shape[:-1]) == tuple(matrix.shape[:-2]), "LU_pivots do not fit LU_data")
+    a.require(matrix.dim() >= 2 and pivots.dim() == matrix.dim() - 1, "LU_pivots needs one dimension less than LU_data")
+    a.require(tuple(pivots.shape[:-1]) == tuple(matrix.shape[:-2]), "LU_pivots must have the batch sizes of LU_data")
     a.count("LU_pivots", pivots.shape[:-1].numel() * min(matrix.shape[-2:]))
     a.require(pivots.dtype == torch.int32, "LU_pivots must be int32")
     a.within("LU_pivots", matrix.shape[-2] + 1, start=1)
 
 
 def masked_index(a: Arguments) -> None:
-    """Check that there are not more indices than dimensions."""
+    """Check that `indices` has at most one index for each dimension of the tensor."""
     count = a.self.dim()
     a.require(len(a.indices) <= count, f"{len(a.indices)} indices are too many for a tensor of {count} dimensions")

@@ -27,19 +27,20 @@ def check_kinds(form: Form, overload: Any) -> None:
     Raises:
         UnsupportedOperation: an argument has another type.
     """
-    expected_kinds = _asked(overload)
+    expected_kinds = _argument_kinds(overload)
     if not expected_kinds:
         return
     names = [argument.name for argument in torch_private.schema_of(overload).arguments]
     for name, argument in [*zip(names, form.args, strict=False), *form.kwargs]:
         kind = expected_kinds.get(name)
-        if kind is not None and not _is(kind, argument):
+        if kind is not None and not _has_kind(kind, argument):
             raise UnsupportedOperation(
-                f"{form.op} takes a {kind.replace('_', ' ')} for {name} (the executor's own, if a device), and was given something else"
+                f"{form.op}: {name} must be a {kind.replace('_', ' ')}"
+                + (", which is the executor's own" if kind == "device" else "")
             )
 
 
-def _is(kind: str, argument: Argument) -> bool:
+def _has_kind(kind: str, argument: Argument) -> bool:
     if isinstance(argument, Constant) and argument.value is None:
         return True
     if kind == "device":
@@ -48,8 +49,8 @@ def _is(kind: str, argument: Argument) -> bool:
 
 
 @functools.cache
-def _asked(overload: Any) -> dict[str, str]:
-    """Return the names of arguments that are a dtype, layout, memory format or device, with what they are."""
+def _argument_kinds(overload: Any) -> dict[str, str]:
+    """Return, by argument name, the kind of each argument that must be a dtype, layout, memory format or device."""
     types = {a.name: str(a.real_type) for a in torch_private.schema_of(overload).arguments}
-    required_types = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
-    return {name: _KINDS[kind] for name, kind in required_types.items() if kind in _KINDS}
+    base_types = {name: kind.removeprefix("Optional[").removesuffix("]") for name, kind in types.items()}
+    return {name: _KINDS[kind] for name, kind in base_types.items() if kind in _KINDS}

@@ -1,4 +1,4 @@
-"""Rules for ops that do not check operand shapes or numbers: distances, transforms, polynomials, quasi-random sequences."""
+"""Rules for ops whose kernels do not check shapes or numbers, such as distances, transforms and polynomials."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _SOBOL_DIMENSIONS, _SOBOL_BITS = 21201, 30
 
 
 def alike(*names: str) -> Rule:
-    """Return a rule: the tensors with these names have one shape."""
+    """Return a rule: the tensors with these names must have the same shape."""
     return lambda a: a.same_shape(*names)
 
 
 def cdist_backward(a: Arguments) -> None:
     """Check that distances and their gradients have the shape that the rows of `x1` and `x2` imply."""
     x1, x2, grad = a.x1, a.x2, a.grad if "grad" in a else a.grad_output  # renamed in PyTorch 2.14
-    a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 do not match")
+    a.require(x1.dim() >= 2 and x2.dim() >= 2 and x1.shape[-1] == x2.shape[-1], "x1 and x2 must have as many columns")
     batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     expected = (*batch, x1.shape[-2], x2.shape[-2])
     a.require(tuple(grad.shape) == tuple(a.cdist.shape) == expected, f"grad and cdist must have shape {expected}")
-    a.require(grad.dtype == a.cdist.dtype == x1.dtype == x2.dtype, "all must have one dtype")
+    a.require(grad.dtype == a.cdist.dtype == x1.dtype == x2.dtype, "x1, x2, cdist and grad must have one dtype")
 
 
 def pdist(a: Arguments) -> None:
@@ -41,7 +41,7 @@ def pdist(a: Arguments) -> None:
 
 
 def roll(a: Arguments) -> None:
-    """Check the number of shifts, because the kernel recurses once for each shift."""
+    """Check that there are not too many shifts, because the kernel recurses once for each shift."""
     a.require(len(a.shifts) <= limits.SHIFTS, f"there may be at most {limits.SHIFTS} shifts, not {len(a.shifts)}")
 
 
@@ -50,15 +50,15 @@ def fft(a: Arguments) -> None:
     dims, tensor = list(a.dim), a.self
     a.require(
         all(0 <= d < tensor.dim() for d in dims) and len(set(dims)) == len(dims),
-        f"dim must name dimensions, not {dims}",
+        f"dim must list different dimensions from 0 to {tensor.dim() - 1}, not {dims}",
     )
     if a.last_dim_size is not None and dims:
         size = a.last_dim_size
-        a.require(size > 0 and size // 2 + 1 <= tensor.shape[dims[-1]], "last_dim_size is more than the input has")
+        a.require(size > 0 and size // 2 + 1 <= tensor.shape[dims[-1]], "last_dim_size must fit the input")
 
 
 def degree(a: Arguments) -> None:
-    """Check that the degree of a polynomial is small enough to compute."""
+    """Check that the degree of a polynomial is at most `limits.DEGREE`."""
     n = a.n
     if isinstance(n, torch.Tensor):
         if n.device.type != "cpu" or not n.numel():
@@ -70,12 +70,13 @@ def degree(a: Arguments) -> None:
     )
 
 
-def no_least(a: Arguments) -> None:
-    """Refuse the smallest integer, because it has no absolute value and a division by -1 traps."""
+def no_smallest_integer(a: Arguments) -> None:
+    """Refuse the smallest integer of a dtype: it has no absolute value, and its division by -1 ends the process."""
     for tensor in (a.self, a.other):
         signed = isinstance(tensor, torch.Tensor) and tensor.dtype in {torch.int64, torch.int32}
         if signed and tensor.device.type == "cpu" and tensor.numel():
-            a.require(int(tensor.min()) > torch.iinfo(tensor.dtype).min, f"the least {tensor.dtype} has no divisors")
+            smallest = torch.iinfo(tensor.dtype).min
+            a.require(int(tensor.min()) > smallest, f"elements must not be {smallest}, which has no absolute value")
 
 
 def random_from(a: Arguments) -> None:
@@ -83,11 +84,11 @@ def random_from(a: Arguments) -> None:
     start, dtype = a.__getattr__("from"), a.self.dtype
     if start is not None and a.to is None and dtype.is_floating_point:
         largest = int(2 / torch.finfo(dtype).eps)
-        a.require(abs(start) <= largest, f"from must be at most {largest} for {dtype}")
+        a.require(abs(start) <= largest, f"from must be from {-largest} to {largest} for {dtype}")
 
 
 def floating(*names: str) -> Rule:
-    """Return a rule: the tensors with these names are floating-point, because their kernel divides."""
+    """Return a rule: the tensors with these names must be floating-point, because the kernel divides them."""
 
     def rule(a: Arguments) -> None:
         for name in names:
@@ -96,8 +97,8 @@ def floating(*names: str) -> Rule:
     return rule
 
 
-def pieces(a: Arguments) -> None:
-    """Check that the number of pieces is within its limit."""
+def piece_count(a: Arguments) -> None:
+    """Check that a tensor is split into at most `limits.PIECES` pieces."""
     for name in ("chunks", "sections"):
         count = a.__getattr__(name)
         a.require(not isinstance(count, int) or count <= limits.PIECES, f"{name} must be at most {limits.PIECES}")
@@ -111,7 +112,7 @@ def power(a: Arguments) -> None:
 def cholesky_solve(a: Arguments) -> None:
     """Check that right-hand sides and factors have matching sizes."""
     sides, factor = a.self, a.A
-    a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have as many dimensions")
+    a.require(sides.dim() >= 2 and sides.dim() == factor.dim(), "self and A must have two or more dimensions")
     expected = (*sides.shape[:-2], sides.shape[-2], sides.shape[-2])
     a.require(tuple(factor.shape) == expected and factor.dtype == sides.dtype, f"A must have shape {expected}")
 
@@ -119,7 +120,7 @@ def cholesky_solve(a: Arguments) -> None:
 def unfold_backward(a: Arguments) -> None:
     """Check that gradients match the windows over a tensor of `input_sizes`."""
     sizes, dim = list(a.input_sizes), a.dim
-    a.require(not sizes or -len(sizes) <= dim < len(sizes), "dim must be one of the input's")
+    a.require(not sizes or -len(sizes) <= dim < len(sizes), "dim must be a dimension of the input")
     length = sizes[dim] if sizes else 1
     a.require(a.step > 0 and 0 <= a.size <= length and min(sizes, default=0) >= 0, "size and step do not fit the input")
     windows = [(length - a.size) // a.step + 1 if i == dim % len(sizes) else n for i, n in enumerate(sizes)]
@@ -130,39 +131,46 @@ def unfold_backward(a: Arguments) -> None:
 def antialiased(a: Arguments) -> None:
     """Check that scales match the sizes of input and output."""
     sizes = a.self.shape if a.self is not None else a.input_size
-    for at, scale in ((-2, a.scales_h), (-1, a.scales_w)):
+    for dim, scale in ((-2, a.scales_h), (-1, a.scales_w)):
         if scale is not None and a.output_size is not None:
-            fits = scale > 0 and a.output_size[at] <= sizes[at] * scale * (1 + 1e-6)
-            a.require(fits, f"an output of {a.output_size[at]} is not {scale} times an input of {sizes[at]}")
+            fits = scale > 0 and a.output_size[dim] <= sizes[dim] * scale * (1 + 1e-6)
+            a.require(fits, f"output size {a.output_size[dim]} is more than {scale} times the input size {sizes[dim]}")
 
 
 def reshape_alias(a: Arguments) -> None:
-    """Check that the new view lies within the memory of the old tensor."""
+    """Check that the new view is within the storage of `self`."""
     size, stride, base = list(a.size), list(a.stride), a.self
     fits = len(size) == len(stride) and min((*size, *stride, 0)) >= 0
-    room = base.untyped_storage().nbytes() // base.element_size() if fits else 0
+    capacity = base.untyped_storage().nbytes() // base.element_size() if fits else 0
     a.require(
-        fits and int(base.storage_offset()) + extent(size, stride) <= room, "the result reaches beyond its memory"
+        fits and int(base.storage_offset()) + extent(size, stride) <= capacity,
+        "size and stride exceed the storage of self",
     )
 
 
 def zeros_like_feature(a: Arguments) -> None:
-    """Check that the batch dimensions exist."""
+    """Check that `self` has the batch dimensions, and that `other` is contiguous."""
     batch = a.self_num_batch_dims or 0
-    a.require(0 <= batch <= a.self.dim(), "self_num_batch_dims must be some of the dimensions")
+    a.require(0 <= batch <= a.self.dim(), f"self_num_batch_dims must be from 0 to {a.self.dim()}")
     a.require(a.other.is_contiguous(), "other must be contiguous")
 
 
 def attention_projection(a: Arguments) -> None:
     """Check that the number of heads divides the projected width."""
     heads, width = a.num_heads, a.qkv_bias.numel()
-    a.require(a.qkv.dim() == 3 and a.qkv_bias.dim() == 1 and width == a.qkv.shape[2], "qkv_bias does not fit qkv")
-    a.require(heads > 0 and width > 0 and width % (3 * heads) == 0, f"{heads} heads do not divide {width}")
-    a.require(a.qkv.dtype == a.qkv_bias.dtype and a.qkv.is_floating_point(), "qkv and qkv_bias must have one dtype")
+    a.require(
+        a.qkv.dim() == 3 and a.qkv_bias.dim() == 1 and width == a.qkv.shape[2],
+        "qkv_bias needs an element per column of qkv",
+    )
+    a.require(heads > 0 and width > 0 and width % (3 * heads) == 0, f"3 * {heads} heads must divide {width}")
+    a.require(
+        a.qkv.dtype == a.qkv_bias.dtype and a.qkv.is_floating_point(),
+        "qkv and qkv_bias must have one float dtype",
+    )
 
 
 def sobol(a: Arguments) -> None:
-    """Check that states match sequences in `dimension` dimensions."""
+    """Check that the states of a Sobol generator have the shapes that `dimension` dimensions need."""
     dimension = a.dimension
     a.require(0 < dimension <= _SOBOL_DIMENSIONS, f"dimension must be 1 to {_SOBOL_DIMENSIONS}")
     state = a.sobolstate if a.sobolstate is not None else a.self
@@ -177,21 +185,22 @@ def sobol(a: Arguments) -> None:
         )
     for name in ("n", "num_generated"):
         count = a.__getattr__(name)
-        a.require(count is None or 0 <= count < 1 << _SOBOL_BITS, f"{name} must be 0 to 2^{_SOBOL_BITS}")
+        a.require(count is None or 0 <= count < 1 << _SOBOL_BITS, f"{name} must be less than 2^{_SOBOL_BITS}")
 
 
 def fake_quantize(a: Arguments) -> None:
-    """Check that observers have one element, or one per channel."""
+    """Check that the observed ranges and scales have one element, or one per channel."""
     channels = 1
     if a.per_row_fake_quant:
-        a.require(-a.self.dim() <= a.ch_axis < a.self.dim(), "ch_axis must be one of self's")
+        a.require(-a.self.dim() <= a.ch_axis < a.self.dim(), "ch_axis must be a dimension of self")
         channels = a.self.shape[a.ch_axis]
-    a.require(a.self.dtype == torch.float32 and a.self.numel() > 0, "self must be float32 with elements")
+    a.require(a.self.dtype == torch.float32 and a.self.numel() > 0, "self must be float32 and not empty")
     for name in ("running_min", "running_max", "scale", "zero_point"):
         tensor = a.__getattr__(name)
-        right = torch.int32 if name == "zero_point" else torch.float32
-        a.require(tensor.numel() == channels and tensor.dtype == right, f"{name} must be {channels} numbers of {right}")
+        dtype = torch.int32 if name == "zero_point" else torch.float32
+        a.require(tensor.numel() == channels and tensor.dtype == dtype, f"{name} must be {channels} numbers of {dtype}")
     for name in ("observer_on", "fake_quant_on"):
         a.require(
-            a.__getattr__(name).numel() == 1 and not a.__getattr__(name).dtype.is_complex, f"{name} must be a number"
+            a.__getattr__(name).numel() == 1 and not a.__getattr__(name).dtype.is_complex,
+            f"{name} must be one real number",
         )

@@ -20,15 +20,15 @@ from djinn_server.checks.arguments import Arguments, Rule, product
 
 
 def pooled(n: int) -> Rule:
-    """Return a rule: `grad_output` over `n` spatial dimensions matches `self`, and indices point into its planes."""
+    """Return a rule for pooling over `n` dimensions: `grad_output` fits `self`, and indices are within its planes."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
         for name in ("kernel_size", "output_size"):
             sizes = a.__getattr__(name)
-            a.require(sizes is None or len(sizes) in {1, n}, "there must be a size for each dimension of space")
+            a.require(sizes is None or len(sizes) in {1, n}, f"{name} must have 1 or {n} elements")
         if a.indices is not None:
-            a.require(tuple(a.indices.shape) == tuple(a.grad_output.shape), "indices must be shaped like grad_output")
+            a.require(tuple(a.indices.shape) == tuple(a.grad_output.shape), "indices need the shape of grad_output")
             a.within("indices", product(a.self.shape[-n:]))
 
     return rule
@@ -36,35 +36,38 @@ def pooled(n: int) -> Rule:
 
 def _same_planes(a: Arguments, n: int) -> None:
     gradient, source = a.grad_output, a.self
-    a.require(source.dim() in {n + 1, n + 2}, "self must have dimensions of space, channels and perhaps a batch")
-    a.require(0 not in source.shape[-n:], "self must have elements")
+    a.require(source.dim() in {n + 1, n + 2}, f"self must have {n + 1} or {n + 2} dimensions")
+    a.require(0 not in source.shape[-n:], "self must not be empty")
     if gradient.dim() != source.dim() or gradient.shape[:-n] != source.shape[:-n]:
-        a.refuse(f"grad_output of shape {tuple(gradient.shape)} is not of an input of shape {tuple(source.shape)}")
+        a.refuse(f"grad_output of shape {tuple(gradient.shape)} does not belong to self of shape {tuple(source.shape)}")
     a.require(gradient.dtype == source.dtype, "grad_output and self must have one dtype")
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """Return a rule: `grad_output` has the shape of `self` with `padding` in `n` dimensions."""
+    """Return a rule: `grad_output` has the shape of `self` with `padding` in `n` dimensions. `reflected`: kind of padding."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
         a.require(len(a.padding) == 2 * n, f"padding must have {2 * n} numbers")
         for i in range(n):
             size, before, after = a.self.shape[-1 - i], a.padding[2 * i], a.padding[2 * i + 1]
-            a.require(a.grad_output.shape[-1 - i] == size + before + after, "grad_output does not fit the padding")
-            a.require(not reflected or max(before, after) < size, "padding must be less than the input's size")
+            a.require(a.grad_output.shape[-1 - i] == size + before + after, "grad_output needs the padded size")
+            a.require(not reflected or max(before, after) < size, "padding must be less than the size of self")
 
     return rule
 
 
 def sampled(n: int) -> Rule:
-    """Return a rule: `grad_output` has the shape of `input` sampled at `grid`."""
+    """Return a rule: `grad_output` has the shape of `input`, of `n` spatial dimensions, sampled at `grid`."""
 
     def rule(a: Arguments) -> None:
         source, grid = a.input, a.grid
         a.require(source.dim() == grid.dim() == n + 2, f"input and grid must have {n + 2} dimensions")
-        a.require(source.shape[0] == grid.shape[0] and grid.shape[-1] == n, "grid does not fit the input")
-        a.require(0 not in source.shape[1:], "input must have elements")
+        a.require(
+            source.shape[0] == grid.shape[0] and grid.shape[-1] == n,
+            f"grid needs input's batch, and {n} coordinates",
+        )
+        a.require(0 not in source.shape[1:], "input must not be empty")
         expected = (source.shape[0], source.shape[1], *grid.shape[1:-1])
         a.require(tuple(a.grad_output.shape) == expected, f"grad_output must have shape {expected}")
         a.require(source.dtype == grid.dtype == a.grad_output.dtype, "input, grid and grad_output must have one dtype")
@@ -76,48 +79,52 @@ _LIKE_PARAMETERS = ("grads", "momentum_buffer_list", "exp_avgs", "exp_avg_sqs", 
 
 
 def fused_step(a: Arguments) -> None:
-    """Check that gradients and states are dense and have the shape of their parameter."""
-    needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
-    needed |= {"max_exp_avg_sqs"} if a.amsgrad else set()
-    needed |= {"momentum_buffer_list"} if a.momentum else set()
-    _dense(a, "self")
+    """Check a fused optimizer step: gradients and states are dense and have the shape of their parameter."""
+    required = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
+    required |= {"max_exp_avg_sqs"} if a.amsgrad else set()
+    required |= {"momentum_buffer_list"} if a.momentum else set()
+    _check_dense(a, "self")
     for name in _LIKE_PARAMETERS:
         if name not in a:
             continue
         tensors = a.__getattr__(name)
-        _as_many(a, name, needed)
-        _dense(a, name)
+        _check_length(a, name, required)
+        _check_dense(a, name)
         for parameter, tensor in zip(a.self, tensors, strict=False):
             a.require(
-                tensor.shape == parameter.shape and tensor.dtype == parameter.dtype, f"{name} do not fit the parameters"
+                tensor.shape == parameter.shape and tensor.dtype == parameter.dtype,
+                f"{name} must have the shapes and dtypes of self",
             )
     if "state_steps" in a:
-        _as_many(a, "state_steps", needed)
-        a.require(all(t.numel() == 1 and t.is_floating_point() for t in a.state_steps), "state_steps must be numbers")
+        _check_length(a, "state_steps", required)
+        a.require(
+            all(t.numel() == 1 and t.is_floating_point() for t in a.state_steps),
+            "state_steps must be float scalars",
+        )
     for name in ("grad_scale", "found_inf", "lr"):
         tensor = a.__getattr__(name)
         if hasattr(tensor, "numel"):
             a.count(name, 1)
-            a.require(tensor.is_floating_point(), f"{name} must be a number")
+            a.require(tensor.is_floating_point(), f"{name} must be floating-point")
 
 
-def _as_many(a: Arguments, name: str, needed: set[str]) -> None:
+def _check_length(a: Arguments, name: str, required: set[str]) -> None:
     count = len(a.__getattr__(name))
-    fits = count == len(a.self) or (count == 0 and name not in needed)
+    fits = count == len(a.self) or (count == 0 and name not in required)
     a.require(fits, f"{name} must be {len(a.self)} tensors, not {count}")
 
 
-def _dense(a: Arguments, name: str) -> None:
+def _check_dense(a: Arguments, name: str) -> None:
     for tensor in a.__getattr__(name):
         has_all_memory = tensor.is_contiguous() or tensor.numel() <= extent(tensor.shape, tensor.stride())
         a.require(
             has_all_memory and tensor.is_floating_point(),
-            f"{name} must be floating-point, and have memory for each element",
+            f"{name} must be floating-point, and have memory for each element: expanded tensors are not supported",
         )
 
 
 def recurrent(gates: int, states: int) -> Rule:
-    """Return a rule: the number of weights matches layers and directions."""
+    """Return a rule: the number of weights fits layers and directions. `gates`: of a cell. `states`: tensors in `hx`."""
 
     def rule(a: Arguments) -> None:
         a.require(0 < a.num_layers <= limits.LAYERS, f"num_layers must be 1 to {limits.LAYERS}")
@@ -134,30 +141,31 @@ _OF_CHANNELS = (*_READ_OF_CHANNELS, "save_mean", "save_invstd", "save_var")
 
 
 def batch_norm(a: Arguments) -> None:
-    """Check that each statistic that is used has an element for each channel of `input`."""
-    _channels(a, needed=not a.training, read=_READ_OF_CHANNELS)
+    """Check that each statistic in use has an element for each channel of `input`."""
+    _channels(a, required=not a.training, read=_READ_OF_CHANNELS)
 
 
 def batch_norm_with_running_statistics(a: Arguments) -> None:
     """Check statistics as `batch_norm` does, for kernels that always use running statistics."""
-    _channels(a, needed=True)
+    _channels(a, required=True)
 
 
 def batch_norm_statistics(a: Arguments) -> None:
     """Check that updated statistics, if any, have an element for each channel."""
-    _channels(a, needed=False)
+    _channels(a, required=False)
 
 
-def _channels(a: Arguments, needed: bool, read: tuple[str, ...] = _OF_CHANNELS) -> None:
+def _channels(a: Arguments, required: bool, read: tuple[str, ...] = _OF_CHANNELS) -> None:
     source = a.input
     a.require(source.dim() >= 2 and source.shape[1] > 0, "input must have channels")
     a.require(
-        not needed or (a.running_mean is not None and a.running_var is not None), "running statistics are missing"
+        not required or (a.running_mean is not None and a.running_var is not None),
+        "running_mean and running_var are missing",
     )
     channels, dtype = source.shape[1], source.dtype
     for name in read:
         a.count(name, channels)
-    for name in _OF_CHANNELS:  # kernels resize tensors of `out=` themselves
+    for name in _OF_CHANNELS:  # not their sizes: kernels resize tensors of `out=`
         a.computed_in(name, dtype)
 
 
@@ -165,10 +173,10 @@ def batch_norm_backward(a: Arguments) -> None:
     """Check that gradients have the shape of `input`, and that the statistics in use exist, one per channel."""
     source, gradient = a.input, a.grad_out
     a.require(source.dim() >= 2 and source.shape[1] > 0, "input must have channels")
-    a.require(gradient.shape == source.shape, "grad_out must be shaped like input")
-    trains = a.train if a.train is not None else a.update
+    a.require(gradient.shape == source.shape, "grad_out must have the shape of input")
+    is_training = a.train if a.train is not None else a.update
     saved = [name for name in ("save_mean", "save_invstd", "save_var") if name in a]
-    used = saved if trains else ("running_mean", "running_var")
+    used = saved if is_training else ("running_mean", "running_var")
     for name in used:
         a.require(a.__getattr__(name) is not None, f"{name} is missing")
         a.count(name, source.shape[1])
@@ -182,8 +190,8 @@ def batch_norm_backward(a: Arguments) -> None:
 def layer_norm_backward(a: Arguments) -> None:
     """Check that gradients have the shape of `input`, and that statistics have one element per row."""
     source, inner = a.input, tuple(a.normalized_shape)
-    a.require(a.grad_out.shape == source.shape, "grad_out must be shaped like input")
-    a.require(bool(inner) and tuple(source.shape[-len(inner) :]) == inner, "normalized_shape does not fit the input")
+    a.require(a.grad_out.shape == source.shape, "grad_out must have the shape of input")
+    a.require(bool(inner) and tuple(source.shape[-len(inner) :]) == inner, "input must end with normalized_shape")
     rows = product(source.shape[: source.dim() - len(inner)])
     a.count("mean", rows)
     a.count("rstd", rows)
@@ -198,18 +206,19 @@ def weight_norm(a: Arguments) -> None:
     v, g = (a.v, a.g) if a.v is not None else (a.saved_v, a.saved_g)
     dim = a.dim or 0
     a.require(
-        v.dim() > 0 and v.numel() > 0 and dim in {0, v.dim() - 1}, "v must have elements, and dim be its first or last"
+        v.dim() > 0 and v.numel() > 0 and dim in {0, v.dim() - 1},
+        "v must not be empty, and dim must be its first or last",
     )
     expected = tuple(size if i == dim else 1 for i, size in enumerate(v.shape))
     a.require(tuple(g.shape) == expected and g.dtype == v.dtype, f"g must have shape {expected} and be {v.dtype}")
     a.count("saved_norms", v.shape[dim])
     for name in ("grad_w", "saved_norms"):
         a.computed_in(name, v.dtype)
-    a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must be shaped like v")
+    a.require(a.grad_w is None or a.grad_w.shape == v.shape, "grad_w must have the shape of v")
 
 
 def weight_norm_interface(a: Arguments) -> None:
-    """Check weight norm for kernels that assume contiguous operands and write norms in the layout of `g`."""
+    """Check as `weight_norm` does, and that operands are contiguous, as these kernels assume."""
     weight_norm(a)
     for name in ("v", "g", "saved_v", "saved_g", "saved_norms", "grad_w"):
         tensor = a.__getattr__(name)
@@ -217,17 +226,17 @@ def weight_norm_interface(a: Arguments) -> None:
 
 
 def attention_on_cpu(a: Arguments) -> None:
-    """Check that there are heads, queries and keys, because the kernels divide by their numbers."""
+    """Check that the kernels do not divide by zero heads, queries or keys, and that batches and heads match."""
     for name, tensor in (("query", a.query), ("key", a.key)):
         if not tensor.numel():
             shape = tuple(tensor.shape)
-            a.require(0 not in shape[1:-1], f"{name} must have heads and positions, and has shape {shape}")
+            a.require(0 not in shape[1:-1], f"{name} must have heads and positions, but has shape {shape}")
     attention(a)
     shapes = tuple(tuple(tensor.shape) for tensor in (a.query, a.key, a.value))
     batches, heads = zip(*(shape[:2] for shape in shapes), strict=True)
-    a.require(len(set(batches)) == 1, f"query, key and value must have one batch size, and have shapes {shapes}")
+    a.require(len(set(batches)) == 1, f"query, key and value must have one batch size, but have shapes {shapes}")
     grouped = heads[1] == heads[2] > 0 and heads[0] % heads[1] == 0
-    a.require(grouped, f"key and value must have as many heads, and query a multiple, and have shapes {shapes}")
+    a.require(grouped, f"key and value must have as many heads, and query a multiple of them, not shapes {shapes}")
 
 
 def attention(a: Arguments) -> None:
@@ -238,7 +247,7 @@ def attention(a: Arguments) -> None:
     """
     if min(a.key.dim(), a.value.dim()) > 1:
         keys, values = a.key.shape[-2], a.value.shape[-2]
-        a.require(keys == values, f"key and value must have as many positions, and have {keys} and {values}")
+        a.require(keys == values, f"key and value must have as many positions, not {keys} and {values}")
 
 
 # Rules by op name without overload.
@@ -303,21 +312,21 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "avg_pool3d_backward": pooled(3),
         "batch_norm_backward": batch_norm_backward,
         "batch_norm_update_stats": batch_norm_statistics,
-        "chunk": numbers.pieces,
-        "dsplit": numbers.pieces,
+        "chunk": numbers.piece_count,
+        "dsplit": numbers.piece_count,
         "embedding_backward": indexing.embedding_backward,
         "embedding_dense_backward": indexing.embedding_backward,
         "fractional_max_pool2d_backward": pooled(2),
         "fractional_max_pool3d_backward": pooled(3),
-        "gcd": numbers.no_least,
-        "gcd_": numbers.no_least,
+        "gcd": numbers.no_smallest_integer,
+        "gcd_": numbers.no_smallest_integer,
         "gelu_backward": numbers.alike("grad_output", "self"),
         "grid_sampler_2d_backward": sampled(2),
         "grid_sampler_3d_backward": sampled(3),
         "gru": recurrent(3, 1),
-        "hsplit": numbers.pieces,
-        "lcm": numbers.no_least,
-        "lcm_": numbers.no_least,
+        "hsplit": numbers.piece_count,
+        "lcm": numbers.no_smallest_integer,
+        "lcm_": numbers.no_smallest_integer,
         "linalg_matrix_power": numbers.power,
         "lstm": recurrent(4, 2),
         "lu_unpack": indexing.lu_pivots,
@@ -343,10 +352,10 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
         "scaled_dot_product_attention": attention,
         "segment_reduce": indexing.segments,
         "smooth_l1_loss_backward": numbers.floating("grad_output", "self", "target"),
-        "tensor_split": numbers.pieces,
+        "tensor_split": numbers.piece_count,
         "unfold_backward": numbers.unfold_backward,
-        "unsafe_chunk": numbers.pieces,
-        "vsplit": numbers.pieces,
+        "unsafe_chunk": numbers.piece_count,
+        "vsplit": numbers.piece_count,
     }
     | {
         f"special_{kind}": numbers.degree
@@ -369,7 +378,7 @@ RULES: Final[Mapping[str, Rule]] = MappingProxyType(
 
 
 def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the kernel of an overload. If the overload has a rule, the kernel is wrapped in the check."""
+    """Return `kernel`, or if there is a rule for the op `name`, a function that applies the rule before the kernel."""
     rule = RULES.get(split_name(name)[0])
     if rule is None:
         return kernel
@@ -377,7 +386,7 @@ def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..
     names = tuple(a.name for a in arguments)
     defaults = {a.name: a.default_value for a in arguments if a.has_default_value()}
 
-    def look_and_call(*positional: Any, **keywords: Any) -> Any:
+    def check_and_call(*positional: Any, **keywords: Any) -> Any:
         arguments = Arguments(name, defaults | dict(zip(names, positional, strict=False)) | keywords)
         try:
             rule(arguments)
@@ -385,4 +394,4 @@ def checked(name: str, overload: Any, kernel: Callable[..., Any]) -> Callable[..
             raise TypeError(f"{name} was called with arguments of wrong types: {error}") from error
         return kernel(*positional, **keywords)
 
-    return look_and_call
+    return check_and_call
