@@ -45,7 +45,7 @@ class TlsChoice:
     self_signed: bool = flagged(
         False,
         "--tls-self-signed",
-        "Use TLS with a certificate that the server makes. The connection file has its fingerprint.",
+        "Use TLS with a certificate that the server generates. The connection file has its fingerprint.",
     )
     client_authority: Path | None = flagged(
         None,
@@ -62,19 +62,19 @@ class TlsChoice:
             folder: folder in which a generated certificate is stored.
 
         Raises:
-            ConfigurationError: the options contradict each other, or a certificate cannot be made.
+            ConfigurationError: the options contradict each other, or a certificate cannot be generated.
         """
         if self.self_signed and self.certificate:
-            raise ConfigurationError("--tls-self-signed makes a certificate: leave out --tls-cert and --tls-key")
+            raise ConfigurationError("--tls-self-signed generates a certificate: leave out --tls-cert and --tls-key")
         if self.key and not self.certificate:
-            raise ConfigurationError("--tls-key needs the certificate that it belongs to: --tls-cert FILE")
+            raise ConfigurationError("--tls-key needs the certificate of the key: add --tls-cert FILE")
         if self.self_signed:
             certificate = self_signed(folder, tuple(name for name in names if not is_loopback(name)))
             return TlsOptions(certificate.certificate, certificate.key, self.client_authority)
         if self.certificate is not None:
             return TlsOptions(self.certificate.resolve(), self.key and self.key.resolve(), self.client_authority)
         if self.client_authority:
-            raise ConfigurationError("--tls-client-ca needs TLS: --tls-cert and --tls-key, or --tls-self-signed")
+            raise ConfigurationError("--tls-client-ca needs TLS: add --tls-cert and --tls-key, or --tls-self-signed")
         return None
 
 
@@ -86,19 +86,19 @@ _LISTEN_ADDRESS = re.compile(
 
 @attrs.frozen
 class ListenChoice:
-    """Addresses and ports of the command line."""
+    """Addresses and ports of the command line. `advertise`: host name for the connection file; empty: detected."""
 
     addresses: ListenAddresses
     advertise: str
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Host names that clients may use for this server, besides this machine's own names."""
+        """Host names of the options that clients may use for this server. This machine has further names."""
         return tuple(name for name in (*self.addresses.hosts, self.advertise) if name and not is_wildcard(name))
 
 
 def listen_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options about listening to a command, which receives them as a `ListenChoice` named `listen`."""
+    """Add the options for listening to a command. It receives their values as its argument `listen`, a `ListenChoice`."""
 
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
     @click.option(
@@ -128,7 +128,7 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
         help="Name or address of this machine for other machines, in the connection file. Default: detected.",
     )
     @functools.wraps(command)
-    def packed(
+    def command_with_listen(
         host: str,
         port: int | None,
         http_port: int | None,
@@ -145,16 +145,18 @@ def listen_options(command: Callable[..., None]) -> Callable[..., None]:
         ]
         command(listen=ListenChoice(_listen_addresses(host, entries, without), _host(advertise)), **others)
 
-    return packed
+    return command_with_listen
 
 
-def _listen_addresses(host: str, given: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
-    addresses = dict(given)
-    if len(addresses) < len(given):
-        twice = sorted(name for name in addresses if sum(name == other_name for other_name, _ in given) > 1)
-        raise ConfigurationError(f"the port of {' and '.join(twice)} is given twice: once with --transport is enough")
+def _listen_addresses(host: str, entries: list[tuple[str, ListenAddress]], without: tuple[str, ...]) -> ListenAddresses:
+    addresses = dict(entries)
+    if len(addresses) < len(entries):
+        twice = sorted(name for name in addresses if sum(name == other_name for other_name, _ in entries) > 1)
+        raise ConfigurationError(f"the port of {' and '.join(twice)} is set twice: set it once, with --transport")
     if contradictions := sorted(addresses.keys() & {*without}):
-        raise ConfigurationError(f"--without-transport {contradictions[0]} leaves out a transport that is given a port")
+        raise ConfigurationError(
+            f"--without-transport {contradictions[0]} excludes a transport whose port another option sets: remove one of the options"
+        )
     return ListenAddresses(host, addresses, frozenset(without))
 
 
@@ -187,32 +189,32 @@ class _Option:
 
     def decorate(self, command: Callable[..., None]) -> Callable[..., None]:
         default = self.default if self.flag.serve_default is None else self.flag.serve_default
-        number = isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0
+        is_number = isinstance(default, (int, float)) and not isinstance(default, bool) and default > 0
         return click.option(
             self.flag.name,
             self.parameter,
             type=self._click_type(),
             is_flag=self.type is bool,
-            multiple=self._repeated,
-            default=(default / _GIB if self.flag.gib else default) if number else None,
-            show_default=number,
+            multiple=self._is_repeatable,
+            default=(default / _GIB if self.flag.gib else default) if is_number else None,
+            show_default=is_number,
             help=self.flag.help,
         )(command)
 
-    def read(self, given: Mapping[str, Any]) -> Any:
-        """Return the value of the field; its default if the command line has none."""
-        value = given[self.parameter]
+    def read(self, arguments: Mapping[str, Any]) -> Any:
+        """Return the value of the field, which is its default if the command line does not set it."""
+        value = arguments[self.parameter]
         if value is None:
             return self.default
         return int(value * _GIB) if self.flag.gib else value
 
     @property
-    def _repeated(self) -> bool:
+    def _is_repeatable(self) -> bool:
         return typing.get_origin(self.type) is tuple
 
     def _click_type(self) -> Any:
         flag, kind = self.flag, self.type
-        if isinstance(kind, types.UnionType) or self._repeated:
+        if isinstance(kind, types.UnionType) or self._is_repeatable:
             kind = typing.get_args(kind)[0]
         if kind is Path:
             return click.Path(path_type=Path, dir_okay=not flag.file, exists=flag.exists)
@@ -223,18 +225,18 @@ class _Option:
 
 
 def config_options(config: type, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add an option for each field of a configuration class with a flag. The command receives an instance as `name`.
+    """Add an option for each flagged field of a configuration class. A command receives the instance as `name`.
 
-    Fields of nested configuration classes are included. Fields without a flag get their defaults.
+    Fields of nested configuration classes are included. Fields without a flag have their defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         options = dict(_options(config, name))
 
         @functools.wraps(command)
-        def read(**given: Any) -> None:
-            values = {parameter: option.read(given) for parameter, option in options.items()}
-            other_arguments = {parameter: value for parameter, value in given.items() if parameter not in options}
+        def read(**arguments: Any) -> None:
+            values = {parameter: option.read(arguments) for parameter, option in options.items()}
+            other_arguments = {parameter: value for parameter, value in arguments.items() if parameter not in options}
             command(**{name: _build(config, name, values)}, **other_arguments)
 
         decorated: Callable[..., None] = read
@@ -255,17 +257,17 @@ def _options(config: type, prefix: str) -> Iterator[tuple[str, _Option]]:
 
 
 def _build(config: type, prefix: str, values: Mapping[str, Any]) -> Any:
-    given = {}
+    arguments = {}
     for field, kind, parameter in _fields(config, prefix):
         if parameter in values:
-            given[field.name] = values[parameter]
+            arguments[field.name] = values[parameter]
         elif attrs.has(kind):
-            given[field.name] = _build(kind, parameter, values)
-    return config(**given)
+            arguments[field.name] = _build(kind, parameter, values)
+    return config(**arguments)
 
 
 def _fields(config: Any, prefix: str) -> Iterator[tuple[attrs.Attribute[Any], Any, str]]:
-    """Yield each field with its type and its parameter name, which is the path from the outermost class."""
+    """Return each field with its type and its parameter name: the names on the path from the outermost class."""
     kinds = typing.get_type_hints(config)
     return ((field, kinds[field.name], f"{prefix}_{field.name}") for field in attrs.fields(config))
 
@@ -297,7 +299,7 @@ def command(listen: ListenChoice, tls: TlsChoice, config: GatewayConfig) -> None
 
 
 def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
-    """Return the configuration of the executors. Its folders are created; only this user can write to them."""
+    """Return the configuration of the executors. Create its folders so that only this user can write to them."""
     store, models, recovery = config.executor.store, config.executor.models, config.executor.recovery
     journals = None
     if recovery.journal_limit and recovery.lease_seconds and store.limit:
@@ -312,24 +314,24 @@ def _with_folders(config: GatewayConfig, state: ServerState) -> ExecutorConfig:
             models,
             folders=tuple(folder.resolve() for folder in models.folders),
             saving=models.saving.resolve() if models.saving is not None else None,
-            published=_published(models, keeps=bool(store.limit)),
+            published=_published(models, has_store=bool(store.limit)),
         ),
         recovery=attrs.evolve(recovery, journals=journals),
         state=state.folder,
     )
 
 
-def _published(models: ModelConfig, *, keeps: bool) -> Path | None:
-    """Return the directory of published weights, or None.
+def _published(models: ModelConfig, *, has_store: bool) -> Path | None:
+    """Return the directory of published weights, or None if clients cannot publish weights.
 
-    `keeps`: True if the server has a weight store. Without a store, weights can be published only if an option names a folder.
+    `has_store`: True if the server has a weight store. Without a store, only an option enables publishing.
     """
-    directory = models.published or (cache_directory() / "published" if keeps else None)
+    directory = models.published or (cache_directory() / "published" if has_store else None)
     return _private(directory, "published weights") if directory is not None else None
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """Return a directory that only this user can write, or None if it cannot be created."""
+    """Create a directory that only this user can write. Return None if that is impossible. `what`: name in the message."""
     try:
         return private_directory(directory, what)
     except OSError as error:
@@ -344,37 +346,37 @@ def _serve(config: GatewayConfig) -> None:
     serve(config.with_settings(settings), _announce, click.echo)
 
 
-def _announce(serving: GatewayHandle) -> None:
+def _announce(gateway: GatewayHandle) -> None:
     """Print the addresses of the server in one write, so that a reader gets all lines at once."""
-    click.echo("\n".join(_announcement(serving)))
+    click.echo("\n".join(_announcement(gateway)))
 
 
-def _announcement(serving: GatewayHandle) -> Iterator[str]:
-    for executor in serving.executors:
-        device, where = executor.ready.device, f" on {executor.place}" if executor.place else ""
-        yield f"Executor for {device.id} ({device.name}), process {executor.process_id}{where}"
-    for url in serving.urls:
-        yield f"Listening at {url}{', for programs on this host only' if url in serving.local_urls else ''}"
-    if serving.operations:
-        yield f"Operations at {serving.operations}: {', '.join(serving.routes)}"
-    if serving.fingerprint:
-        yield f"Certificate {serving.fingerprint}"
-    if serving.authenticators:
-        yield f"Clients are authenticated by tokens and by {', '.join(serving.authenticators)}"
-    yield f"The token ({serving.token_from}) is in {serving.connection_file}"
-    yield f"Clients on this machine: DJINN_CONNECTION_FILE={serving.connection_file}"
-    if line := _for_other_machines(serving):
+def _announcement(gateway: GatewayHandle) -> Iterator[str]:
+    for executor in gateway.executors:
+        device, machine = executor.ready.device, f" on {executor.place}" if executor.place else ""
+        yield f"Executor for {device.id} ({device.name}), process {executor.process_id}{machine}"
+    for url in gateway.urls:
+        yield f"Listening at {url}{', for programs on this host only' if url in gateway.local_urls else ''}"
+    if gateway.operations:
+        yield f"Operations at {gateway.operations}: {', '.join(gateway.routes)}"
+    if gateway.fingerprint:
+        yield f"Certificate {gateway.fingerprint}"
+    if gateway.authenticators:
+        yield f"Clients are authenticated by tokens and by {', '.join(gateway.authenticators)}"
+    yield f"The token ({gateway.token_from}) is in {gateway.connection_file}"
+    yield f"Clients on this machine: DJINN_CONNECTION_FILE={gateway.connection_file}"
+    if line := _for_other_machines(gateway):
         yield f"On other machines: {line}"
         yield "On these machines, also set DJINN_TOKEN to the client's token"
-        bare = {host for url in serving.dialled if (host := urlsplit(url).hostname) and not set(".:") & set(host)}
+        bare = {host for url in gateway.dialled if (host := urlsplit(url).hostname) and not set(".:") & set(host)}
         for host in sorted(bare - {"localhost"}):
             yield f"If other machines cannot resolve the name {host}, set another one with --advertise HOST"
 
 
-def _for_other_machines(serving: GatewayHandle) -> str:
-    """Return the shell command for clients on other machines, without the token; empty if none can connect."""
-    urls = list(filter(reaches_network, serving.dialled))
+def _for_other_machines(gateway: GatewayHandle) -> str:
+    """Return the shell command for clients on other machines, without the token, or "" if they cannot connect."""
+    urls = list(filter(reaches_network, gateway.dialled))
     if not urls:
         return ""
-    pinned = f" DJINN_TLS_FINGERPRINTS={serving.fingerprint}" if serving.fingerprint else ""
-    return f"export DJINN_SERVERS={','.join(urls)}{pinned}"
+    fingerprint = f" DJINN_TLS_FINGERPRINTS={gateway.fingerprint}" if gateway.fingerprint else ""
+    return f"export DJINN_SERVERS={','.join(urls)}{fingerprint}"

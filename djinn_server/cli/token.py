@@ -47,9 +47,9 @@ def _duration(text: str) -> float:
 
 @click.group(name="token")
 def command() -> None:
-    """Make, list and revoke tokens, each of a tenant, whose work a server keeps apart from that of others.
+    """Create, list and revoke tokens of tenants, and limit tenants. A server isolates the work of each tenant.
 
-    A server that was started with the table takes changes over at once.
+    A server that uses the table applies changes at once.
     """
 
 
@@ -61,15 +61,15 @@ def command() -> None:
 @click.option("--monitor", is_flag=True, help="The token gives access to status, metrics and health only.")
 @_file
 def create_token(tenant: str, expires: float, monitor: bool, file: Path | None) -> None:
-    """Make a token for TENANT. It is printed once; the table keeps a digest."""
+    """Create a token for TENANT. The token is printed once. The table stores only its digest."""
     path = _path(file)
     with change_table(path) as change:
         change.table, row, token = create(change.table, tenant, expires, monitor)
     click.echo(token)
     until = "for ever" if not row.expires else f"until {_date(row.expires)}"
-    click.echo(f"Token {row.id} of {tenant} is good {until}. Serve with: djinn serve --token-file {path}", err=True)
+    click.echo(f"Token {row.id} of {tenant} is valid {until}. Serve with: djinn serve --token-file {path}", err=True)
     if tenant == OPERATOR:
-        click.echo(f"{tenant} is the operator: any client with this token sees what all tenants do", err=True)
+        click.echo(f"{tenant} is the operator: any client with this token sees the sessions of all tenants", err=True)
 
 
 @command.command(name="list")
@@ -99,7 +99,7 @@ def list_tokens(as_json: bool, file: Path | None) -> None:
 @click.argument("which")
 @_file
 def revoke(which: str, file: Path | None) -> None:
-    """Take back the token with the id WHICH, or all of the tenant WHICH. Its sessions end within seconds."""
+    """Revoke the token with the id WHICH, or all tokens of the tenant WHICH. Their sessions end within seconds."""
     path = _path(file)
     read_table(path)
     with change_table(path) as change:
@@ -107,7 +107,7 @@ def revoke(which: str, file: Path | None) -> None:
         revoked = len(change.table.tokens) - len(remaining)
         if not revoked:
             raise ConfigurationError(
-                f"{path} has no token and no tenant {which!r}: `djinn token list` shows those it has"
+                f"{path} has no token and no tenant {which!r}: `djinn token list` shows its tokens"
             )
         change.table = msgspec.structs.replace(change.table, tokens=remaining)
     click.echo(f"{revoked} {'token' if revoked == 1 else 'tokens'} revoked")
@@ -115,13 +115,13 @@ def revoke(which: str, file: Path | None) -> None:
 
 @command.command(name="limit")
 @click.argument("tenant")
-@click.option("--sessions", type=click.IntRange(0), default=0, help="Sessions at a time.")
+@click.option("--sessions", type=click.IntRange(0), default=0, help="Concurrent sessions.")
 @click.option("--values", type=click.IntRange(0), default=0, help="Live tensors.")
 @click.option("--memory-gib", type=click.FloatRange(0), default=0.0, help="Memory quota of the tenant's tensors.")
 @click.option("--seconds-an-hour", type=click.FloatRange(0), default=0.0, help="Time on the device within an hour.")
 @click.option("--disk-gib", type=click.FloatRange(0), default=0.0, help="Disk quota of the tenant.")
 @click.option("--connections-a-minute", type=click.IntRange(0), default=0, help="Connections to the server.")
-@click.option("--requests-a-second", type=click.IntRange(0), default=0, help="Messages; more than that wait.")
+@click.option("--requests-a-second", type=click.IntRange(0), default=0, help="Messages. Further messages are delayed.")
 @_file
 def limit(
     tenant: str,
@@ -134,7 +134,7 @@ def limit(
     requests_a_second: int,
     file: Path | None,
 ) -> None:
-    """Say how much TENANT may use of each executor at most; what is left out is not limited."""
+    """Limit what TENANT may use of each executor. Options that are left out set no limit."""
     quota = Quota(sessions, values, int(memory_gib * _GIB), seconds_an_hour, int(disk_gib * _GIB))
     quota = msgspec.structs.replace(
         quota, connections_a_minute=connections_a_minute, requests_a_second=requests_a_second
@@ -142,19 +142,19 @@ def limit(
     path = _path(file)
     with change_table(path) as change:
         _check_known(check_tenant(tenant), change.table, path)
-        other_quotas = {name: known for name, known in change.table.quotas.items() if name != tenant}
+        other_quotas = {name: other_quota for name, other_quota in change.table.quotas.items() if name != tenant}
         new_quota = {tenant: quota} if quota != Quota() else {}
         change.table = msgspec.structs.replace(change.table, quotas=other_quotas | new_quota)
     click.echo(f"the limits of {tenant} are set" if new_quota else f"{tenant} has no limits")
 
 
 def _check_known(tenant: str, table: TokenTable, path: Path) -> None:
-    """Raise an error if a tenant has no token, because its name may be mistyped."""
+    """Raise `ConfigurationError` if a tenant has no token, because its name may be mistyped."""
     known_tenants = {row.tenant for row in table.tokens} | table.quotas.keys() | {OPERATOR}
     if tenant in known_tenants:
         return
     close = difflib.get_close_matches(tenant, known_tenants, 1)
-    guess = f"did you mean {close[0]!r}? Otherwise make" if close else "make"
+    guess = f"did you mean {close[0]!r}? Otherwise create" if close else "create"
     raise ConfigurationError(
         f"{path} has no token of a tenant {tenant!r}: {guess} one first, with `djinn token create {tenant} --file {path}`"
     )
@@ -171,4 +171,4 @@ def _date(seconds: float) -> str:
 def _expiry(row: TokenRow) -> str:
     if not row.expires:
         return "never"
-    return _date(row.expires) + (" (over)" if row.expired(dt.datetime.now(dt.UTC).timestamp()) else "")
+    return _date(row.expires) + (" (expired)" if row.expired(dt.datetime.now(dt.UTC).timestamp()) else "")

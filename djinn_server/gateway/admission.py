@@ -1,4 +1,4 @@
-"""Admission of connections at the gateway: a client with a valid token gets a ticket, a relayed connection or a status."""
+"""Admit connections at the gateway: a client with a valid token gets a ticket, a relay or the server's status."""
 
 from __future__ import annotations
 
@@ -39,22 +39,20 @@ from djinn_server.malloc_trim import MemoryTrimmer
 from djinn_server.rate_limit import Bucket
 
 HELLO_SECONDS = 5.0  # for a client's first message; a client sends it right after connecting
-REFUSAL_SECONDS = (
-    0.05,
-    0.25,
-)  # random pause before a refusal: slows down guessing and hides the duration of a check
-WRONG_A_SECOND = 20.0
+# Random pause before a refusal. It slows down guessing, and hides the duration of a check.
+REFUSAL_SECONDS = (0.05, 0.25)
+WRONG_A_SECOND = 20.0  # replies to wrong tokens
 _FIRST: Final = "the first message must contain a token"
 _log = get_logger("djinn.server")
 
 
 @attrs.frozen
 class Admission:
-    """Admits clients with valid credentials: to an executor (with a ticket, and a relay if necessary) or to the status.
+    """Admit clients with valid credentials to an executor (with a ticket, and a relay if necessary) or to the status.
 
     Attributes:
         transports: transports that connect to executors.
-        rate: limit on the number of connections of a tenant in a time.
+        rate: limit of the rate of each tenant's connections.
         assigner: chooses the executors of new sessions.
         relays: limits on the relayed connections of each tenant.
         trimmer: returns memory to the system after connections have ended.
@@ -97,7 +95,7 @@ class Admission:
             complain(connection, str(error))
 
     def _identify(self, connection: Connection, message: Message) -> Identity | None:
-        """Return the identity of a client by its first message. Return None if the client was refused."""
+        """Return the identity of a client by its first message, or None if the client was refused."""
         if not isinstance(message, Hello | StatusRequest | Kill):
             self._refuse(connection, Denial(_FIRST, "no_token"), type(message).__name__)
             return None
@@ -112,8 +110,8 @@ class Admission:
             self._refuse(connection, Denial(_versions(message), "version"), type(message).__name__, identity)
             return None
         if identity.monitor and not isinstance(message, StatusRequest):
-            denied = Denial("this token is valid for watching the server only", "monitor")
-            self._refuse(connection, denied, type(message).__name__, identity)
+            monitor_denial = Denial("this token is valid for watching the server only", "monitor")
+            self._refuse(connection, monitor_denial, type(message).__name__, identity)
             return None
         denial = self.rate.denial(identity)
         if denial is not None:
@@ -122,15 +120,15 @@ class Admission:
         return identity
 
     def _refuse(
-        self, connection: Connection, denial: Denial, asked: str, who: Identity | None = None, client: str = ""
+        self, connection: Connection, denial: Denial, asked: str, identity: Identity | None = None, client: str = ""
     ) -> None:
-        if who is None and self.wrong.take():
+        if identity is None and self.wrong.take():
             self.context.events.emit("refused", why="flood", asked=asked, peer=_peer(connection), of=denial.kind)
             return  # no reply: a legitimate client does not send hundreds of wrong tokens
-        facts = {} if who is None else {"tenant": who.tenant, "key": who.key}
+        facts = {} if identity is None else {"tenant": identity.tenant, "key": identity.key}
         facts |= {"client": client} if client else {}
         self.context.events.emit("refused", why=denial.kind, asked=asked, peer=_peer(connection), **facts)
-        if who is None:
+        if identity is None:
             time.sleep(random.uniform(*REFUSAL_SECONDS))  # noqa: S311 - not for secrecy
         refuse(connection, denial.reason, retry=denial.retry, retry_after=denial.retry_after)
 
@@ -144,11 +142,11 @@ class Admission:
             _log.warning("closed a connection after a protocol error", error=str(error))
             complain(connection, str(error))
         except TransportError as error:
-            _log.info("a connection ended before it asked for anything", error=str(error))
+            _log.info("a connection ended before its first message", error=str(error))
         return None
 
     def _kill(self, connection: Connection, kill: Kill, identity: Identity) -> None:
-        """End a session on request of a client that may see it."""
+        """End a session at the request of a client that may see it, and reply."""
         answer = kill_session(self.context, kill.session, identity, _peer(connection), "with `djinn kill`")
         if isinstance(answer, Denial):
             self._refuse(connection, answer, "Kill", identity)
@@ -160,36 +158,36 @@ class Admission:
         if isinstance(pool, Denial):
             self._refuse(connection, pool, "Hello", identity, hello.client)
             return
-        newcomer = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
+        request = AssignmentRequest(identity.tenant, (), hello.client, hello.device, hello.hint, identity.quota)
         other_pools = self.context.tenants.others(identity.tenant)
-        assigned = pool.assign(newcomer, self.assigner, other_pools, counts=not hello.secondary)
-        if isinstance(assigned, Denial):
-            self._refuse(connection, assigned, "Hello", identity, hello.client)
+        assignment = pool.assign(request, self.assigner, other_pools, counts=not hello.secondary)
+        if isinstance(assignment, Denial):
+            self._refuse(connection, assignment, "Hello", identity, hello.client)
             return
-        number, executor = assigned
+        number, executor = assignment
         ready = executor.ready
         if hello.torch != ready.torch:
             _log.warning("client and server run different torch", client=hello.torch, server=ready.torch)
         if identity.key:
             self.context.keys.add(identity.key)
         facts = {"tenant": identity.tenant, "key": identity.key, "client": hello.client}
-        where = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
-        self.context.events.emit("admitted", **facts, **where)
+        endpoints = {"peer": _peer(connection), "device": ready.device.id, "executor": executor.process_id}
+        self.context.events.emit("admitted", **facts, **endpoints)
         badge = Badge(identity.tenant, identity.key, identity.quota)
         try:
             ticket = executor.issue_ticket(hello.client, badge=badge)
         except StartupError as error:  # the executor's machine does not answer, or the executor has just died
-            _log.error("an executor cannot let a client in", executor=executor.process_id, error=str(error))
+            _log.error("an executor cannot issue a ticket for a client", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
             return
-        offered = (ready.device, self.context.urls, pool.devices, number)
-        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *offered, executor.fingerprint)
+        choices = (ready.device, self.context.urls, pool.devices, number)
+        welcome = Welcome(ticket, ready.urls, djinn_version(), ready.torch, *choices, executor.fingerprint)
         send_message(connection, welcome)
         attach = _receive_attach(connection)
         if attach is None:
             return
-        with self.relays.reserve(identity.tenant) as reserved:
-            if reserved:
+        with self.relays.reserve(identity.tenant) as is_reserved:
+            if is_reserved:
                 self._relay(connection, attach, executor, identity.tenant)
             else:
                 reason = (
@@ -203,7 +201,7 @@ class Admission:
         try:
             transports = trusting(self.transports, executor.fingerprint)
             with executor.relay_address() as url:
-                inner = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
+                executor_connection = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
         except (DjinnError, OSError) as error:
             _log.error("cannot reach an executor", executor=executor.process_id, error=str(error))
             refuse(connection, "the executor cannot be reached: connect again", retry=True)
@@ -211,22 +209,22 @@ class Admission:
         connection.limits = Limits()
         self.context.events.emit("relayed", tenant=tenant, peer=_peer(connection), executor=executor.process_id)
         try:
-            send_message(inner, attach)
-            pair = relay_directions(connection, inner)
+            send_message(executor_connection, attach)
+            pair = relay_directions(connection, executor_connection)
             with self.relays.limiting(tenant, *pair):
                 relay(*pair)
         finally:
-            inner.close()
+            executor_connection.close()
             self.trimmer.soon()
 
 
 def _scope(identity: Identity) -> str | None:
-    """Return the tenant whose sessions a client may see; None if it may see all."""
+    """Return the tenant whose sessions a client may see, or None if it may see all sessions."""
     return None if identity.sees_all else identity.tenant
 
 
 def _peer(connection: Connection) -> str:
-    """Return the address of the peer; empty if the transport does not know it."""
+    """Return the address of the peer, or "" if the transport does not know it."""
     return connection.peer.removeprefix("client ")
 
 
@@ -247,9 +245,9 @@ def _receive_attach(connection: Connection) -> Attach | Resume | ControlAttach |
 def _versions(message: Hello | StatusRequest | Kill) -> str:
     client = f" (Djinn {message.version})" if isinstance(message, Hello) else ""
     newer = f"Djinn {message.version}" if isinstance(message, Hello) else "the client's version of Djinn"
-    older = message.protocol < PROTOCOL_VERSION
-    cure = f"install Djinn {djinn_version()} at the client" if older else f"install {newer} on the server"
+    is_older = message.protocol < PROTOCOL_VERSION
+    remedy = f"install Djinn {djinn_version()} at the client" if is_older else f"install {newer} on the server"
     return (
         f"the client speaks protocol version {message.protocol}{client} and this server version {PROTOCOL_VERSION} "
-        f"(Djinn {djinn_version()}): {cure}, with all of its packages"
+        f"(Djinn {djinn_version()}): {remedy}, with all of its packages"
     )

@@ -19,7 +19,7 @@ from djinn_core.system.shared_files import open_privately
 from djinn_server.rate_limit import LogRateLimit
 
 EVENTS: Final = frozenset({"admitted", "refused", "status", "evicted", "killed", "started", "stopped"})
-BUSY_SECONDS: Final = 30.0  # between log lines that a client was refused because the server is full
+BUSY_SECONDS: Final = 30.0  # between log lines about refusals of one client because the server is full
 _log = get_logger("djinn.server")
 
 
@@ -33,7 +33,7 @@ class Audit(Observer):
     events = EVENTS
 
     def __init__(self, path: Path | None = None) -> None:
-        """Raises `ConfigurationError` if the file cannot be written."""
+        """Open the file at `path`; None: write only the log. Raises `ConfigurationError` if it cannot be written."""
         self._log_limit = LogRateLimit()
         self._busy_limit = LogRateLimit(burst=1, rate=1 / BUSY_SECONDS)
         try:
@@ -44,21 +44,21 @@ class Audit(Observer):
     def observe(self, event: Event) -> None:
         """Write one line for each event in `EVENTS`.
 
-        Repeated refusals for the same reason are skipped; the next line has their number.
+        Of many refusals for the same reason, some are skipped. The next line has the number of skipped lines.
         """
         if event.name not in EVENTS:
             return
         facts = dict(event.fields)
         if event.name == "refused":
             # A client of a full server retries every few seconds.
-            limit, who = (
+            limit, client = (
                 (self._busy_limit, facts.get("client")) if facts.get("why") == "busy" else (self._log_limit, "")
             )
-            left_out = limit.count(f"{facts.get('why')} {facts.get('tenant', '')} {who}")
-            if left_out is None:
+            skipped = limit.count(f"{facts.get('why')} {facts.get('tenant', '')} {client}")
+            if skipped is None:
                 return
-            if left_out:
-                facts["left_out"] = left_out
+            if skipped:
+                facts["left_out"] = skipped
         level = _log.warning if event.name == "refused" else _log.info
         level(f"audit: {event.name}", **facts)
         if self._file is None:
@@ -75,14 +75,14 @@ class Audit(Observer):
 
 class _AuditFile(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, as `logging.Handler.emit` does. If the file cannot be reopened, log an error."""
+        """Write a record, as `logging.Handler.emit` does. If the file cannot be opened again, log an error."""
         try:
             super().emit(record)
         except OSError:
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging calls it so
-        """Ignore the error: auditing must not end the audited action."""
+        """Log the error, because auditing must not end the audited action."""
         del record
         _log.error("the audit log cannot be written", path=self.baseFilename, error=str(sys.exception()))
 

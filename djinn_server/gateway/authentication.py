@@ -1,4 +1,4 @@
-"""Authentication of clients by the server's tokens, and by authenticators of plugins that the operator chose."""
+"""Authenticate clients by the server's tokens, and by authenticators of plugins that the operator chose."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FAILED: Final = Denial(
     "the server cannot check the credentials of this client: its operator finds the reason in the server's log",
     "authenticator",
 )
-_REASON: Final = 1000  # characters
+_REASON_LENGTH: Final = 1000  # maximum characters of a denial
 _KIND: Final = re.compile("[a-z][a-z_]{0,31}")  # kind of a refusal in audit log and metrics
-_LATEST: Final = 3600.0  # seconds; the longest retry time that clients are told
+_LONGEST_RETRY: Final = 3600.0  # maximum seconds of `retry_after`
 _KEY: Final = re.compile(r"[\x21-\x7e]{0,64}")
 _log = get_logger("djinn.server")
 
@@ -38,17 +38,17 @@ class Authentication:
 
     def __init__(self, tokens: TokenAuthenticator) -> None:
         self._tokens = tokens
-        self._chosen: dict[str, tuple[Authenticator, str]] = {}
+        self._authenticators: dict[str, tuple[Authenticator, str]] = {}
         self._log_limit = LogRateLimit()
 
     def use(self, registry: Registry, names: Sequence[str]) -> None:
-        """Also use these authenticators of plugins from now on, in this order.
+        """From now on, also use the plugins' authenticators with these names, in this order.
 
         Raises:
             ConfigurationError: the configuration of an authenticator is invalid.
             PluginError: an authenticator does not exist, or failed.
         """
-        self._chosen = {name: _prepared(registry, name) for name in names if name != self._tokens.name}
+        self._authenticators = {name: _prepare(registry, name) for name in names if name != self._tokens.name}
 
     @property
     def tenants(self) -> frozenset[str]:
@@ -57,51 +57,51 @@ class Authentication:
 
     @property
     def expected(self) -> int:
-        """Return the number of tenants that may connect."""
-        return MOST if self._chosen else len(self.tenants)
+        """Number of tenants that may connect, or the limit of the gateway if authenticators know further tenants."""
+        return MOST if self._authenticators else len(self.tenants)
 
     @property
     def has_keys(self) -> bool:
-        """Return True if there are credentials besides the server's own token."""
-        return self._tokens.has_table or bool(self._chosen)
+        """True if clients may have other credentials than the server's own token."""
+        return self._tokens.has_table or bool(self._authenticators)
 
     def identify(self, credentials: Credentials) -> Identity | Denial:
         """Return the identity of a client, or its denial."""
         answer = self._tokens.authenticate(credentials)
         if answer is not None:
             return answer
-        for authenticator, plugin in self._chosen.values():
-            result = self._ask(authenticator, plugin, credentials)
+        for authenticator, plugin in self._authenticators.values():
+            result = self._call(authenticator, plugin, credentials)
             if result is not None:
                 return result
         return _UNKNOWN
 
     def is_valid(self, key: str) -> bool:
-        """Return True while sessions may continue whose identity has this key."""
-        name, separator, own = key.partition(":")
+        """Return True while sessions whose identity has this key may continue."""
+        name, separator, plugin_key = key.partition(":")
         if not separator:
             return self._tokens.is_valid(key)
-        if name not in self._chosen:  # the key is from an earlier server with another authenticator
+        if name not in self._authenticators:  # the key is from an earlier server with another authenticator
             return False
-        authenticator, plugin = self._chosen[name]
+        authenticator, plugin = self._authenticators[name]
         try:
-            return authenticator.is_valid(own) is True
+            return authenticator.is_valid(plugin_key) is True
         except Exception as error:
-            self._log_failure("an authenticator failed: sessions are ended", authenticator, plugin, _described(error))
+            self._log_failure(
+                "an authenticator failed: its sessions are ended", authenticator, plugin, _describe(error)
+            )
             return False
 
-    def _ask(self, authenticator: Authenticator, plugin: str, credentials: Credentials) -> Identity | Denial | None:
+    def _call(self, authenticator: Authenticator, plugin: str, credentials: Credentials) -> Identity | Denial | None:
         try:
             result = authenticator.authenticate(credentials)
             if result is None:
                 return None
             if isinstance(result, Denial):
-                return _without(credentials, result)
+                return _redacted(credentials, result)
             self._check(result)
         except Exception as error:
-            self._log_failure(
-                "an authenticator failed: the client is refused", authenticator, plugin, _described(error)
-            )
+            self._log_failure("an authenticator failed: the client is refused", authenticator, plugin, _describe(error))
             return FAILED
         quota = self._tokens.quota_of(result.tenant) if result.quota == Quota() else result.quota
         key = result.key and f"{authenticator.name}:{result.key}"
@@ -110,7 +110,7 @@ class Authentication:
     def _check(self, result: object) -> None:
         if not isinstance(result, Identity):
             raise _InvalidResult(f"`authenticate` must return an Identity or a Denial, not {type(result).__name__}")
-        key, monitor, quota = _untyped(result.key), _untyped(result.monitor), _untyped(result.quota)
+        key, monitor, quota = _as_object(result.key), _as_object(result.monitor), _as_object(result.quota)
         if not isinstance(key, str) or not _KEY.fullmatch(key):
             raise _InvalidResult("the `key` of an identity must be text of at most 64 printable characters")
         if not isinstance(monitor, bool) or not isinstance(quota, Quota):
@@ -121,16 +121,16 @@ class Authentication:
             raise _InvalidResult("the `tenant` of an identity is not a valid name") from None
 
     def _log_failure(self, what: str, authenticator: Authenticator, plugin: str, error: str) -> None:
-        left_out = self._log_limit.count(f"{what} {authenticator.name}")
-        if left_out is not None:
-            _log.error(what, authenticator=authenticator.name, plugin=plugin, error=error, left_out=left_out)
+        skipped = self._log_limit.count(f"{what} {authenticator.name}")
+        if skipped is not None:
+            _log.error(what, authenticator=authenticator.name, plugin=plugin, error=error, left_out=skipped)
 
 
 class _InvalidResult(Exception):  # noqa: N818 - a signal within this file
     """An authenticator returned an invalid result. The message does not quote the result, which may contain a secret."""
 
 
-def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
+def _prepare(registry: Registry, name: str) -> tuple[Authenticator, str]:
     for authenticator in registry.authenticators:
         if authenticator.name == name:
             plugin = registry.owner("authenticators", name)
@@ -139,30 +139,29 @@ def _prepared(registry: Registry, name: str) -> tuple[Authenticator, str]:
             except ConfigurationError as error:
                 raise ConfigurationError(f"the authenticator {name!r} ({plugin}) cannot be used: {error}") from error
             except Exception as error:
-                raise PluginError(f"the authenticator {name!r} ({plugin}) failed: {_described(error)}") from error
+                raise PluginError(f"the authenticator {name!r} ({plugin}) failed: {_describe(error)}") from error
             return authenticator, plugin
-    installed = ", ".join(offered.name for offered in registry.authenticators) or "none"
+    installed = ", ".join(authenticator.name for authenticator in registry.authenticators) or "none"
     raise PluginError(
-        f"there is no authenticator {name!r} here (authenticators: {installed}). They come with plugins; `djinn plugins` shows what "
-        "is installed"
+        f"no installed plugin has the authenticator {name!r} (authenticators: {installed}). `djinn plugins` shows the installed plugins"
     )
 
 
-def _without(credentials: Credentials, denial: Denial) -> Denial:
-    """Remove the client's token from a plugin's denial, before clients and logs see the denial."""
-    reason = str(denial.reason)[:_REASON]
+def _redacted(credentials: Credentials, denial: Denial) -> Denial:
+    """Return a plugin's denial without the client's token, for clients and logs."""
+    reason = str(denial.reason)[:_REASON_LENGTH]
     if credentials.token:
         reason = reason.replace(credentials.token, HIDDEN)
     kind = denial.kind if _KIND.fullmatch(str(denial.kind)) else "credentials"
-    return Denial(reason, kind, bool(denial.retry), min(max(0.0, float(denial.retry_after)), _LATEST))
+    return Denial(reason, kind, bool(denial.retry), min(max(0.0, float(denial.retry_after)), _LONGEST_RETRY))
 
 
-def _untyped(value: object) -> object:
+def _as_object(value: object) -> object:
     """Return a plugin's value as `object`, so that the type checker lets its actual type be checked."""
     return value
 
 
-def _described(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Describe an exception by its type and line. Omit its message, which may contain credentials."""
     if isinstance(error, _InvalidResult):
         return str(error)

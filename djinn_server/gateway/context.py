@@ -22,15 +22,15 @@ from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.tenants import Tenants
 from djinn_server.launch.process import how_ended
 
-_KEPT: Final = 512  # events
-_KEPT_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
-# Fields of events to show, each with its label.
+_EVENTS_LIMIT: Final = 512  # latest events
+_STORED_NAMES: Final = frozenset({"refused", "executor_died", "executor_restarted", "killed", "evicted"})
+# Fields of events that users see, each with a text that precedes its value.
 _FACTS: Final = {
     "why": "", "of": "", "asked": "asked for ", "client": "", "device": "on ", "exit_status": "", "session": "session ",
     "process": "process ", "peer": "from ",
 }  # fmt: skip
-_TEXT: Final = 200  # characters
-_COMPARED: Final = 32  # events to compare a refusal with
+_TEXT_LENGTH: Final = 200  # maximum characters of an event's text
+_COMPARED: Final = 32  # latest events that a refusal is compared with
 
 
 @attrs.define
@@ -38,7 +38,7 @@ class GatewayCounters(Observer):
     """Count refusals by kind and admissions by tenant since the gateway started, for `/metrics`.
 
     Attributes:
-        assignments: counts of decisions of the assignment policy, for which there are no events.
+        assignments: as `Assigner.counts`, because assignments are no events.
     """
 
     name = "counts"
@@ -67,8 +67,8 @@ class GatewayCounters(Observer):
 
 
 @attrs.frozen
-class _KeptEvent:
-    """A stored event, with those facts by name that users see. Equality ignores time and count."""
+class _StoredEvent:
+    """A stored event. `facts`: fields that users see. `times`: number of equal events. Equality ignores time and number."""
 
     seconds: float = attrs.field(eq=False)
     name: str
@@ -77,14 +77,14 @@ class _KeptEvent:
     times: int = attrs.field(default=1, eq=False)
 
     def status(self) -> EventStatus:
-        """The event in the form that clients and dashboards receive."""
-        words = [f"{before}{self.facts[name]}" for name, before in _FACTS.items() if name in self.facts]
-        text = one_line(", ".join([f"{self.times} times", *words] if self.times > 1 else words))[:_TEXT]
+        """Return the event as clients and dashboards receive it."""
+        words = [f"{label}{self.facts[name]}" for name, label in _FACTS.items() if name in self.facts]
+        text = one_line(", ".join([f"{self.times} times", *words] if self.times > 1 else words))[:_TEXT_LENGTH]
         return EventStatus(self.seconds, self.name, self.tenant, text)
 
 
-def _shown(name: str, value: object) -> str:
-    """Return a fact of an event as text, without the port of a peer, which means nothing to a reader."""
+def _fact_text(name: str, value: object) -> str:
+    """Return a field of an event as text. Omit the port of a peer, which tells readers nothing."""
     if name == "exit_status" and isinstance(value, int):
         return how_ended(value)
     return str(value).rpartition(":")[0] or str(value) if name == "peer" else str(value)
@@ -94,32 +94,34 @@ class RecentEvents(Observer):
     """Store the latest refusals, deaths of executors and ends of sessions, for `djinn status` and dashboards."""
 
     name = "recent"
-    events = _KEPT_NAMES
+    events = _STORED_NAMES
 
     def __init__(self) -> None:
-        self._kept: deque[_KeptEvent] = deque(maxlen=_KEPT)
+        self._stored: deque[_StoredEvent] = deque(maxlen=_EVENTS_LIMIT)
         self._lock = threading.Lock()
 
     def observe(self, event: Event) -> None:
         """Store an event. Equal events, such as refusals of a client that retries, become one event with a count."""
-        if event.name not in _KEPT_NAMES:
+        if event.name not in _STORED_NAMES:
             return
-        facts = {name: _shown(name, event.fields[name]) for name in _FACTS if event.fields.get(name) not in {None, ""}}
-        tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT]
-        new = _KeptEvent(event.seconds, event.name, tenant, facts)
+        facts = {
+            name: _fact_text(name, event.fields[name]) for name in _FACTS if event.fields.get(name) not in {None, ""}
+        }
+        tenant = one_line(str(event.fields.get("tenant", "")))[:_TEXT_LENGTH]
+        new = _StoredEvent(event.seconds, event.name, tenant, facts)
         with self._lock:
-            recent = itertools.islice(reversed(self._kept), _COMPARED if event.name == "refused" else 0)
-            same = next((recent_event for recent_event in recent if recent_event == new), None)
-            if same is not None:
-                self._kept.remove(same)
-                new = attrs.evolve(new, times=same.times + 1)
-            self._kept.append(new)
+            recent = itertools.islice(reversed(self._stored), _COMPARED if event.name == "refused" else 0)
+            equal_event = next((recent_event for recent_event in recent if recent_event == new), None)
+            if equal_event is not None:
+                self._stored.remove(equal_event)
+                new = attrs.evolve(new, times=equal_event.times + 1)
+            self._stored.append(new)
 
     def of(self, tenant: str | None, most: int = 50) -> tuple[EventStatus, ...]:
-        """Return the latest events of a tenant, or of all tenants (None), the newest last."""
+        """Return the latest `most` events of a tenant, or of all tenants (None). The newest is last."""
         with self._lock:
-            events = [one for one in self._kept if tenant is None or one.tenant == tenant]
-        return tuple([one.status() for one in events[-most:]])
+            events = [event for event in self._stored if tenant is None or event.tenant == tenant]
+        return tuple([event.status() for event in events[-most:]])
 
 
 @attrs.frozen
@@ -132,11 +134,11 @@ class GatewayContext:
         events: notifies the observers, including `counts` and `recent`.
         counts: counters for metrics.
         recent: the latest events.
-        unauthenticated: open connections, at all listeners, that have not shown a valid token.
+        unauthenticated: limit of open connections, at all listeners, that have not shown a valid token.
         keys: identity keys of admitted clients.
         listeners: listeners for clients. The list is complete once the gateway is ready.
         draining: set once no further clients are admitted.
-        since: time of its start, in seconds of the monotonic clock.
+        since: time of the gateway's start (`time.monotonic`).
     """
 
     authentication: Authentication
@@ -156,7 +158,7 @@ class GatewayContext:
         return tuple(listener.url for listener in self.listeners)
 
     def why_not_ready(self) -> str:
-        """Return the reason why clients are not admitted now; empty if they are admitted."""
+        """Return the reason why clients are not admitted now, or "" if they are admitted."""
         if self.draining.is_set():
             return "draining: no further clients are admitted"
         if not self.listeners:

@@ -30,37 +30,37 @@ class Discovery(msgspec.Struct, frozen=True):
     failed: Mapping[str, str]
 
 
-def offered(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
-    """Replace `all` in `devices` by all devices that plugins report. CPUs count only if there is no other device.
+def expand_all(devices: Sequence[str], plugins: Selection, timeout: float) -> list[str]:
+    """Return `devices` with `all` replaced by all devices that plugins report: CPUs only if no other device exists.
 
     Raises:
         StartupError: the query of the device plugins failed.
     """
     if ALL not in devices:
         return list(devices)
-    present = _ask(plugins, timeout)
+    present = _query(plugins, timeout)
     accelerators = [device for device in present if device.partition(":")[0] != FALLBACK]
     named = [device for device in devices if device != ALL]
     return [*named, *(device for device in accelerators or present if device not in named)]
 
 
-def _ask(plugins: Selection, timeout: float) -> list[str]:
+def _query(plugins: Selection, timeout: float) -> list[str]:
     command = [sys.executable, "-P", "-m", __name__]
     order = msgspec.json.encode(plugins.sendable())  # not in the arguments: settings may contain secrets
     try:
-        answered = subprocess.run(
+        process = subprocess.run(
             command, input=order, env=executor_environment(), stdout=subprocess.PIPE, timeout=timeout, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise StartupError(f"cannot find out which devices there are: {error}. Name them with --device") from error
-    discovery = msgspec.json.decode(answered.stdout.splitlines()[-1], type=Discovery)
+        raise StartupError(f"cannot list the devices of this machine: {error}. Name them with --device") from error
+    discovery = msgspec.json.decode(process.stdout.splitlines()[-1], type=Discovery)
     for kind, error_text in discovery.failed.items():
-        _log.warning("devices of a kind cannot be used", kind=kind, error=error_text)
+        _log.warning("cannot list the devices of a kind: they are not used", kind=kind, error=error_text)
     return discovery.devices
 
 
 def discover(devices: Iterable[Device]) -> Discovery:
-    """Query all kinds of devices that executors may choose by default. A kind whose query raises has no devices."""
+    """Return the devices that executors may choose by default. A kind whose query raises has no devices."""
     device_ids: list[str] = []
     failed: dict[str, str] = {}
     for device in devices:

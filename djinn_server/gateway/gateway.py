@@ -30,7 +30,7 @@ from djinn_server.gateway.assignment import Assigner
 from djinn_server.gateway.audit import Audit
 from djinn_server.gateway.authentication import Authentication
 from djinn_server.gateway.context import GatewayContext, GatewayCounters, RecentEvents
-from djinn_server.gateway.device_discovery import ALL, offered
+from djinn_server.gateway.device_discovery import ALL, expand_all
 from djinn_server.gateway.gateway_config import GatewayConfig
 from djinn_server.gateway.operations import watched_server
 from djinn_server.gateway.reaper import SessionReaper
@@ -57,13 +57,15 @@ _log = get_logger("djinn.server")
 
 @attrs.frozen
 class GatewayHandle:
-    """Facts about a gateway that is ready for clients.
+    """Facts about a gateway that is ready for clients, for the operator.
 
     Attributes:
-        dialled: addresses for other machines.
+        urls: addresses of all listeners.
+        dialled: addresses with this machine's advertised name.
         local_urls: addresses for programs on this host only.
+        token_from: origin of the server's own token.
         authenticators: names of the plugins' authenticators in use.
-        operations: URL of the operations server.
+        operations: URL of the operations server; empty: none.
         routes: paths of the operations server.
     """
 
@@ -95,8 +97,8 @@ class Gateway:
         self._reaper: SessionReaper | None = None
         self._file: tuple[Path, ConnectionFile] | None = None
 
-    def start(self, tell: Callable[[str], None]) -> GatewayHandle:
-        """Start the executors, listen, and write the connection file. `tell` gets messages about slow steps.
+    def start(self, notify: Callable[[str], None]) -> GatewayHandle:
+        """Start the executors, listen, and write the connection file. `notify`: called with messages about slow steps.
 
         Raises:
             StartupError: an executor did not start.
@@ -109,22 +111,22 @@ class Gateway:
             executors = _executors(self._config)
             names = ", ".join(dict.fromkeys(executor.device or "the best device" for executor in executors))
             number = "an executor" if len(executors) == 1 else f"{len(executors)} executors"
-            tell(f"Starting {number} for {names}: this takes some seconds")
+            notify(f"Starting {number} for {names}: this takes some seconds")
         except OSError as error:
-            raise StartupError(f"cannot make the directory for the tenants' used device time: {error}") from error
-        elsewhere = self._config.engine.name not in {"", LOCAL}
-        if elsewhere and self._config.tenant_users:
+            raise StartupError(f"cannot create the directory for the tenants' used device time: {error}") from error
+        is_remote = self._config.engine.name not in {"", LOCAL}
+        if is_remote and self._config.tenant_users:
             raise ConfigurationError(
-                f"--tenant-user starts executors on this machine, and --engine {self._config.engine.name} elsewhere: leave one of them out"
+                f"--tenant-user starts executors on this machine, but --engine {self._config.engine.name} starts them elsewhere: leave out one option"
             )
-        early = self._plugins() if elsewhere else None  # a plugin starts the executors
+        remote = self._plugins() if is_remote else None  # before the executors start, because a plugin starts them
         tenants = Tenants(
             executors,
             self._config.start_timeout,
             lambda: self._authentication.expected,
             events=self._events,
-            engine=engine_named(self._config.engine.name or LOCAL, early.executors if early is not None else ()),
-            requests=partial(self._config.engine.requests, len(executors), tell),
+            engine=engine_named(self._config.engine.name or LOCAL, remote.executors if remote is not None else ()),
+            requests=partial(self._config.engine.requests, len(executors), notify),
             users=open_users(
                 self._config.tenant_users, self._config.tenant_dir, _weight_folders(self._config.executor)
             ),
@@ -132,18 +134,18 @@ class Gateway:
         self._context = context = GatewayContext(
             self._authentication, tenants, self._events, self._counts, self._recent
         )
-        registry = early or self._plugins()
+        registry = remote or self._plugins()
         assigner = Assigner.of(registry, self._config.assignment, self._counts.assignments)
-        chosen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
+        listen = configured_transports(registry.transports, self._config.network.tls, self._config.network.listen_at)
         operations = self._start_operations(registry, context, assigner.policy.name)
         ready = tenants.wait_ready()
-        urls = self._listen(chosen, registry, context, assigner)
-        named = self._config.network.tls is not None and not self._config.pinned
-        can = [(url, listening.transport.capabilities) for url, listening in zip(urls, chosen, strict=True)]
-        local_urls = tuple(url for url, capabilities in can if capabilities.same_host)
+        urls = self._listen(listen, registry, context, assigner)
+        by_name = self._config.network.tls is not None and not self._config.pinned
+        traits = [(url, listening.transport.capabilities) for url, listening in zip(urls, listen, strict=True)]
+        local_urls = tuple(url for url, trait in traits if trait.same_host)
         # Clients may name other addresses themselves. They use addresses of the connection file unchanged.
-        offered = [url for url, listening in can if not (listening.named_only or listening.same_host)]
-        dialled = advertised(offered, self._config.advertise, named)
+        network_urls = [url for url, trait in traits if not (trait.named_only or trait.same_host)]
+        dialled = advertised(network_urls, self._config.advertise, by_name)
         # A copy of the file on another machine must not lead to a socket there.
         listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *local_urls)
         path = self._config.connection_file or default_connection_file(self._config)
@@ -182,7 +184,7 @@ class Gateway:
         self._audit.close()
 
     def _plugins(self) -> Registry:
-        """Return the plugins of a gateway, and activate their authenticators and observers."""
+        """Load the plugins of a gateway, activate their authenticators and observers, and return the registry."""
         # Imported here: it imports PyTorch, which takes as long as starting the executors.
         from djinn_core.registry.builtin_plugins import builtin_plugins
 
@@ -193,11 +195,11 @@ class Gateway:
         return registry
 
     def _listen(
-        self, chosen: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
+        self, transports: Sequence[ListeningTransport], registry: Registry, context: GatewayContext, assigner: Assigner
     ) -> tuple[str, ...]:
         admission = Admission(context, registry.transports, assigner=assigner)
         self._reaper = SessionReaper(context)
-        for listening in chosen:
+        for listening in transports:
             try:
                 listener = listening.transport.listen(
                     listening.url(listening.address.port), UNAUTHENTICATED_LIMITS, admission.serve
@@ -212,9 +214,9 @@ class Gateway:
         return context.urls
 
     def _start_operations(self, registry: Registry, context: GatewayContext, assignment: str) -> str:
-        """Start the operations server, if the operator wants one, and return its URL.
+        """Start the operations server and return its URL, or return "" if the operator did not choose a port.
 
-        It starts before the executors are ready, so that `/readyz` reports that they are not.
+        The server starts before the executors are ready, so that `/readyz` can report that they are not ready.
 
         Raises:
             PluginError: no plugin serves operations.
@@ -236,7 +238,7 @@ class Gateway:
 
 
 def serve(
-    config: GatewayConfig, announce: Callable[[GatewayHandle], None], tell: Callable[[str], None] = lambda _: None
+    config: GatewayConfig, announce: Callable[[GatewayHandle], None], notify: Callable[[str], None] = lambda _: None
 ) -> None:
     """Run a gateway until SIGTERM or SIGINT, then wait for sessions to end.
 
@@ -245,7 +247,7 @@ def serve(
     Args:
         config: configuration of the gateway.
         announce: called when clients can connect.
-        tell: called with messages about slow steps.
+        notify: called with messages about slow steps.
 
     Raises:
         ConfigurationError: unauthenticated clients could connect, folders overlap, or a file cannot be read or written.
@@ -259,37 +261,37 @@ def serve(
     folder = config.state_dir if config.lasting else None
     token = find_token(None if table else access.token_file, {} if table else os.environ, folder)
     authentication = Authentication(TokenAuthenticator(token, table))
-    authenticated = token.supplied or table is not None or bool(access.authenticators)
+    has_credentials = token.supplied or table is not None or bool(access.authenticators)
     if network.tls is not None:
-        server_context(network.tls)  # fails on a wrong certificate before anything starts
+        server_context(network.tls)  # raises on an invalid certificate before anything starts
     become_server("gateway")
-    protected = network.tls is not None or access.plaintext_accepted
-    if not (authenticated and protected):
+    is_protected = network.tls is not None or access.plaintext_accepted
+    if not (has_credentials and is_protected):
         for host in _listening_hosts(config):
-            check_exposure(host, authenticated, protected)
+            check_exposure(host, has_credentials, is_protected)
     keep_few_arenas()
     allow_many_files()
     disable_core_dumps()
     gateway = Gateway(config, token, authentication, Audit(access.audit_log))
-    received: list[str] = []
+    signals: list[str] = []
     try:
-        with suppress(_Stop), _signals_stop(received):
-            announce(gateway.start(tell))
+        with suppress(_Stop), _signals_stop(signals):
+            announce(gateway.start(notify))
             freeze_startup_objects()
-            while not received:
+            while not signals:
                 # Handlers run only in this thread, and the kernel may deliver the signal to another one: `pause` would
                 # not return.
                 time.sleep(_SIGNAL_SECONDS)
     except BaseException:
         gateway.close(0.0)
         raise
-    _log.info("draining", signal=received[0], seconds=config.drain_seconds)
+    _log.info("draining", signal=signals[0], seconds=config.drain_seconds)
     gateway.close(config.drain_seconds)
     _log.info("ended", process=os.getpid())
 
 
 def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
-    """Return the hosts that the server listens at, except for transports of this host only, which ignore `--host`."""
+    """Return the hosts at which the server listens. Transports for this host ignore `--host` and are left out."""
     network = config.network
     if all(map(is_loopback, network.listen_at.hosts)):
         return network.listen_at.hosts  # avoids the second that loading plugins takes
@@ -302,32 +304,32 @@ def _listening_hosts(config: GatewayConfig) -> Iterable[str]:
 
 
 def default_connection_file(config: GatewayConfig) -> Path:
-    """Return the path of the connection file: in a state folder that outlives the server, else in a user directory."""
+    """Return the path of the connection file: in a lasting state folder, else in the user's runtime directory."""
     if config.lasting and config.state_dir is not None:
         return config.state_dir / "connection.json"
     return runtime_directory() / f"server-{os.getpid()}.json"
 
 
 class _Stop(BaseException):
-    """A signal asks the server to stop. This is no `Exception`, so that no handler treats it as an error."""
+    """Raised when a signal asks the server to stop. It is no `Exception`, so that no handler treats it as an error."""
 
 
 @contextmanager
-def _signals_stop(received: list[str]) -> Iterator[None]:
+def _signals_stop(signals: list[str]) -> Iterator[None]:
     """Raise `_Stop` in the main thread on SIGTERM and SIGINT. Restore the previous handlers at the end.
 
-    The names of the signals are added to `received`, because an exception in a finalizer or callback is lost.
+    The names of the signals are added to `signals`, because an exception in a finalizer or callback is lost.
     """
 
     def stop(number: int, _: FrameType | None) -> None:
-        received.append(signal.Signals(number).name)
+        signals.append(signal.Signals(number).name)
         raise _Stop
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous_handlers = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -335,11 +337,11 @@ def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
     """Return the configuration of each device's executor, with a directory for the used device time of tenants."""
     devices: Sequence[str]
     if config.engine.name in {"", LOCAL}:
-        devices = offered(config.devices, config.executor.plugins, config.start_timeout) or ("",)
+        devices = expand_all(config.devices, config.executor.plugins, config.start_timeout) or ("",)
     elif ALL in config.devices:
         raise ConfigurationError(
-            f"--device all lists the devices of this machine, and the executors are started by {config.engine.name}: "
-            "say --executors and what each takes (the setting `resources`)"
+            f"--device all lists the devices of this machine, but the engine {config.engine.name} starts executors elsewhere: "
+            "set --executors, and the resources of each executor with the setting `resources`"
         )
     else:
         devices = (config.devices or ("",)) * config.engine.executors
@@ -347,13 +349,13 @@ def _executors(config: GatewayConfig) -> tuple[ExecutorConfig, ...]:
 
 
 def _weight_folders(config: ExecutorConfig) -> list[Path]:
-    """Return the folders that the executors of all tenants read models from and save weights in."""
+    """Return the folders from which the executors of all tenants read models, and in which they save weights."""
     saving = config.models.saving
     return [*config.models.folders, *([] if saving is None else [saving])]
 
 
 def _accounts(config: GatewayConfig, number: int) -> Path | None:
-    """Return the folder with the used device time of tenants. It outlives the server if the state folder does."""
+    """Create and return the folder for the used device time of tenants, or return None without a state folder."""
     if config.state_dir is None:
         return None
     folder = config.state_dir / "accounts" / str(number)

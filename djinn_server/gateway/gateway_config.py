@@ -15,13 +15,13 @@ from djinn_server.launch.flags import flagged
 
 @attrs.frozen
 class AccessConfig:
-    """Who may use a gateway, and how operators watch it.
+    """Configuration of who may use a gateway, and of how operators monitor it.
 
     Attributes:
         token_file: file with a token or a token table; None: the token in the environment, or a new token.
-        authenticators: names of authenticators of plugins, in the order in which they are asked.
-        operations_port: port for `/livez`, `/readyz` and `/metrics`, 0 for any free one; None: these routes are not served.
-        open_probes: True if `/livez` and `/readyz` need no token, for probes that have none.
+        authenticators: names of plugins' authenticators, in the order in which they are called.
+        operations_port: port for `/livez`, `/readyz` and `/metrics`; 0: any free port; None: these routes are not served.
+        open_probes: True if `/livez` and `/readyz` need no token.
         audit_log: file for connections and refusals; None: only the server's log has them.
         plaintext_accepted: True if the operator accepts unencrypted traffic on a network.
     """
@@ -39,7 +39,7 @@ class AccessConfig:
     operations_port: int | None = flagged(
         None,
         "--operations-port",
-        "Port for /livez, /readyz and /metrics (Prometheus), which ask for a token; 0 takes any free one.",
+        "Port for /livez, /readyz and /metrics (Prometheus), which require a token. 0: any free port.",
         least=0,
         most=65535,
     )
@@ -63,20 +63,19 @@ class GatewayConfig:
     """Configuration of a gateway.
 
     Attributes:
-        network: addresses at which it listens; its executors listen there too, with transports that clients reach
-            directly.
+        network: addresses at which the gateway listens. Executors also listen there, with directly reachable transports.
         advertise: host name of this machine in the connection file; empty: detected.
         pinned: True if clients check the certificate by the fingerprint in the connection file.
-        devices: devices to offer, an executor for each; `all`: every device; empty: the best that the machine has.
+        devices: devices to offer, an executor for each; `all`: every device; empty: the best device of the machine.
         assignment: name of the policy that assigns new sessions to executors; empty: the name in the settings.
-        engine: the engine that starts the executors.
-        executor: the configuration of all executors.
-        state_dir: folder with the files from which a restarted server continues sessions; None: none are stored.
-        lasting: True if a restarted server uses this folder and the same ports.
+        engine: configuration of the engine that starts the executors.
+        executor: configuration of all executors.
+        access: who may use the gateway.
+        state_dir: folder with the files from which a restarted server continues sessions; None: nothing is stored.
+        lasting: True if a restarted server will use this folder and the same ports.
         tenant_users: system users of tenants as `TENANT=USER`; empty: executors run as the server's user.
         tenant_dir: parent of the private folders of these users.
-        connection_file: file for URLs and token; None: one in `state_dir` if it is `lasting`, else in a directory of
-            the user's.
+        connection_file: file for URLs and token; None: in `state_dir` if it is `lasting`, else in the user's directory.
         drain_seconds: seconds for which sessions may continue after a signal to stop.
         start_timeout: seconds in which the executors must start.
         log_level: log level of gateway and executors.
@@ -126,7 +125,7 @@ class GatewayConfig:
     log_level: str = "info"
 
     def with_settings(self, settings: Settings) -> GatewayConfig:
-        """Return a copy that takes values that the command line does not set from the settings."""
+        """Return a copy in which the settings supply the values that the command line does not set."""
         return attrs.evolve(
             self,
             devices=self.devices or ((settings.device,) if settings.device else ()),
@@ -140,7 +139,7 @@ class GatewayConfig:
     def executor_on(self, device: str, accounts: Path | None) -> ExecutorConfig:
         """Return the configuration of the executor on a device.
 
-        `accounts`: folder for the device time of tenants; None: none.
+        `accounts`: folder for the used device time of tenants; None: it is not stored.
         """
         log, recovery = attrs.evolve(self.executor.log, level=self.log_level), self.executor.recovery
         outlives = self.lasting and self.engine.name in {"", LOCAL} and recovery.journals is not None

@@ -142,7 +142,7 @@ class SupervisedExecutor:
         """
         report = self._process.status(_STATUS_SECONDS)
         if self.meter.is_due:
-            self.meter.note(report)
+            self.meter.update(report)
         return report
 
     def send(self, order: Order) -> None:

@@ -19,7 +19,7 @@ from djinn.testing import open_connections, open_session
 from djinn_client.runtime import client
 from djinn_core.registry.selection import Selection
 from djinn_pool import held_uploads
-from djinn_server.gateway.device_discovery import offered
+from djinn_server.gateway.device_discovery import expand_all
 
 ANY, FIRST, SECOND = (f"remote_accelerator:{index}" for index in range(3))
 module = torch.get_device_module("remote_accelerator")
@@ -248,7 +248,7 @@ def test_indexes_are_known_after_connecting(over):
 
 
 def test_named_devices_are_not_enumerated():
-    assert offered(["cuda:1", "cpu"], Selection(), SECONDS) == ["cuda:1", "cpu"]
+    assert expand_all(["cuda:1", "cpu"], Selection(), SECONDS) == ["cuda:1", "cpu"]
 
 
 KINDS = """
@@ -281,7 +281,7 @@ def djinn_register_devices(settings):
 def test_failing_device_kind_is_skipped(tmp_path, monkeypatch, caplog):
     (tmp_path / "two_kinds.py").write_text(KINDS)
     monkeypatch.syspath_prepend(tmp_path)
-    assert offered(["cuda:1", "all"], Selection(plugins=("two_kinds",)), SECONDS) == ["cuda:1", "sound:0"]
+    assert expand_all(["cuda:1", "all"], Selection(plugins=("two_kinds",)), SECONDS) == ["cuda:1", "sound:0"]
     (record,) = [record for record in caplog.records if "devices of a kind" in record.getMessage()]
     assert record.djinn["kind"] == "broken"
     assert "no driver" in record.djinn["error"]

@@ -73,11 +73,11 @@ def test_load_meter_drops_hints_without_sessions():
     session = SessionStatus("a", "alice", 1, 5, 1, 0.0)
     for hint in ("llama", "", "bert", "llama"):
         meter.assign(hint)
-    meter.note(Sessions(1, device, ()))  # they are about to begin
+    meter.update(Sessions(1, device, ()))  # they are about to begin
     assert meter.load().hints == ("bert", "llama")
-    meter.note(Sessions(2, device, (session, session)))
+    meter.update(Sessions(2, device, (session, session)))
     assert (meter.load().hints, meter.load().held, meter.load().memory) == (("bert", "llama"), 10, 9)
-    meter.note(Sessions(3, device, ()))
+    meter.update(Sessions(3, device, ()))
     assert meter.load().hints == ()
 
 
@@ -90,19 +90,19 @@ def test_load_meter_counts_since_last_report(monkeypatch):
     def report(seconds):
         return Sessions(1, device, (), ExecutorMetrics({"device_seconds": seconds}))
 
-    meter.note(report(1.0))
+    meter.update(report(1.0))
     now[0] += 1.0
     meter.assign()
     now[0] += 1.0
     assert meter.is_due
     assert meter.load() == ExecutorLoad(beginning=1, recent=1, memory_free=5)
-    meter.note(report(2.0))
+    meter.update(report(2.0))
     assert meter.load() == ExecutorLoad(busy=0.5, recent=1, memory_free=5)
     now[0] += 0.5
     meter.assign()
     assert not meter.is_due
     assert (meter.load().beginning, meter.load().recent) == (1, 2)
-    meter.note(report(0.0))  # a new process counts from zero
+    meter.update(report(0.0))  # a new process counts from zero
     assert meter.load().busy == 0.0
 
 

@@ -118,8 +118,8 @@ def test_invalid_listen_options_are_refused(arguments, said):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--port", "5", "--transport", "tcp=6"), "port of tcp is given twice"),
-        (("--port", "5", "--without-transport", "tcp"), "leaves out a transport that is given a port"),
+        (("--port", "5", "--transport", "tcp=6"), "port of tcp is set twice"),
+        (("--port", "5", "--without-transport", "tcp"), "excludes a transport whose port another option sets"),
     ],
 )
 def test_contradictory_listen_options_are_refused(arguments, said):

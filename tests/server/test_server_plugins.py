@@ -388,7 +388,9 @@ def test_unready_authenticator_stops_server_start(error, raised):
     with pytest.raises(raised, match="the authenticator 'stub'") as caught:
         authenticating(prepare=prepare)
     assert SECRET not in str(caught.value)
-    with pytest.raises(PluginError, match=r"no authenticator 'other' here \(authenticators: stub\)"):
+    with pytest.raises(
+        PluginError, match=r"no installed plugin has the authenticator 'other' \(authenticators: stub\)"
+    ):
         Authentication(TokenAuthenticator(Token(OWN, "test"))).use(of(authenticators=[Stub()]), ["other"])
 
 

@@ -153,7 +153,7 @@ def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
 
         def look():
             counters = {"device_seconds": turns.device_seconds()}
-            meter.note(Sessions(1, DeviceInfo("fakegpu:0", "fakegpu"), (), ExecutorMetrics(counters)))
+            meter.update(Sessions(1, DeviceInfo("fakegpu:0", "fakegpu"), (), ExecutorMetrics(counters)))
             return control.counters()["busy_ns"] / 1e9, control.now(), counters["device_seconds"]
 
         def idle(seconds):
