@@ -45,63 +45,63 @@ class _OptimizerState:
 class OptimizerSteps:
     """Replace an optimizer's parameters by remote tensors during a step, and restore them afterwards.
 
-    Some functions that optimizers call bypass function modes, so the mode alone is not enough.
+    `MetaSubstitution` alone is not enough, because optimizers call some functions that bypass function modes.
 
     Args:
-        standing_for: returns the remote tensor for a meta tensor, and any other object unchanged.
+        substitute: returns the remote tensor for a meta tensor, and any other object unchanged.
     """
 
-    def __init__(self, standing_for: Callable[[Any], Any]) -> None:
-        self._standing_for = standing_for
+    def __init__(self, substitute: Callable[[Any], Any]) -> None:
+        self._substitute = substitute
         self._thread = threading.get_ident()
-        self._own: dict[int, _OptimizerState] = {}
-        self._states: dict[int, Any] = {}  # optimizer state of steps inside the capture
+        self._replaced_states: dict[int, _OptimizerState] = {}
+        self._remote_states: dict[int, Any] = {}  # optimizer state of steps inside the capture
         self._handles: list[RemovableHandle] = []
 
-    def follow(self) -> None:
-        """Start to track the optimizer steps of this thread."""
+    def start_tracking(self) -> None:
+        """Start to track this thread's optimizer steps."""
         self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
         ]
 
-    def leave(self) -> None:
+    def stop_tracking(self) -> None:
         """Stop tracking steps, and restore an optimizer whose step failed."""
         for handle in self._handles:
             handle.remove()
-        for own in list(self._own.values()):
-            self._after(own.optimizer)
+        for original in list(self._replaced_states.values()):
+            self._after_step(original.optimizer)
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         with torch_dispatch.unseen_by_function_modes():
             if any(p.is_meta for group in optimizer.param_groups for p in group["params"]):
-                self._lend(optimizer)
+                self._replace_parameters(optimizer)
 
-    def _lend(self, optimizer: Optimizer) -> None:
-        own = _OptimizerState(optimizer, [group["params"] for group in optimizer.param_groups], optimizer.state)
-        self._own[id(optimizer)] = own
-        if id(optimizer) not in self._states:
-            lent: dict[Any, Any] = defaultdict(dict)
-            lent.update({self._standing_for(p): self._standing_for(state) for p, state in own.state.items()})
-            self._states[id(optimizer)] = lent
-        optimizer.state = self._states[id(optimizer)]
+    def _replace_parameters(self, optimizer: Optimizer) -> None:
+        original = _OptimizerState(optimizer, [group["params"] for group in optimizer.param_groups], optimizer.state)
+        self._replaced_states[id(optimizer)] = original
+        if id(optimizer) not in self._remote_states:
+            remote_state: dict[Any, Any] = defaultdict(dict)
+            remote_state.update({self._substitute(p): self._substitute(state) for p, state in original.state.items()})
+            self._remote_states[id(optimizer)] = remote_state
+        optimizer.state = self._remote_states[id(optimizer)]
         for group in optimizer.param_groups:
-            group["params"] = [self._standing_for(p) for p in group["params"]]
+            group["params"] = [self._substitute(p) for p in group["params"]]
 
-    def _after(self, optimizer: Optimizer, *_: Any) -> None:
-        own = self._own.pop(id(optimizer), None)
-        if own is None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        original = self._replaced_states.pop(id(optimizer), None)
+        if original is None:
             return
-        optimizer.state = own.state
-        for group, parameters in zip(optimizer.param_groups, own.parameters, strict=True):
+        optimizer.state = original.state
+        for group, parameters in zip(optimizer.param_groups, original.parameters, strict=True):
             group["params"] = parameters
 
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 # Remote tensors override these functions, which PyTorch calls for all tensors.
-_OWN_WAYS: dict[Any, Callable[..., Any]] = {
+_OVERRIDES: dict[Any, Callable[..., Any]] = {
     getattr(torch.Tensor, name): getattr(LazyTensor, name)
     for name in ("tolist", "numpy", "untyped_storage", "data_ptr", "__format__", "__array__", "__deepcopy__")
 } | {
@@ -110,7 +110,7 @@ _OWN_WAYS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _makes_normal(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_normal_factory(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return True if this call of `torch.normal` creates a tensor from a size.
 
     Other calls take tensors, so `torch.device` as a context ignores `torch.normal`.
@@ -129,7 +129,7 @@ class MetaSubstitution(TorchFunctionMode):
         self._tensors: dict[int, tuple[torch.Tensor, LazyTensor]] = {}
         self._originals: dict[int, torch.Tensor] = {}
         self._storages: dict[int, Storage] = {}
-        self._steps = OptimizerSteps(self._standing_for)
+        self._steps = OptimizerSteps(self._substitute)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -138,66 +138,66 @@ class MetaSubstitution(TorchFunctionMode):
         del types
         if device_state.thread.converts_module:
             return func(*args, **(kwargs or {}))
-        args = tuple([self._standing_for(a) for a in args])
-        kwargs = {name: self._standing_for(a) for name, a in kwargs.items()} if kwargs else {}
-        if func is torch.normal and _makes_normal(args, kwargs):
+        args = tuple([self._substitute(a) for a in args])
+        kwargs = {name: self._substitute(a) for name, a in kwargs.items()} if kwargs else {}
+        if func is torch.normal and _is_normal_factory(args, kwargs):
             kwargs["device"] = logical_device(0)
         if args and isinstance(args[0], LazyTensor):
-            func = _OWN_WAYS.get(func, func)
+            func = _OVERRIDES.get(func, func)
         result = func(*args, **kwargs)
         # An in-place op returns its tensor: `module.buffer += 1` must leave the module its original buffer.
         return self._originals.get(id(result), result)
 
     def __enter__(self) -> Self:
-        self._steps.follow()
+        self._steps.start_tracking()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *ended: object) -> None:
-        super().__exit__(*ended)  # type: ignore[no-untyped-call]
-        self._steps.leave()
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._steps.stop_tracking()
 
-    def let_go(self) -> None:
-        """Forget all replacements, because the capture has ended."""
+    def clear(self) -> None:
+        """Forget all replacements. Call this after the capture has ended."""
         self._tensors.clear()
         self._originals.clear()
         self._storages.clear()
 
-    def _standing_for(self, argument: Any) -> Any:
+    def _substitute(self, argument: Any) -> Any:
         kind = type(argument)
-        if kind in _PLAIN:
-            return self._stand_in(argument) if argument.is_meta else argument
+        if kind in _TENSOR_TYPES:
+            return self._remote_tensor(argument) if argument.is_meta else argument
         if kind is list or kind is tuple:
-            return kind([self._standing_for(a) for a in argument])
+            return kind([self._substitute(a) for a in argument])
         if kind is dict:
-            return {name: self._standing_for(a) for name, a in argument.items()}
+            return {name: self._substitute(a) for name, a in argument.items()}
         return argument
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        known = self._tensors.get(id(tensor))
-        if known is None:
-            known = self._tensors[id(tensor)] = tensor, self._made(tensor)
-            self._originals[id(known[1])] = tensor
-        return known[1]
+    def _remote_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        entry = self._tensors.get(id(tensor))
+        if entry is None:
+            entry = self._tensors[id(tensor)] = tensor, self._create_remote_tensor(tensor)
+            self._originals[id(entry[1])] = tensor
+        return entry[1]
 
-    def _made(self, tensor: torch.Tensor) -> LazyTensor:
+    def _create_remote_tensor(self, tensor: torch.Tensor) -> LazyTensor:
         key = torch_private.storage_key(tensor)
         is_first = key not in self._storages
         if is_first:
             self._storages[key] = Storage.begin(tensor.untyped_storage().nbytes())
         with torch.inference_mode(tensor.is_inference()):
             value = Value.begin(self._storages[key], meta_of(tensor))
-            stand_in = wrap(value)
+            remote = wrap(value)
         if is_first:
             with port.lock:  # looked up each time: a forked child has a new recorder
                 recorders.meta_only.add(value.storage.id)
         if tensor.requires_grad:
-            stand_in.requires_grad_()
-        return stand_in
+            remote.requires_grad_()
+        return remote
 
 
 class Capture:
-    """A capture that is active or finished."""
+    """The recording of a capture, which is active or has ended."""
 
     def __init__(self, skip: int) -> None:
         self._skip = skip  # instructions recorded but not sent before the capture began
@@ -206,13 +206,13 @@ class Capture:
 
     @property
     def program(self) -> Program:
-        """Return the program recorded so far; fixed when the capture ends."""
+        """Return the program that was recorded so far. It does not change after `freeze_program`."""
         if self._program is not None:
             return self._program
         return freeze([*self.sent.entries, *current().entries][self._skip :], handles_to_free())
 
-    def finish(self) -> None:
-        """Fix the program."""
+    def freeze_program(self) -> None:
+        """Keep the present program, because the capture ends."""
         self._program = self.program
 
 
@@ -220,18 +220,18 @@ class Capture:
 def capturing() -> Iterator[Capture]:
     """Context manager that records the ops of this thread inside the block.
 
-    Factories without a device argument create remote tensors. Nothing is sent unless the code inside needs a result.
-    Recorded ops run later, when code outside needs their results. Ops on meta tensors are recorded and never run.
+    Factories without a device argument create remote tensors. Nothing is sent unless the block needs a result.
+    Recorded ops run after the block, when their results are needed. Ops on meta tensors are recorded and never run.
     """
     recorder = current()
-    capture, stand_ins = Capture(recorder.unsent), MetaSubstitution()
+    capture, substitution = Capture(recorder.unsent), MetaSubstitution()
     recorder.captures.append(capture.sent)
-    before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.unsent else None
+    fixed_before, recorder.fixed = recorder.fixed, recorder.entries[-1] if recorder.unsent else None
     try:
-        with torch.device(logical_device(0)), stand_ins:
+        with torch.device(logical_device(0)), substitution:
             yield capture
     finally:
-        capture.finish()
-        stand_ins.let_go()
-        recorder.fixed = before
+        capture.freeze_program()
+        substitution.clear()
+        recorder.fixed = fixed_before
         recorder.captures = [c for c in recorder.captures if c is not capture.sent]

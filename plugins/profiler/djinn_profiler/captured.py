@@ -48,7 +48,7 @@ class Captured:
         self._capturing = capturing
 
     def __repr__(self) -> str:
-        """Return a text with the number of ops, without analysis."""
+        """Return a text with the number of ops. It does not analyse the program."""
         return f"<Captured: {len(self.program):,} ops>"
 
     @property
@@ -102,7 +102,7 @@ class Captured:
 
 @contextmanager
 def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
-    """Record the ops of this thread inside the block. Needs no server and runs nothing.
+    """Context manager that records the ops of this thread inside the block. It needs no server and runs nothing.
 
     Factories without a device argument create remote tensors inside the block. Recorded ops run when their results
     are needed.
@@ -111,21 +111,25 @@ def capture(model: torch.nn.Module | None = None) -> Iterator[Captured]:
         model: a module whose CPU parameters and buffers are copied to the device inside the block. Writes to the
             copies, gradients included, are lost after the block.
     """
-    with capturing() as under_way, _moved(model):
-        captured = context.captures.latest = Captured(under_way)
+    with capturing() as recording, _with_remote_parameters(model):
+        captured = context.captures.latest = Captured(recording)
         yield captured
     if port.counts_when_open():  # with a configured server, the first op that is sent shows whether it works
         forget_calls()
     _ = captured.graph.module_names  # read while the modules are alive
 
 
-def _moved(model: torch.nn.Module | None) -> AbstractContextManager[object]:
+def _with_remote_parameters(model: torch.nn.Module | None) -> AbstractContextManager[object]:
     tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers())) if model is not None else {}
-    moved = {name: _on_device(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
-    return _reparametrize_module(model, moved, tie_weights=True) if model is not None and moved else nullcontext()
+    remote_tensors = {name: _copy_to_device(tensor) for name, tensor in tensors.items() if tensor.device.type == "cpu"}
+    return (
+        _reparametrize_module(model, remote_tensors, tie_weights=True)
+        if model is not None and remote_tensors
+        else nullcontext()
+    )
 
 
-def _on_device(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_to_device(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(_DEVICE).requires_grad_(tensor.requires_grad)
 
 
@@ -144,10 +148,11 @@ def get_graph() -> Graph:
 
 @for_users
 def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> PipelineResult:
-    """Run the planning stages over a program, up to `until`, for the connected device, or for an unknown device without a session.
+    """Return the results of the planning stages up to `until` for a program on the connected device.
 
-    Results are cached by the content of programs. In a session over several executors, the stages from `optimize` on
-    plan for all of them, from the present locations of the inputs. Node ids refer to the result's `graph`.
+    Without a session, the stages plan for an unknown device. In a session over several executors, the stages from
+    `optimize` on plan for all executors, and use the present locations of the inputs. Results are cached by the content
+    of programs. Node ids refer to the result's `graph`.
 
     Raises:
         ConfigurationError: the stage does not exist.
@@ -156,14 +161,14 @@ def plan(program: Program | Graph | Captured, until: Stage = "schedule") -> Pipe
         raise ConfigurationError(f"there is no stage {until!r}; the stages are {', '.join(STAGES)}")
     if isinstance(program, Captured):
         program = program.graph
-    out = session_planner.switched_off(context, program)
+    switched_off = session_planner.switched_off(context, program)
     if STAGES.index(until) >= STAGES.index("optimize"):
         graph = program if isinstance(program, Graph) else Graph(program)
         if (planned_in_session := session_planner.plan_in_session(context, graph)) is not None:
-            found = session_planner.with_measured(context, planned_in_session, program)
-            return without_later_stages(with_reasons(found, out), until)
-    place = (client.registry(), client.settings(), client.device() or NOWHERE)
-    result = plan_program(program, *place, until, without=out, make=partial(planned, cache=_analysed))
+            measured_result = session_planner.with_measured(context, planned_in_session, program)
+            return without_later_stages(with_reasons(measured_result, switched_off), until)
+    target = (client.registry(), client.settings(), client.device() or NOWHERE)
+    result = plan_program(program, *target, until, without=switched_off, make=partial(planned, cache=_analysed))
     return session_planner.with_measured(context, result, program)
 
 
@@ -184,7 +189,7 @@ def explain(
         depth: number of listed module levels; None: all.
 
     Returns:
-        Text. Its attribute `described` has the same facts as JSON values.
+        The text. Its attribute `described` has the same facts as JSON values.
     """
     result = without_later_stages(program, until) if isinstance(program, PipelineResult) else plan(program, until)
     return describe_result(result, unfold=unfold, depth=depth)

@@ -29,10 +29,10 @@ class SemanticMetadata:
     """All facts about one node, joined from the graph and the side tables.
 
     Attributes:
-        node: as in `Node.id`.
-        op: as in `Node`.
-        inputs: as in `Node`.
-        random: as in `Node`.
+        node: `Node.id`.
+        op: `Node.op`.
+        inputs: `Node.inputs`.
+        random: `Node.random`.
         shapes: shapes of its results.
         dtypes: dtypes of its results.
         device: logical device of its results.
@@ -44,7 +44,7 @@ class SemanticMetadata:
         confidence: the highest confidence of these patterns.
         depth: length of the longest path from an input to it.
         mutates: True if it writes into an operand.
-        role: the role from a match, or from the op's family; each node has a role.
+        role: the role from a match, from the op's family, or from `general_role`; never empty.
         synchronises: True if the client waits for the op, because its result's shape or a returned number depends on
             data, or its result was fetched during recording.
         lineage: kinds of inputs that its results derive from.
@@ -79,7 +79,7 @@ class SemanticMetadata:
 
 
 def general_role(graph: Graph, node: Node) -> str:
-    """Return a role for an op whose family has no role, by its effect on memory and shapes."""
+    """Return the role of an op whose family has no role. It depends on the op's effect on memory and shapes."""
     for role, operations in (("indexing", INDEXING), ("copy", _COPIES), ("creation", _CREATION)):
         if node.operation.removesuffix("_") in operations or node.operation in operations:
             return role

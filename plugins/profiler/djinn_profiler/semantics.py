@@ -18,12 +18,7 @@ from djinn_core.ir.flow import is_view
 from djinn_core.ir.graph import Graph, Node
 from djinn_core.ir.op_families import CONVOLUTION, EMBEDDING, FUSED_ATTENTION, MATRIX_PRODUCT, is_backward
 from djinn_core.ir.operators import split_name
-from djinn_core.ir.profile import (
-    DataResidency,
-    Lineage,
-    PatternMatch,
-    WorkloadProfile,
-)
+from djinn_core.ir.profile import DataResidency, Lineage, PatternMatch, WorkloadProfile
 from djinn_core.planning.stages.annotate import annotate
 from djinn_profiler.semantic_metadata import INDEXING, MemoryPattern, SemanticMetadata, general_role
 
@@ -31,9 +26,9 @@ from djinn_profiler.semantic_metadata import INDEXING, MemoryPattern, SemanticMe
 def semantic_metadata(
     graph: Graph, profile: WorkloadProfile, costs: Costs | None = None, waited: AbstractSet[int] = frozenset()
 ) -> tuple[SemanticMetadata, ...]:
-    """Return one record per node, in order, with its cost on the first device if `costs` are given.
+    """Return the metadata of each node, in program order, with its cost on the first device if `costs` are given.
 
-    `waited`: the values that the client waited for.
+    `waited`: values for which the client waited.
     """
     matches: dict[int, list[PatternMatch]] = defaultdict(list)
     for match in profile.patterns:
@@ -42,12 +37,14 @@ def semantic_metadata(
     depths = _depths(graph)
     estimates = next(iter(costs.by_device.values()), ()) if costs is not None else ()
     return tuple(
-        _of_node(graph, profile, node, matches[node.id], depths[node.id], estimates[at] if estimates else None, waited)
+        _node_metadata(
+            graph, profile, node, matches[node.id], depths[node.id], estimates[at] if estimates else None, waited
+        )
         for at, node in enumerate(graph.nodes)
     )
 
 
-def _of_node(
+def _node_metadata(
     graph: Graph,
     profile: WorkloadProfile,
     node: Node,
@@ -102,7 +99,7 @@ def _memory_pattern(node: Node) -> MemoryPattern:
 
 @functools.lru_cache(maxsize=4096)
 def _depends_on_data(name: str) -> bool:
-    """Return True if PyTorch marks an op's result shape, or a number that it returns, as data-dependent."""
+    """Return True if PyTorch marks the shape of an op's result, or a returned number, as data-dependent."""
     packet, overload = split_name(name)
     if not name.startswith("aten::") or not hasattr(torch.ops.aten, packet):
         return False
@@ -111,13 +108,13 @@ def _depends_on_data(name: str) -> bool:
 
 
 def _depths(graph: Graph) -> list[int]:
-    """Return for each node the length of the longest data path that leads to it."""
+    """Return for each node the number of earlier nodes on the longest data path that leads to it."""
     depths: list[int] = []
-    made: dict[int, int] = {}
+    depth_by_value: dict[int, int] = {}
     for node in graph.nodes:
-        depth = 1 + max((made.get(v, -1) for v in node.inputs), default=-1)
+        depth = 1 + max((depth_by_value.get(v, -1) for v in node.inputs), default=-1)
         depths.append(depth)
-        made.update(dict.fromkeys((*node.outputs, *node.writes), depth))
+        depth_by_value.update(dict.fromkeys((*node.outputs, *node.writes), depth))
     return depths
 
 

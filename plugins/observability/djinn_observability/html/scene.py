@@ -15,7 +15,7 @@ from djinn_core.planning.units import duration, share, size, work
 from djinn_observability.html.colours import MIXED
 from djinn_observability.html.layering import LayeredRows, layered
 from djinn_profiler.explain.outline import Part, by_call, outline
-from djinn_profiler.explain.survey import Facts, Survey, some
+from djinn_profiler.explain.survey import Facts, Survey, first_few
 
 BOXES = 40  # that are shown at first
 _LITTLE = 0.03  # share of the time below which boxes stay closed
@@ -139,7 +139,7 @@ class _Maker:
         if not self.survey.has_costs:
             return f"{facts.ops:,} ops"
         worked = [work(facts.flops)] if facts.flops else []
-        where = [f"on {some(list(facts.devices), 1)}"] if self.survey.is_spread and facts.devices else []
+        where = [f"on {first_few(list(facts.devices), 1)}"] if self.survey.is_spread and facts.devices else []
         return " · ".join([share(facts.seconds, self._all.seconds), duration(facts.seconds), *worked, *where])
 
     def _tip(self, part: Part, facts: Facts) -> str:
@@ -149,8 +149,8 @@ class _Maker:
         lines.append(f"{facts.ops:,} ops: " + ", ".join(f"{n} {c:,}" for n, c in list(facts.operations.items())[:8]))
         lines += [f"phase {phase}: {count:,} ops" for phase, count in facts.phases.items()]
         if self.survey.has_costs:
-            lines.append(f"{work(facts.flops)}, {size(facts.moved)} moved, {duration(facts.seconds)}")
-        lines += [f"{kind}: {size(nbytes)}" for kind, nbytes in facts.held.items()]
+            lines.append(f"{work(facts.flops)}, {size(facts.bytes_moved)} moved, {duration(facts.seconds)}")
+        lines += [f"{kind}: {size(nbytes)}" for kind, nbytes in facts.resident_bytes.items()]
         lines += [f"on {device}: {count:,} ops" for device, count in facts.devices.items()]
         lines += [f"{f.pattern} ({f.confidence:.2f}): {f.reason}" for f in facts.patterns]
         return "\n".join(filter(None, lines))
@@ -211,7 +211,7 @@ class _Maker:
 
 def _title(part: Part, facts: Facts) -> str:
     if part.is_own:
-        return some(facts.dearest)
+        return first_few(facts.slowest_ops)
     times = f" x{part.count}" if part.count > 1 else ""
     kind = f" · {part.kind}" if part.kind and part.kind != part.name else ""
     return f"{part.name}{times}{kind}"

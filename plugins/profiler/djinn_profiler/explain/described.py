@@ -1,4 +1,4 @@
-"""Decisions of each stage with reasons, as JSON values. Times in seconds, sizes in bytes."""
+"""Decisions of each stage with their reasons, as JSON values. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_core.planning.units import size, work
 from djinn_profiler.explain.outline import Part, outline
 from djinn_profiler.explain.survey import MatchSummary, Survey
 
-_DEAREST = 5
+_MAX_SLOWEST = 5
 
 
 def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
@@ -32,20 +32,22 @@ def describe(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
         "schedule": _schedule(result),
         "modules": modules(result, unfold=unfold),
     }
-    described = {name: part for name, part in parts.items() if part is not None}
-    return {**described, "seconds": dict(result.seconds)}
+    description = {name: part for name, part in parts.items() if part is not None}
+    return {**description, "seconds": dict(result.seconds)}
 
 
 def modules(result: PipelineResult, *, unfold: bool = False) -> dict[str, Any]:
     """Return the tree of modules with the facts about each module."""
     whole = outline(result.graph, result.profile, unfold=unfold)
     survey = Survey(result, whole)
-    return _part(whole, survey)
+    return _module(whole, survey)
 
 
-def _part(part: Part, survey: Survey) -> dict[str, Any]:
+def _module(part: Part, survey: Survey) -> dict[str, Any]:
     facts = survey.facts(part)
-    cost = {"flops": facts.flops, "bytes_moved": facts.moved, "seconds": facts.seconds} if survey.has_costs else {}
+    cost = (
+        {"flops": facts.flops, "bytes_moved": facts.bytes_moved, "seconds": facts.seconds} if survey.has_costs else {}
+    )
     return {
         "name": part.name,
         "path": part.path,
@@ -53,35 +55,35 @@ def _part(part: Part, survey: Survey) -> dict[str, Any]:
         "count": part.count,
         "calls": part.calls,
         "ops": facts.ops,
-        "running": facts.running,
+        "running": facts.remaining_ops,
         **cost,
         "phases": dict(facts.phases),
         "devices": dict(facts.devices),
         "operations": dict(facts.operations),
-        "dearest": list(facts.dearest),
-        "bytes_by_residency": dict(facts.held),
-        "patterns": [_found(found) for found in facts.patterns],
-        "parts": [_part(inner, survey) for inner in part.parts],
+        "dearest": list(facts.slowest_ops),
+        "bytes_by_residency": dict(facts.resident_bytes),
+        "patterns": [_match(match) for match in facts.patterns],
+        "parts": [_module(inner, survey) for inner in part.parts],
     }
 
 
-def _found(found: MatchSummary) -> dict[str, Any]:
+def _match(match: MatchSummary) -> dict[str, Any]:
     return {
-        "pattern": found.pattern,
-        "count": found.count,
-        "confidence": found.confidence,
-        "reason": found.reason,
-        "details": plain(found.details),
-        "decisions": [attrs.asdict(decision) for decision in found.decisions],
+        "pattern": match.pattern,
+        "count": match.count,
+        "confidence": match.confidence,
+        "reason": match.reason,
+        "details": json_value(match.details),
+        "decisions": [attrs.asdict(decision) for decision in match.decisions],
     }
 
 
-def plain(value: Any) -> Any:
-    """Return a plugin's fact as a JSON value."""
+def json_value(value: Any) -> Any:
+    """Return a fact of a plugin, with nested mappings and sequences, as a JSON value."""
     if isinstance(value, Mapping):
-        return {str(name): plain(fact) for name, fact in value.items()}
+        return {str(name): json_value(fact) for name, fact in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
@@ -127,7 +129,7 @@ def _matches(profile: WorkloadProfile) -> list[dict[str, Any]]:
             "confidence": match.confidence,
             "reason": match.reason,
             "phase": match.phase.value if match.phase else None,
-            "details": plain(match.details),
+            "details": json_value(match.details),
         }
         for match in profile.patterns
     ]
@@ -147,15 +149,17 @@ def _costs(result: PipelineResult) -> dict[str, Any] | None:
         }
         for device, estimates in result.costs.by_device.items()
     }
-    return {"flops": result.costs.flops, "devices": devices, "dearest": _dearest(result)}
+    return {"flops": result.costs.flops, "devices": devices, "dearest": _slowest(result)}
 
 
 def speeds_of(result: PipelineResult, device: str) -> str:
     """Return a sentence about the speeds on which a device's predicted times are based."""
     if _calibrated(result, device):
         return "measured speeds"
-    known = next((d for d in result.topology.devices if d.id == device), None)
-    rates = f" of {work(known.speeds[0])}/s and {size(known.speeds[1])}/s" if known is not None else ""
+    capabilities = next((d for d in result.topology.devices if d.id == device), None)
+    rates = (
+        f" of {work(capabilities.speeds[0])}/s and {size(capabilities.speeds[1])}/s" if capabilities is not None else ""
+    )
     return f"assumed speeds{rates}: `djinn calibrate` measures them"
 
 
@@ -163,14 +167,14 @@ def _calibrated(result: PipelineResult, device: str) -> bool:
     return any(d.id == device and d.calibration is not None for d in result.topology.devices)
 
 
-def _dearest(result: PipelineResult) -> list[dict[str, Any]]:
-    """Return the slowest ops on the first device, with costs summed by op."""
+def _slowest(result: PipelineResult) -> list[dict[str, Any]]:
+    """Return the slowest ops on the first device, with the summed seconds of each op's nodes."""
     estimates = next(iter(result.costs.by_device.values()), ()) if result.costs else ()
     seconds: dict[str, float] = {}
     for node, estimate in zip(result.graph.nodes, estimates, strict=False):
         seconds[node.op] = seconds.get(node.op, 0.0) + estimate.seconds
-    dearest = sorted(seconds.items(), key=lambda item: -item[1])[:_DEAREST]
-    return [{"op": op, "seconds": spent} for op, spent in dearest]
+    slowest = sorted(seconds.items(), key=lambda item: -item[1])[:_MAX_SLOWEST]
+    return [{"op": op, "seconds": total} for op, total in slowest]
 
 
 def _plan(result: PipelineResult) -> dict[str, Any] | None:
@@ -189,7 +193,7 @@ def _plan(result: PipelineResult) -> dict[str, Any] | None:
                 "dropped": len(r.rewrite.drop),
                 "seconds_before": r.seconds_before,
                 "seconds_after": r.seconds_after,
-                "measured": attrs.asdict(measured) if (measured := result.trial_times.get(r.optimization)) else None,
+                "measured": attrs.asdict(trials) if (trials := result.trial_times.get(r.optimization)) else None,
             }
             for r in result.plan.results
         ],
@@ -199,13 +203,13 @@ def _plan(result: PipelineResult) -> dict[str, Any] | None:
 def _placement(result: PipelineResult) -> dict[str, Any] | None:
     if result.placement is None:
         return None
-    decided = Counter((d.device, d.reason) for d in result.placement.decisions)
+    decisions = Counter((d.device, d.reason) for d in result.placement.decisions)
     repeated = Counter((r.device, r.reason) for r in result.placement.replicas)
     return {
         "policy": result.placement.policy,
         "refused": list(result.placement.rejections),
         "devices": list(result.placement.devices),
-        "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decided.items()],
+        "decisions": [{"device": d, "reason": r, "nodes": n} for (d, r), n in decisions.items()],
         "replicas": [{"device": d, "reason": r, "nodes": n} for (d, r), n in repeated.items()],
     }
 
@@ -231,5 +235,5 @@ def _step_name(step: Step) -> str:
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:
-    """Return the count of each name, the most frequent first."""
+    """Return the count of each name. The most frequent name comes first."""
     return dict(Counter(names).most_common())

@@ -33,10 +33,10 @@ class Part:
 
     Attributes:
         name: the last name of the path, such as `layers.0-31` or `q_proj`; empty for ops of the enclosing module.
-        path: names from the outermost module on; of the first part if several are folded.
-        kind: class of the module, if known.
-        nodes: ids of all ops, including ops of its parts and of folded parts.
-        parts: its parts, in program order; of the first part if several are folded.
+        path: names from the outermost module to this part; for folded parts, the path of the first.
+        kind: class of the module; empty if unknown.
+        nodes: ids of all its ops, including ops of submodules and of folded parts.
+        parts: its submodules, in program order; for folded parts, those of the first.
         count: number of equal parts that are folded into this part.
         calls: number of calls.
         sample: ids of the ops of the first folded part.
@@ -53,7 +53,7 @@ class Part:
 
     @cached_property
     def members(self) -> frozenset[int]:
-        """Return the ids of its ops as a set."""
+        """Return `nodes` as a set."""
         return frozenset(self.nodes)
 
     @property
@@ -66,7 +66,7 @@ Grouping = Callable[[Sequence[int], Callable[[int], Hashable]], Iterable[tuple[H
 
 
 def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """Yield groups of ops by module, over all calls."""
+    """Yield a group for each module: its key, its ops of all calls, and the number of calls."""
     groups: dict[Hashable, list[int]] = {}
     calls: dict[Hashable, int] = {}
     for name, run in groupby(nodes, key):
@@ -76,7 +76,7 @@ def by_name(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tu
 
 
 def by_call(nodes: Sequence[int], key: Callable[[int], Hashable]) -> Iterable[tuple[Hashable, list[int], int]]:
-    """Yield groups of consecutive ops of a module, so that groups are in program order."""
+    """Yield a group for each run of consecutive ops of a module, in program order: key, ops, and 1 as number of calls."""
     return [(name, list(run), 1) for name, run in groupby(nodes, key)]
 
 
@@ -104,7 +104,7 @@ class _OutlineBuilder:
     unfold: bool
 
     def part(self, name: str, path: str, kind: str, nodes: tuple[int, ...], depth: int, calls: int = 1) -> Part:
-        """Return the part with these nodes, whose routes agree up to `depth`."""
+        """Return the part with these nodes. Their paths agree in the first `depth` steps."""
         routes = self.routes
 
         def step(node: int) -> _PathStep | None:
@@ -113,33 +113,33 @@ class _OutlineBuilder:
         groups = list(self.grouping(nodes, step))
         if not name or (len(groups) == 1 and groups[0][0] is None):
             return Part(name, path, kind, nodes, (), 1, calls)
-        parts = [self._inner(key, group, depth, count) for key, group, count in groups]
-        return Part(name, path, kind, nodes, tuple(parts if self.unfold else self._folded(parts)), 1, calls)
+        parts = [self._inner_part(key, group, depth, count) for key, group, count in groups]
+        return Part(name, path, kind, nodes, tuple(parts if self.unfold else self._fold_parts(parts)), 1, calls)
 
-    def _inner(self, key: Hashable, group: list[int], depth: int, calls: int) -> Part:
+    def _inner_part(self, key: Hashable, group: list[int], depth: int, calls: int) -> Part:
         if not isinstance(key, _PathStep):
             return Part("", "", "", tuple(group), (), 1, calls)
         return self.part(key.name, key.path, key.kind, tuple(group), depth + 1, calls)
 
-    def _folded(self, parts: list[Part]) -> list[Part]:
-        return [_merged(f) for f in fold(parts, self._signature, lambda part: part.name)]
+    def _fold_parts(self, parts: list[Part]) -> list[Part]:
+        return [_merge_rounds(f) for f in fold(parts, self._signature, lambda part: part.name)]
 
     @cached_property
-    def _known(self) -> dict[Hashable, int]:
+    def _numbers(self) -> dict[Hashable, int]:
         return {}
 
     @cached_property
-    def _of_part(self) -> dict[int, tuple[Part, int]]:
+    def _part_signatures(self) -> dict[int, tuple[Part, int]]:
         return {}
 
     def _signature(self, part: Part) -> int:
         """Return a number that is equal for parts with equal ops."""
-        signature = self._of_part.get(id(part))
+        signature = self._part_signatures.get(id(part))
         if signature is None:
             inner: tuple[Hashable, ...] = tuple([self._signature(p) for p in part.parts])
             inner = inner or tuple([self._ops[n] for n in part.nodes])
             key = (part.kind, part.count, inner)
-            signature = self._of_part[id(part)] = part, self._known.setdefault(key, len(self._known))
+            signature = self._part_signatures[id(part)] = part, self._numbers.setdefault(key, len(self._numbers))
         return signature[1]
 
     @cached_property
@@ -148,11 +148,11 @@ class _OutlineBuilder:
         profile = self.profile
         phases = profile.phases if profile is not None else [None] * len(self.graph.nodes)
         metas = [tuple([id(self.graph.meta(v)) for v in node.outputs]) for node in self.graph.nodes]
-        return [(node.op, made, phase) for node, made, phase in zip(self.graph.nodes, metas, phases, strict=True)]
+        return [(node.op, results, phase) for node, results, phase in zip(self.graph.nodes, metas, phases, strict=True)]
 
     @cached_property
     def routes(self) -> list[tuple[_PathStep, ...]]:
-        """Return for each node the path of names from the outermost module."""
+        """Return each node's path, from the outermost module to the module that issued it."""
         router = _Router(self.graph.module_names)
         routes = [router.route(node.id, node.module) for node in self.graph.nodes]
         sections = self._sections()
@@ -168,7 +168,7 @@ class _OutlineBuilder:
 
 @attrs.frozen
 class _PathStep:
-    """A name on the path to a node.
+    """A module on the path to a node.
 
     Steps with equal `key` are the same module in the same call of the outermost module.
     """
@@ -184,15 +184,15 @@ class _Router:
     """Find the path from the outermost module to the module that issued a node."""
 
     names: ModuleNames
-    _known: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
+    _numbers: dict[tuple[int, str], tuple[_PathStep, ...]] = attrs.field(factory=dict)
 
     def route(self, node: int, path: str) -> tuple[_PathStep, ...]:
         run = self.names.runs.get(node, -1)
         if run < 0 and not path:
             return ()
-        route = self._known.get((run, path))
+        route = self._numbers.get((run, path))
         if route is None:
-            route = self._known[run, path] = self._steps(run, path)
+            route = self._numbers[run, path] = self._steps(run, path)
         return route
 
     def _steps(self, run: int, path: str) -> tuple[_PathStep, ...]:
@@ -200,25 +200,27 @@ class _Router:
         steps = [_PathStep(value_names.get((run, ""), "model"), "", value_names.get((run, ""), ""), run)]
         names, start = path.split(".") if path else [], 0
         for end in range(1, len(names) + 1):
-            reached = ".".join(names[:end])
+            path_so_far = ".".join(names[:end])
             last = end == len(names)
-            if last or ((run, reached) in value_names if value_names else not names[end].isdigit()):
-                steps.append(_PathStep(".".join(names[start:end]), reached, value_names.get((run, reached), ""), run))
+            if last or ((run, path_so_far) in value_names if value_names else not names[end].isdigit()):
+                steps.append(
+                    _PathStep(".".join(names[start:end]), path_so_far, value_names.get((run, path_so_far), ""), run)
+                )
                 start = end
         return tuple(steps)
 
 
-def _merged(folded: FoldedRounds[Part]) -> Part:
+def _merge_rounds(folded: FoldedRounds[Part]) -> Part:
     """Merge all rounds of a folded repetition into one part."""
     rounds = folded.rounds
     if len(rounds) == 1 and len(rounds[0]) == 1:
         return rounds[0][0]
-    members = [together([r[position] for r in rounds]) for position in range(len(rounds[0]))]
+    members = [merge_parts([r[position] for r in rounds]) for position in range(len(rounds[0]))]
     if len(members) == 1:
         return attrs.evolve(members[0], count=len(rounds) * members[0].count)
     nodes = tuple(sorted(n for member in members for n in member.nodes))
     sample = tuple(n for part in rounds[0] for n in part.sample)
-    name = _spanned([part.name for r in rounds for part in r if part.name])
+    name = _range_name([part.name for r in rounds for part in r if part.name])
     return Part(
         name if name and "…" not in name else ", ".join(part.name for part in members if part.name),
         members[0].path,
@@ -231,24 +233,24 @@ def _merged(folded: FoldedRounds[Part]) -> Part:
     )
 
 
-def together(parts: Sequence[Part]) -> Part:
+def merge_parts(parts: Sequence[Part]) -> Part:
     """Merge equal parts into one part with the ops of all of them."""
     first = parts[0]
     nodes = tuple(sorted(n for part in parts for n in part.nodes))
-    inner = tuple(together(same) for same in zip(*[part.parts for part in parts], strict=True))
-    name = _spanned([part.name for part in parts])
+    inner = tuple(merge_parts(same) for same in zip(*[part.parts for part in parts], strict=True))
+    name = _range_name([part.name for part in parts])
     return Part(
         name, first.path, first.kind, nodes, inner, first.count, sum(part.calls for part in parts), first.sample
     )
 
 
-def _spanned(names: Sequence[str]) -> str:
+def _range_name(names: Sequence[str]) -> str:
     """Return `layers.0-31` for names that differ in one number; with gaps `layers.0,2-30`."""
     distinct = list(dict.fromkeys(names)) or [""]
     first, last = distinct[0], distinct[-1]
     if len(distinct) == 1:
         return first
-    head, tail = _common(first, last)
+    head, tail = _common_affixes(first, last)
     numbers = [name[len(head) : len(name) - len(tail)] for name in distinct]
     if not all(number.isdigit() for number in numbers):
         return f"{first} … {last}"
@@ -257,50 +259,50 @@ def _spanned(names: Sequence[str]) -> str:
     return f"{head}{numbers[0]},{numbers[1]}{f'-{numbers[-1]}' if len(numbers) > 2 else ''}{tail}"
 
 
-def _common(one: str, other: str) -> tuple[str, str]:
-    """Return the common prefix and suffix of two names, without splitting a number."""
+def _common_affixes(first: str, second: str) -> tuple[str, str]:
+    """Return the common prefix and suffix of two names. Numbers are not split."""
     head = 0
-    while head < min(len(one), len(other)) and one[head] == other[head]:
+    while head < min(len(first), len(second)) and first[head] == second[head]:
         head += 1
-    while head and one[head - 1].isdigit():
+    while head and first[head - 1].isdigit():
         head -= 1
     tail = 0
-    while tail < min(len(one), len(other)) - head and one[-1 - tail] == other[-1 - tail]:
+    while tail < min(len(first), len(second)) - head and first[-1 - tail] == second[-1 - tail]:
         tail += 1
-    while tail and one[len(one) - tail].isdigit():
+    while tail and first[len(first) - tail].isdigit():
         tail -= 1
-    return one[:head], one[len(one) - tail :] if tail else ""
+    return first[:head], first[len(first) - tail :] if tail else ""
 
 
 @attrs.frozen
 class FoldedRounds(Generic[T]):
-    """Consecutive equal rounds of parts. If nothing repeats, this is a single round with one part."""
+    """Consecutive equal rounds of parts, such as equal layers. A part that is not repeated is a single round."""
 
     rounds: tuple[tuple[T, ...], ...]
 
 
 def fold(parts: Sequence[T], signature: Callable[[T], int], name: Callable[[T], str]) -> list[FoldedRounds[T]]:
-    """Fold repeated parts. Parts are equal if their signatures are, and if their names differ only in numbers."""
+    """Return parts with repetitions folded. Parts are equal if their signatures are equal and names differ in numbers only."""
     marks = [(signature(part), _NUMBER.sub("#", name(part))) for part in parts]
     has_number = [bool(_NUMBER.search(name(part))) for part in parts]
-    found: list[FoldedRounds[T]] = []
-    at = 0
-    while at < len(parts):
-        period, count = _repeat(marks, has_number, at)
-        rounds = [tuple(parts[at + r * period : at + (r + 1) * period]) for r in range(count)]
-        found.append(FoldedRounds(tuple(rounds)))
-        at += period * count
-    return found
+    folded: list[FoldedRounds[T]] = []
+    start = 0
+    while start < len(parts):
+        period, count = _repeat(marks, has_number, start)
+        rounds = [tuple(parts[start + r * period : start + (r + 1) * period]) for r in range(count)]
+        folded.append(FoldedRounds(tuple(rounds)))
+        start += period * count
+    return folded
 
 
-def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], at: int) -> tuple[int, int]:
-    """Return length and count of the longest repetition that begins at a position, with the shortest period."""
+def _repeat(marks: Sequence[tuple[int, str]], numbered: Sequence[bool], start: int) -> tuple[int, int]:
+    """Return the period and the count of the longest repetition at position `start`. The shortest period wins."""
     best = (1, 1)
-    for period in range(1, min(_LONGEST, (len(marks) - at) // 2) + 1):
-        if not any(numbered[at : at + period]):
+    for period in range(1, min(_LONGEST, (len(marks) - start) // 2) + 1):
+        if not any(numbered[start : start + period]):
             continue
         count = 1
-        while marks[at + count * period : at + (count + 1) * period] == marks[at : at + period]:
+        while marks[start + count * period : start + (count + 1) * period] == marks[start : start + period]:
             count += 1
         if count > 1 and period * count > best[0] * best[1]:
             best = (period, count)

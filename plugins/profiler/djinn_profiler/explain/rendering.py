@@ -13,7 +13,7 @@ _INSTALL = f"For .svg and .html, run {install_hint('plugins/observability')}. `d
 
 
 def renderer_of(name: str, registry: Registry) -> Renderer:
-    """Return the renderer of a format.
+    """Return the renderer of the format `name`.
 
     Raises:
         ConfigurationError: no plugin has the format; the message names a package to install.
@@ -22,8 +22,8 @@ def renderer_of(name: str, registry: Registry) -> Renderer:
     for renderer in renderers:
         if renderer.name == name:
             return renderer
-    there = ", ".join(("text", "json", *(renderer.name for renderer in renderers)))
-    raise ConfigurationError(f"there is no format {name!r} (available: {there}). {_INSTALL}")
+    available = ", ".join(("text", "json", *(renderer.name for renderer in renderers)))
+    raise ConfigurationError(f"there is no format {name!r} (available: {available}). {_INSTALL}")
 
 
 def renderer_for(file: Path, registry: Registry) -> Renderer:
@@ -36,9 +36,9 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
     renderers: tuple[Renderer, ...] = registry.renderers
     matching = next((renderer for renderer in renderers if suffix in renderer.suffixes), None)
     if matching is None:
-        there = ", ".join(sorted(s for renderer in renderers for s in renderer.suffixes)) or "none"
+        available = ", ".join(sorted(s for renderer in renderers for s in renderer.suffixes)) or "none"
         raise ConfigurationError(
-            f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {there}). {_INSTALL}"
+            f"{file}: no renderer writes files that end in {suffix or 'nothing'} (available: {available}). {_INSTALL}"
         )
     if not file.parent.is_dir():
         raise ConfigurationError(f"cannot write {file}: create the folder {file.parent} first")
@@ -46,7 +46,7 @@ def renderer_for(file: Path, registry: Registry) -> Renderer:
 
 
 def render(result: PipelineResult, renderer: Renderer, registry: Registry) -> bytes:
-    """Return a program in the format of a renderer; text is encoded as UTF-8.
+    """Return a program in the format of a renderer, as bytes. Text is encoded as UTF-8.
 
     Raises:
         PluginError: the renderer raised an exception that is not a `DjinnError`.

@@ -25,12 +25,12 @@ class Decision:
     """A decision based on matches.
 
     Attributes:
-        about: name of the hints, or `memory`.
-        by: the policy that read the hints, or `executor`.
+        about: name of the hints on which it is based, or `memory`.
+        by: name of the placement policy that read the hints, or `executor`.
         decision: the decision, or the reason why there is none.
         seconds_before: predicted time of the program without the decision; None if not predicted.
         seconds_after: predicted time with the decision; None if not predicted.
-        measured: times of the session's trials of the policy; None without trials or a predicted time.
+        measured: times of the session's trials of the policy; None without trials, or without a predicted time.
     """
 
     about: str
@@ -66,28 +66,28 @@ class Facts:
 
     Attributes:
         ops: number of ops.
-        running: number of ops after the optimizations.
+        remaining_ops: number of ops after the optimizations.
         flops: work.
-        moved: memory traffic in bytes.
+        bytes_moved: memory traffic in bytes.
         seconds: predicted time on the device of the part.
         phases: ops by phase.
         devices: ops by device.
         operations: ops by name.
-        dearest: names of the computing ops, the slowest first.
-        held: bytes that its ops read or allocate, by residency, without activations.
+        slowest_ops: names of the computing ops, the slowest first.
+        resident_bytes: bytes that its ops read or allocate, by residency, without activations.
         patterns: matches in it that no single subpart contains.
     """
 
     ops: int
-    running: int
+    remaining_ops: int
     flops: float
-    moved: int
+    bytes_moved: int
     seconds: float
     phases: Mapping[str, int]
     devices: Mapping[str, int]
     operations: Mapping[str, int]
-    dearest: tuple[str, ...]
-    held: Mapping[str, int]
+    slowest_ops: tuple[str, ...]
+    resident_bytes: Mapping[str, int]
     patterns: tuple[MatchSummary, ...]
 
     @property
@@ -109,16 +109,16 @@ class Survey:
         nodes = self.result.graph.nodes
         return Facts(
             ops=len(part.nodes),
-            running=sum(n in self._running for n in part.nodes),
+            remaining_ops=sum(n in self._remaining_nodes for n in part.nodes),
             flops=sum(e.flops for e in estimates),
-            moved=sum(e.bytes_read + e.bytes_written for e in estimates),
+            bytes_moved=sum(e.bytes_read + e.bytes_written for e in estimates),
             seconds=sum(e.seconds for e in estimates),
             phases=_counted(self._phases[n] for n in part.nodes if n < len(self._phases)),
             devices=_counted(self._devices[n] for n in part.nodes if n in self._devices),
             operations=_counted(nodes[n].operation for n in part.nodes),
-            dearest=self._dearest(part),
-            held=self._held(part),
-            patterns=tuple(_found(self._matches.get(id(part), ()), self._decisions)),
+            slowest_ops=self._slowest_ops(part),
+            resident_bytes=self._resident_bytes(part),
+            patterns=tuple(_summaries(self._matches.get(id(part), ()), self._decisions)),
         )
 
     @property
@@ -141,7 +141,7 @@ class Survey:
         return {d.node: d.device for d in placement.decisions} if placement is not None else {}
 
     @cached_property
-    def _running(self) -> frozenset[int]:
+    def _remaining_nodes(self) -> frozenset[int]:
         plan = self.result.plan
         return frozenset(plan.nodes if plan is not None else range(len(self.result.graph.nodes)))
 
@@ -162,15 +162,15 @@ class Survey:
         profile = self.result.profile
         for value, kind in (profile.residency if profile is not None else {}).items():
             if kind is not DataResidency.EPHEMERAL_ACTIVATION:
-                known = kinds.get(storage_of(value), ("", 0))
-                kinds[storage_of(value)] = kind.value, max(known[1], self._nbytes(value))
+                entry = kinds.get(storage_of(value), ("", 0))
+                kinds[storage_of(value)] = kind.value, max(entry[1], self._nbytes(value))
         return kinds
 
     def _nbytes(self, value: int) -> int:
         meta = self.result.graph.meta(value)
         return min(meta.nbytes, meta.extent * meta.dtype.itemsize)  # an expanded dimension takes no memory
 
-    def _dearest(self, part: Part) -> tuple[str, ...]:
+    def _slowest_ops(self, part: Part) -> tuple[str, ...]:
         graph, seconds_by_op = self.result.graph, dict[str, float]()
         looks = graph.flow.pass_through
         computing = [n for n in part.nodes if not looks[n]] or part.nodes
@@ -179,7 +179,7 @@ class Survey:
             seconds_by_op[name] = seconds_by_op.get(name, 0.0) + (estimate.seconds if estimate is not None else 1.0)
         return tuple(sorted(seconds_by_op, key=lambda name: -seconds_by_op[name]))
 
-    def _held(self, part: Part) -> dict[str, int]:
+    def _resident_bytes(self, part: Part) -> dict[str, int]:
         nodes, kinds = self.result.graph.nodes, self._kinds
         storages = {storage_of(v) for n in part.nodes for v in (*nodes[n].inputs, *nodes[n].outputs)}
         bytes_by_kind: dict[str, int] = {}
@@ -221,24 +221,24 @@ def _smallest(part: Part, nodes: Sequence[int]) -> Part:
         part = inner
 
 
-def _found(
+def _summaries(
     matches: Sequence[PatternMatch], decisions: Callable[[Sequence[PatternMatch]], tuple[Decision, ...]]
 ) -> Iterable[MatchSummary]:
-    alike: dict[tuple[str, str], list[PatternMatch]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[PatternMatch]] = defaultdict(list)
     for match in matches:
-        alike[match.pattern, _NUMBER.sub("#", match.reason)].append(match)
-    for (pattern, _), same in alike.items():
-        shared = {
-            name: fact for name, fact in same[0].details.items() if all(m.details.get(name) == fact for m in same)
+        groups[match.pattern, _NUMBER.sub("#", match.reason)].append(match)
+    for (pattern, _), group in groups.items():
+        shared_details = {
+            name: fact for name, fact in group[0].details.items() if all(m.details.get(name) == fact for m in group)
         }
-        confidence = min(m.confidence for m in same)
-        yield MatchSummary(pattern, len(same), confidence, same[0].reason, shared, decisions(same))
+        confidence = min(m.confidence for m in group)
+        yield MatchSummary(pattern, len(group), confidence, group[0].reason, shared_details, decisions(group))
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
     return dict(Counter(names).most_common())
 
 
-def some(names: Sequence[str], most: int = 3) -> str:
-    """Return a text with the first few of some names."""
-    return ", ".join(names[:most]) + (" …" if len(names) > most else "")
+def first_few(names: Sequence[str], limit: int = 3) -> str:
+    """Return the first `limit` names as a text, with an ellipsis if there are more."""
+    return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")

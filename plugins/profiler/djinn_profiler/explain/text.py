@@ -11,7 +11,7 @@ import attrs
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.units import duration, share, size, work
 from djinn_profiler.explain.described import describe
-from djinn_profiler.explain.survey import some
+from djinn_profiler.explain.survey import first_few
 
 _SHOWN = 12  # lines of one kind to print before the rest is summarised
 _WIDTH = 120
@@ -101,7 +101,7 @@ def _rows(part: dict[str, Any], whole: dict[str, Any], depth: int | None, head: 
 
 def _label(part: dict[str, Any]) -> str:
     if not part["name"]:
-        return f"({some(part['dearest'])})"
+        return f"({first_few(part['dearest'])})"
     times = f" x{part['count']}" if part["count"] > 1 else ""
     kind = f"  {part['class']}" if part["class"] and part["class"] != part["name"] else ""
     return f"{part['name']}{times}{kind}"
@@ -122,12 +122,12 @@ def _cells(part: dict[str, Any], whole: dict[str, Any]) -> tuple[str, ...]:
     return (phase + more, f"{part['ops']:,}", *cost, ", ".join([*memory, *where]))
 
 
-def _decision_lines(found: dict[str, Any]) -> Iterator[str]:
-    times = f" x{found['count']}" if found["count"] > 1 else ""
-    fields = {n: f for n, f in found["details"].items() if f is not None and not isinstance(f, dict | list)}
+def _decision_lines(match: dict[str, Any]) -> Iterator[str]:
+    times = f" x{match['count']}" if match["count"] > 1 else ""
+    fields = {n: f for n, f in match["details"].items() if f is not None and not isinstance(f, dict | list)}
     facts = ", ".join(f"{name} {fact}" for name, fact in fields.items())
-    yield f"{found['pattern']}{times} ({found['confidence']:.2f}): {found['reason']}{f'; {facts}' if facts else ''}"
-    for decision in found["decisions"]:
+    yield f"{match['pattern']}{times} ({match['confidence']:.2f}): {match['reason']}{f'; {facts}' if facts else ''}"
+    for decision in match["decisions"]:
         about = f"{decision['about']} ({decision['by']}): " if decision["about"] else ""
         gain = ""
         if decision["seconds_before"] is not None:
@@ -137,29 +137,29 @@ def _decision_lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def measured(trials: dict[str, Any] | None) -> str:
-    """Return measured times as a suffix of a line."""
+    """Return the measured times of trials as a suffix of a line; empty without trials."""
     if trials is None:
         return ", not measured"
     return f", measured {duration(trials['before'])} to {duration(trials['after'])} ({trials['runs']} runs each)"
 
 
-def listed(counts: dict[str, int]) -> str:
-    """Return names with their counts, cut to the length of a line."""
+def format_counts(counts: dict[str, int]) -> str:
+    """Return names with their counts, shortened to the length of a line."""
     counts_shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_SHOWN]]
-    rest = sum(list(counts.values())[_SHOWN:])
-    return ", ".join([*counts_shown, f"others {rest:,}"] if rest else counts_shown) or "none"
+    hidden = sum(list(counts.values())[_SHOWN:])
+    return ", ".join([*counts_shown, f"others {hidden:,}"] if hidden else counts_shown) or "none"
 
 
 def _graph_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"{part['nodes']:,} nodes, {part['inputs']:,} inputs, {part['outputs']:,} outputs"
     yield f"topology {part['topology_hash']}, shapes {part['shape_hash']}"
-    yield f"ops: {listed(part['operations'])}"
+    yield f"ops: {format_counts(part['operations'])}"
 
 
 def _profile_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"workload {part['workload']}: {'; '.join(part['reasons'])}"
-    yield f"phases: {listed(part['phases'])}"
-    yield f"modalities: {listed(part['modalities'])}"
+    yield f"phases: {format_counts(part['phases'])}"
+    yield f"modalities: {format_counts(part['modalities'])}"
     sizes = part["bytes_by_residency"]
     kinds = [f"{n:,} {_WORDS.get(k, k)} ({size(sizes[k])})" for k, n in part["residency"].items()]
     yield f"values: {', '.join(kinds) or 'none'}"
@@ -179,10 +179,10 @@ def _costs_lines(part: dict[str, Any]) -> Iterator[str]:
     yield f"{work(part['flops'])} of products, convolutions and attention"
     for device, cost in part["devices"].items():
         bytes_moved = size(cost["bytes_read"] + cost["bytes_written"])
-        by = f"predicted by {listed(cost['models'])}"
+        by = f"predicted by {format_counts(cost['models'])}"
         yield f"{device}: {duration(cost['seconds'])}, {bytes_moved} moved, {by} ({cost['speeds']})"
     if part["dearest"]:
-        yield "dearest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
+        yield "slowest: " + ", ".join(f"{d['op']} {duration(d['seconds'])}" for d in part["dearest"])
 
 
 def _plan_lines(part: dict[str, Any]) -> Iterator[str]:
@@ -194,7 +194,7 @@ def _plan_lines(part: dict[str, Any]) -> Iterator[str]:
         prediction += measured(r["measured"]) if r["applied"] or r["measured"] else ""
         yield f"{r['optimization']} {'applied' if r['applied'] else 'not applied'}: {r['reason']}{prediction}"
     if part["hints"]:
-        yield f"hints: {listed(part['hints'])}"
+        yield f"hints: {format_counts(part['hints'])}"
 
 
 def _placement_lines(part: dict[str, Any]) -> Iterator[str]:
@@ -216,7 +216,7 @@ def _schedule_lines(part: dict[str, Any]) -> Iterator[str]:
     if len(part["groups"]) > _SHOWN:
         yield f"and {len(part['groups']) - _SHOWN} more groups"
     for device, steps in part["steps"].items():
-        yield f"{device}: {listed(steps)}"
+        yield f"{device}: {format_counts(steps)}"
 
 
 _FORMATTERS = {

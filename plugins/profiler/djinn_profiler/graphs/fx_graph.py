@@ -1,4 +1,4 @@
-"""Import of `torch.fx` and `torch.export` graphs as programs. They are annotated and scheduled like recorded programs.
+"""Conversion of `torch.fx` and `torch.export` graphs to programs, which are annotated and scheduled like recorded programs.
 
 ATen graphs with metadata of every value are read directly, for example from `torch.export.export(...)` and
 `make_fx(..., tracing_mode="fake")`. Other graphs, for example from `torch.fx.symbolic_trace`, are first traced again.
@@ -37,12 +37,12 @@ from djinn_core.ir.values import TensorMeta, tensor_meta
 
 
 def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: Any) -> Graph:
-    """Return the graph of `module`; `graph.program` is the equivalent program.
+    """Return the graph of `module`. Its `program` is the equivalent program.
 
     Args:
         module: a traced or exported module. Any other module is exported with `inputs`.
-        *inputs: example inputs, for a graph of torch functions and modules without metadata. They are not computed on.
-            In the graph's inputs, the parameters and buffers of `module` precede them.
+        *inputs: example inputs, for a graph of torch functions and modules without metadata. Only their metadata is
+            used. In the graph's inputs, the parameters and buffers of `module` precede them.
 
     Raises:
         UnsupportedOperation: an input or a value has no metadata.
@@ -51,7 +51,7 @@ def fx_graph(module: torch.nn.Module | torch.export.ExportedProgram, *inputs: An
         module = torch.export.export(module, inputs)
     graph_module = module.graph_module if isinstance(module, torch.export.ExportedProgram) else module
     if not is_lowered(graph_module):
-        graph_module = lowered(graph_module, inputs)
+        graph_module = lower(graph_module, inputs)
     reader = _FxReader(graph_module)
     for node in graph_module.graph.nodes:
         reader.read(node)
@@ -76,8 +76,8 @@ class _FxReader:
     operands: list[int] = attrs.field(factory=list)
     slots: list[Slot] = attrs.field(factory=list)
     modules: dict[int, str] = attrs.field(factory=dict)
-    kept: set[int] = attrs.field(factory=set)
-    made: list[int] = attrs.field(factory=list)
+    kept_alive: set[int] = attrs.field(factory=set)
+    result_handles: list[int] = attrs.field(factory=list)
 
     def read(self, node: fx.Node) -> None:
         if node.op == "placeholder":
@@ -85,7 +85,7 @@ class _FxReader:
         elif node.op == "get_attr":
             self.values[node] = self._input(_attribute(self.owner, str(node.target)))
         elif node.op == "output":
-            self.kept.update(h for n in node.all_input_nodes for h in _handles(self.values[n]))
+            self.kept_alive.update(h for n in node.all_input_nodes for h in _handles(self.values[n]))
         elif node.op == "call_function":
             self._function(node)
         else:
@@ -95,8 +95,8 @@ class _FxReader:
             )
 
     def program(self) -> Program:
-        """Return the program read so far. Every value that is not an output is dead at its end."""
-        dead = frozenset(h for h in self.made if h not in self.kept)
+        """Return the program of the nodes read so far. Values that are not outputs are dead at its end."""
+        dead = frozenset(h for h in self.result_handles if h not in self.kept_alive)
         return Program(tuple(self.calls), tuple(self.operands), tuple(self.slots), dead)
 
     def _input(self, value: Any) -> Any:
@@ -157,7 +157,7 @@ class _FxReader:
         )
         self.operands += [*scalars.handles, *new]
         self.slots += scalars.slots
-        self.made += new
+        self.result_handles += new
         self.values[node] = tuple(r.handle for r in results) if sequence else results[0].handle
 
     def _outcome(self, func: OpOverload, index: int, result: Any, operands: list[int]) -> _Outcome:
@@ -318,7 +318,7 @@ def _written_operands(func: OpOverload, node: fx.Node, values: Mapping[fx.Node, 
 
 
 def _written_result(func: OpOverload, index: int, operands: list[int]) -> int:
-    """Return the position of the written operand that result `index` is identical with; -1 if the result is a new tensor."""
+    """Return the position of the written operand that result `index` returns, or -1 if the result is a new tensor."""
     returns = _schema(func).returns
     info = returns[index].alias_info if index < len(returns) else None
     if info is None or not info.is_write or not operands:
@@ -355,7 +355,7 @@ def is_lowered(module: fx.GraphModule) -> bool:
 
 
 def _is_torch_level(node: fx.Node) -> bool:
-    """Return True if a node calls a torch function, method or module that must be lowered to ATen ops."""
+    """Return True if a node calls a torch function, method or module that must be lower to ATen ops."""
     if node.op in {"call_module", "call_method"}:
         return True
     if node.op != "call_function" or isinstance(node.target, OpOverload) or node.target is operator.getitem:
@@ -363,8 +363,8 @@ def _is_torch_level(node: fx.Node) -> bool:
     return not isinstance(node.meta.get("val"), (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModule:
-    """Return the graph lowered to ATen ops by tracing on fake tensors; parameters and buffers are its first inputs.
+def lower(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModule:
+    """Return the graph lower to ATen ops by tracing on fake tensors; parameters and buffers are its first inputs.
 
     Raises:
         UnsupportedOperation: the graph has no metadata, and no example inputs are given.
@@ -383,7 +383,7 @@ def lowered(module: fx.GraphModule, inputs: Sequence[Any] = ()) -> fx.GraphModul
 
 
 class _AttributedRun(torch.nn.Module):
-    """A module that runs a graph node by node, so that ops traced meanwhile are attributed to the modules of the nodes."""
+    """A module that runs a graph node by node, so that traced ops are attributed to the modules of the nodes."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__()

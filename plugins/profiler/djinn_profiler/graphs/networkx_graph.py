@@ -1,4 +1,4 @@
-"""Graphs in networkx form, with the profile and the plan of each node: for tools that analyse, export or draw graphs.
+"""Conversion to networkx graphs with facts of profile and plan, for tools that analyse, export or draw graphs.
 
 Attributes are text, numbers and truth values only, because formats such as GraphML support no other types.
 """
@@ -30,7 +30,7 @@ def to_networkx(
     import networkx as nx  # importing takes a quarter of a second, and few programs export graphs
 
     digraph: nx.DiGraph[int] = nx.DiGraph()
-    digraph.add_nodes_from((node.id, _of_node(graph, node)) for node in graph.nodes)
+    digraph.add_nodes_from((node.id, _node_facts(graph, node)) for node in graph.nodes)
     digraph.add_edges_from((edge.source, edge.target, {"kind": edge.kind}) for edge in graph.edges)
     if profile is not None:
         for node, facts in digraph.nodes.items():
@@ -42,19 +42,21 @@ def to_networkx(
     return digraph
 
 
-def _keep_running(made: nx.DiGraph[int], graph: Graph, plan: OptimizationPlan) -> None:
-    made.remove_edges_from([(source, target) for source, target, kind in made.edges.data("kind") if kind == "data"])
+def _keep_running(digraph: nx.DiGraph[int], graph: Graph, plan: OptimizationPlan) -> None:
+    digraph.remove_edges_from(
+        [(source, target) for source, target, kind in digraph.edges.data("kind") if kind == "data"]
+    )
     running = {node: order for order, node in enumerate(plan.nodes)}
-    made.remove_nodes_from([node for node in made if node not in running])
+    digraph.remove_nodes_from([node for node in digraph if node not in running])
     for target, order in running.items():
-        made.nodes[target]["order"] = order
+        digraph.nodes[target]["order"] = order
         for value in graph.nodes[target].inputs:
             source = graph.producer(plan.replace.get(value, value))
             if source is not None and source.id != target and source.id in running:
-                made.add_edge(source.id, target, kind="data")
+                digraph.add_edge(source.id, target, kind="data")
 
 
-def _of_node(graph: Graph, node: Node) -> dict[str, Any]:
+def _node_facts(graph: Graph, node: Node) -> dict[str, Any]:
     metas = map(graph.meta, node.outputs)
     results = ", ".join(f"{str(meta.dtype).removeprefix('torch.')}{list(meta.shape)}" for meta in metas)
     return {

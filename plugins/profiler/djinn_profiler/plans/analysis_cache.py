@@ -1,10 +1,8 @@
 """Analysis cache of `djinn.plan`, `djinn.explain` and captures, for repeated programs.
 
-The plans of a session are in `runtime/planning/plan_cache.py`.
-
-Two levels. The key of a *profile* is the program's fingerprint, its module names, and the plugins with their versions. The key of a
-whole *plan* adds the locations of inputs, the fetched values, and the devices. Plans of programs that run are keyed by structure,
-for varying sizes (`runtime/planning/plan_cache.py`).
+It has two levels. The key of a *profile* is the program's fingerprint, its module names, and the plugins with their
+versions. The key of a *plan* adds the locations of inputs, the fetched values, and the devices. Plans of programs that
+run are keyed by structure, for varying sizes (`runtime/planning/plan_cache.py`).
 """
 
 from __future__ import annotations
@@ -34,22 +32,22 @@ class _Level(LruCache[Hashable, "CachedAnalysis"]):
         self.count = _HitCounts()
 
     def find(self, key: Hashable) -> CachedAnalysis | None:
-        found = self.use(key)
-        if found is None:
+        entry = self.use(key)
+        if entry is None:
             self.count.misses += 1
         else:
             self.count.hits += 1
-        return found
+        return entry
 
 
 class CachedAnalysis(msgspec.Struct, frozen=True):
-    """A cached result, and the values of its program in order of first appearance."""
+    """A cached result, and the value ids of its program in order of first appearance."""
 
     result: PipelineResult
     values: tuple[int, ...]
 
     def names(self, values: tuple[int, ...]) -> dict[int, int]:
-        """Return for each value of the cached program the corresponding value of another program."""
+        """Return for each value id of the cached program the id at the same position of `values`."""
         return dict(zip(self.values, values, strict=True))
 
 
@@ -63,20 +61,20 @@ class AnalysisCache:
         self._plans = _Level(capacity)
 
     def find_plan(self, key: Hashable) -> CachedAnalysis | None:
-        """Return the cached plan of a key."""
+        """Return the cached plan of a key, or None."""
         with self._lock:
             return self._plans.find(key)
 
     def find_profile(self, key: Hashable) -> CachedAnalysis | None:
-        """Return a cached result whose profile has the key."""
+        """Return a cached result whose profile has the key, or None."""
         with self._lock:
             return self._profiles.find(key)
 
-    def store(self, profile_key: Hashable, plan_key: Hashable, remembered: CachedAnalysis) -> None:
-        """Cache a result, and evict the least recently used."""
+    def store(self, profile_key: Hashable, plan_key: Hashable, analysis: CachedAnalysis) -> None:
+        """Cache an analysis under both keys, and evict the least recently used analysis if a level is full."""
         with self._lock:
-            self._profiles.store(profile_key, remembered)
-            self._plans.store(plan_key, remembered)
+            self._profiles.store(profile_key, analysis)
+            self._plans.store(plan_key, analysis)
 
     def clear(self) -> None:
         """Drop all entries and the statistics."""

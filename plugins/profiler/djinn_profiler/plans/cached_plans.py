@@ -26,10 +26,7 @@ def planned(
     cache: AnalysisCache,
     known_plan: OptimizationPlan | None = None,
 ) -> PipelineResult:
-    """Return the plan of a program, as `plan` does.
-
-    Reuse the cached plan of a program with the same content and module names.
-    """
+    """Return the plan of a program, as `plan` does, or the cached plan of a program with equal content and module names."""
     graph = program if isinstance(program, Graph) else Graph(program)
     mark = fingerprint(graph.program)
     profile_key = (mark.topology, mark.shapes, graph.module_names.key, _identity(plugins))
@@ -46,12 +43,12 @@ def planned(
             if _still_fits(rebound, request):
                 return rebound
     cached_profile = cache.find_profile(profile_key)
-    recorded = (
+    recorded_profile = (
         cached_profile.result.recorded_profile or cached_profile.result.profile if cached_profile is not None else None
     )
     profile = (
-        rebind_profile(recorded, cached_profile.names(mark.values))
-        if cached_profile is not None and recorded is not None
+        rebind_profile(recorded_profile, cached_profile.names(mark.values))
+        if cached_profile is not None and recorded_profile is not None
         else None
     )
     result = plan(graph, plugins, request, profile=profile, known_plan=known_plan)
@@ -60,7 +57,7 @@ def planned(
 
 
 def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Hashable:
-    """Return the content of a known plan as a cache key, with values by number."""
+    """Return a cache key of `known_plan`, in which the number of a value is its position in `values`."""
     if known_plan is None:
         return None
     numbers = {value: number for number, value in enumerate(values)}
@@ -68,7 +65,7 @@ def _content(known_plan: OptimizationPlan | None, values: tuple[int, ...]) -> Ha
 
 
 def _still_fits(result: PipelineResult, request: Request) -> bool:
-    """Return True if a cached plan still fits, although it was computed for more free memory or for smaller values."""
+    """Return True if a cached plan fits the present free memory and the sizes of the present values."""
     if result.placement is None or result.plan is None or result.profile is None:
         return True
     context = placement_context(result, request)
@@ -80,7 +77,7 @@ _identities: dict[int, tuple[Plugins, Hashable]] = {}
 
 
 def _identity(plugins: Plugins) -> Hashable:
-    """Return a cache key of the plugins that take part, with their versions. Registries never change."""
+    """Return a cache key of the plugins in use, with their versions. It is cached, because registries never change."""
     identity = _identities.get(id(plugins))
     if identity is None or identity[0] is not plugins:
         rows = tuple((row.name, row.distribution, row.version) for row in getattr(plugins, "rows", ()))
@@ -88,7 +85,7 @@ def _identity(plugins: Plugins) -> Hashable:
             *plugins.patterns, *plugins.cost_models, *plugins.optimizations, *plugins.placement_policies, *plugins.schedulers
         ]  # fmt: skip
         # The objects themselves: two plugins of one class and name may be configured differently.
-        key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _Same(o)) for o in objects)))
+        key = _Key((rows, tuple((type(o).__module__, type(o).__qualname__, o.name, _ByIdentity(o)) for o in objects)))
         if len(_identities) >= _IDENTITIES:
             _identities.clear()
         identity = _identities[id(plugins)] = (plugins, key)
@@ -107,20 +104,23 @@ class _Key:
 
 
 @attrs.frozen(eq=False)
-class _Same:
+class _ByIdentity:
     """A cache key for an object by identity. It keeps the object alive so that its id is not reused."""
 
-    kept: Any
+    value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.kept is other.kept
+        return isinstance(other, _ByIdentity) and self.value is other.value
 
     def __hash__(self) -> int:
-        return id(self.kept)
+        return id(self.value)
 
 
 def _circumstances(request: Request, values: tuple[int, ...]) -> Hashable:
-    """Return the cache key of `request`, with values by number. Free memory of devices is not part of the key."""
+    """Return a cache key of `request`, in which the number of a value is its position in `values`.
+
+    Free memory of devices is not part of the key.
+    """
     devices = tuple(attrs.evolve(d, memory_free=None) for d in request.topology.devices)
     homes = tuple(map(request.resident.get, values)) if request.resident else ()
     numbers = {v: number for number, v in enumerate(values)} if request.fetch else {}

@@ -30,10 +30,10 @@ class Machines(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Machines of one model, in a cluster file.
 
     Attributes:
-        name: the first machine is called `name0`.
+        name: prefix of the machines' names, such as `a` for machines `a0` and `a1`.
         devices: devices per machine, connected by `link`; a machine with one device needs no `link`.
         memory_gib: memory per device in GiB.
-        tflops: peak arithmetic throughput per device.
+        tflops: peak arithmetic throughput per device, in 10^12 operations a second.
         gbs: memory bandwidth per device, in gigabytes a second.
         count: number of machines.
         rack: machines per rack; 0: one rack.
@@ -82,7 +82,7 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
     devices: list[DeviceCapabilities] = []
     links: list[Link] = []
     for machines in cluster.machines:
-        _refuse_nonsense(machines, source)
+        _check_machines(machines, source)
         devices += _devices(machines)
         links += _inner_links(cluster, machines)
     if len({d.id for d in devices}) < len(devices):
@@ -91,7 +91,7 @@ def read_cluster(text: str, source: str = "the cluster file") -> NetworkTopology
     return NetworkTopology(tuple(devices), tuple(links))
 
 
-def _refuse_nonsense(machines: Machines, source: str) -> None:
+def _check_machines(machines: Machines, source: str) -> None:
     numbers = (machines.devices, machines.count, machines.memory_gib, machines.tflops, machines.gbs)
     linked = machines.devices == 1 if machines.link is None else machines.link.gbs > 0
     if min(numbers) <= 0 or not linked or "/" in machines.name or not machines.name:
@@ -137,5 +137,5 @@ def _inner_links(cluster: Cluster, machines: Machines) -> list[Link]:
 
 
 def _both_ways(source: str, target: str, wire: Wire) -> list[Link]:
-    there = Link(source, target, wire.gbs * _GIGA, wire.us * 1e-6)
-    return [there] if source == target else [there, Link(target, source, there.bandwidth, there.latency)]
+    forward = Link(source, target, wire.gbs * _GIGA, wire.us * 1e-6)
+    return [forward] if source == target else [forward, Link(target, source, forward.bandwidth, forward.latency)]

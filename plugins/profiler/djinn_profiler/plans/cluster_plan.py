@@ -30,8 +30,8 @@ class ClusterPlan:
     Attributes:
         first: the plan of the first run.
         result: the plan of each later run.
-        resident: device of each input, as in `Request`.
-        copies: further devices of each input, as in `Request`.
+        resident: device of each weight and cache after the first run, as in `Request.resident`.
+        copies: further devices that have copies of a weight or cache, as in `Request.copies`.
     """
 
     first: PipelineResult
@@ -51,13 +51,12 @@ class ClusterPlan:
 
 
 def planning_plugins(**settings: Any) -> Registry:
-    """Return the planning plugins that these settings and the environment select.
+    """Return the planning plugins that settings and the environment select.
 
-    Args:
-        **settings: settings of `djinn.configure`, such as `plugin_settings={"cleanup": {"on": True}}`.
+    `**settings`: settings of `djinn.configure`, such as `plugin_settings={"cleanup": {"on": True}}`.
     """
-    resolved = resolve(settings).settings
-    return open_registry(Selection.from_settings(resolved), builtins=builtin_plugins(), kinds=_KINDS)
+    settings_in_use = resolve(settings).settings
+    return open_registry(Selection.from_settings(settings_in_use), builtins=builtin_plugins(), kinds=_KINDS)
 
 
 def plan_for_cluster(
@@ -90,16 +89,18 @@ def plan_for_cluster(
     scheduler = scheduler or preferred(plugins.schedulers, "sequential")
     plan_request = Request(topology, placement_policy=policy, scheduler=scheduler, **request)
     first = plan(graph, plugins, plan_request, profile=profile)
-    placement, known = first.placement, first.profile
-    if placement is None or known is None:
+    placement, known_profile = first.placement, first.profile
+    if placement is None or known_profile is None:
         raise ValueError("a plan for a cluster needs until='schedule'")
-    coming = {v for v in first.graph.inputs if known.residency.get(v) is DataResidency.INPUT}
-    resident = {v: placement.values[v] for v in first.graph.inputs if v not in coming}
+    uploads = {v for v in first.graph.inputs if known_profile.residency.get(v) is DataResidency.INPUT}
+    resident = {v: placement.values[v] for v in first.graph.inputs if v not in uploads}
     copies = {v: devices for v, devices in placement.copies.items() if v in resident}
     results, hints = (first.plan.results, first.plan.hints) if first.plan is not None else ((), {})
-    applied = {result.optimization for result in results if result.rewrite.substitutions}
-    rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in applied))
-    groups = {"groups": hints["groups"]} if applied and "groups" in hints else plan_request.hints
+    applied_optimizations = {result.optimization for result in results if result.rewrite.substitutions}
+    remaining = PluginOverrides(
+        plugins, optimizations=tuple(o for o in plugins.optimizations if o.name not in applied_optimizations)
+    )
+    groups = {"groups": hints["groups"]} if applied_optimizations and "groups" in hints else plan_request.hints
     warm = attrs.evolve(plan_request, resident=resident, copies=copies, hints=groups)
     program: Any = first.graph  # with the replacements that those optimizations made
-    return ClusterPlan(first, plan(program, rest, warm, profile=known), resident, copies)
+    return ClusterPlan(first, plan(program, remaining, warm, profile=known_profile), resident, copies)

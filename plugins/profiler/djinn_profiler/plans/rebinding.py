@@ -1,4 +1,4 @@
-"""Rebinding of a cached plan to another program of the same structure: the same nodes, other values and scalars."""
+"""Rebinding of a cached plan to another program with equal nodes, but different values and scalars."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReboundResult(PipelineResult):
     Each part is renamed when it is first accessed, so that a cache hit costs next to nothing.
     """
 
-    _made: PipelineResult
+    _original: PipelineResult
     _values: tuple[tuple[int, ...], tuple[int, ...]]
 
     @cached_property
@@ -36,25 +36,25 @@ class ReboundResult(PipelineResult):
     @cached_property
     def profile(self) -> WorkloadProfile | None:
         """Return the workload profile of the program."""
-        profile = self._made.profile
+        profile = self._original.profile
         return profile and rebind_profile(profile, self._names)
 
     @cached_property
     def plan(self) -> OptimizationPlan | None:
         """Return the optimization plan of the program."""
-        plan = self._made.plan
+        plan = self._original.plan
         return plan and rebind_plan(plan, self._names)
 
     @cached_property
     def placement(self) -> Placement | None:
         """Return the placement of the program."""
-        placement = self._made.placement
+        placement = self._original.placement
         return placement and _placement(placement, self._names)
 
     @cached_property
     def schedule(self) -> ExecutionSchedule | None:
         """Return the schedule of the program."""
-        schedule = self._made.schedule
+        schedule = self._original.schedule
         return schedule and rebind_schedule(schedule, self.graph, self._names)
 
 
@@ -64,9 +64,9 @@ def rebind(result: PipelineResult, graph: Graph, old: tuple[int, ...], new: tupl
     Each part is renamed at first access.
     """
     rebound = ReboundResult.__new__(ReboundResult)
-    rebound.__dict__.update(_made=result, _values=(old, new))
-    same = {name: getattr(result, name) for name in ("topology", "costs", "recorded_profile")}
-    for name, part in ({"graph": graph, "seconds": {}} | same).items():
+    rebound.__dict__.update(_original=result, _values=(old, new))
+    unchanged = {name: getattr(result, name) for name in ("topology", "costs", "recorded_profile")}
+    for name, part in ({"graph": graph, "seconds": {}} | unchanged).items():
         object.__setattr__(rebound, name, part)
     return rebound
 
@@ -75,7 +75,7 @@ def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
     """Return `profile` with renamed values."""
     return attrs.evolve(
         profile,
-        residency=_keys(profile.residency, names),
+        residency=_rename_keys(profile.residency, names),
         patterns=tuple(_match(m, names) for m in profile.patterns),
     )
 
@@ -83,9 +83,9 @@ def rebind_profile(profile: WorkloadProfile, names: Names) -> WorkloadProfile:
 def _match(match: PatternMatch, names: Names) -> PatternMatch:
     return attrs.evolve(
         match,
-        residency=_keys(match.residency, names),
-        hints=_anything(match.hints, names),
-        details=_anything(match.details, names),
+        residency=_rename_keys(match.residency, names),
+        hints=_rename_nested(match.hints, names),
+        details=_rename_nested(match.details, names),
     )
 
 
@@ -93,20 +93,24 @@ def rebind_plan(plan: OptimizationPlan, names: Names) -> OptimizationPlan:
     """Return `plan` with renamed values."""
     return attrs.evolve(
         plan,
-        replace=_both(plan.replace, names),
+        replace=_rename_both(plan.replace, names),
         results=tuple(_result(r, names) for r in plan.results),
-        hints=_anything(plan.hints, names),
+        hints=_rename_nested(plan.hints, names),
     )
 
 
 def _result(result: OptimizationResult, names: Names) -> OptimizationResult:
     rewrite = result.rewrite
-    renamed = attrs.evolve(rewrite, replace=_both(rewrite.replace, names), hints=_anything(rewrite.hints, names))
+    renamed = attrs.evolve(
+        rewrite, replace=_rename_both(rewrite.replace, names), hints=_rename_nested(rewrite.hints, names)
+    )
     return attrs.evolve(result, rewrite=attrs.evolve(renamed, substitutions=()))
 
 
 def _placement(placement: Placement, names: Names) -> Placement:
-    return attrs.evolve(placement, values=_keys(placement.values, names), copies=_keys(placement.copies, names))
+    return attrs.evolve(
+        placement, values=_rename_keys(placement.values, names), copies=_rename_keys(placement.copies, names)
+    )
 
 
 def rebind_schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> ExecutionSchedule:
@@ -115,7 +119,7 @@ def rebind_schedule(schedule: ExecutionSchedule, graph: Any, names: Names) -> Ex
         schedule,
         program=graph.program,
         steps={device: tuple([_step(s, names) for s in steps]) for device, steps in schedule.steps.items()},
-        replace=_both(schedule.replace, names),
+        replace=_rename_both(schedule.replace, names),
     )
 
 
@@ -135,22 +139,22 @@ def _step(step: Step, names: Names) -> Step:
             return Fetch(names[value])
 
 
-def _keys(table: Mapping[int, T], names: Names) -> dict[int, T]:
+def _rename_keys(table: Mapping[int, T], names: Names) -> dict[int, T]:
     return {names[v]: entry for v, entry in table.items()}
 
 
-def _both(table: Mapping[int, int], names: Names) -> dict[int, int]:
+def _rename_both(table: Mapping[int, int], names: Names) -> dict[int, int]:
     return {names[v]: names[w] for v, w in table.items()}
 
 
-def _anything(facts: Any, names: Names) -> Any:
-    """Return nested data with renamed value ids. Small integers are counts and stay."""
+def _rename_nested(facts: Any, names: Names) -> Any:
+    """Return nested data with renamed value ids. Small integers are counts, so they are not renamed."""
     if isinstance(facts, bool):
         return facts
     if isinstance(facts, int):
         return names.get(facts, facts) if storage_of(facts) else facts
     if isinstance(facts, Mapping):
-        return {_anything(k, names): _anything(v, names) for k, v in facts.items()}
+        return {_rename_nested(k, names): _rename_nested(v, names) for k, v in facts.items()}
     if isinstance(facts, list | tuple | set | frozenset):
-        return type(facts)([_anything(f, names) for f in facts])
+        return type(facts)([_rename_nested(f, names) for f in facts])
     return facts

@@ -30,7 +30,7 @@ _CAPACITY = 128
 
 
 class Scheduler:
-    """Create schedules: with costs and plugins if these work, otherwise in program order. Thread-safe.
+    """Create schedules of graphs, without a session. Thread-safe.
 
     It tries three methods. If one fails, it logs a warning and tries the next: *cost-aware* (all stages, all plugins),
     *basic* (the built-in placement and order, no plugins), *minimal* (every node on the first device, in one step).
@@ -58,7 +58,7 @@ class Scheduler:
         self._counts: Counter[str] = Counter()
 
     def create_schedule(self, graph: Graph, optimization_plan: OptimizationPlan | None = None) -> ExecutionSchedule:
-        """Return the schedule of `graph`, reduced by `optimization_plan` if given.
+        """Return the schedule of `graph`. With `optimization_plan`, it has only the nodes that run under this plan.
 
         Schedules are cached by the content of graph and plan.
 
@@ -83,12 +83,12 @@ class Scheduler:
             return {name: self._counts[name] for name in ("hits", "misses", "cost_aware", "basic", "minimal")}
 
     def _create(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        ways: tuple[tuple[str, Callable[[], ExecutionSchedule]], ...] = (
+        methods: tuple[tuple[str, Callable[[], ExecutionSchedule]], ...] = (
             ("cost_aware", lambda: self._cost_aware(graph, optimization_plan)),
             ("basic", lambda: self._basic(graph, optimization_plan)),
         )
-        failed: tuple[str, ...] = ()
-        for (way, make), instead in zip(ways, ("basic", "minimal"), strict=True):
+        failures: tuple[str, ...] = ()
+        for (method, make), fallback in zip(methods, ("basic", "minimal"), strict=True):
             try:
                 schedule = make()
             except DoesNotFit:  # the basic method would fail as well
@@ -96,20 +96,20 @@ class Scheduler:
             except Exception as error:
                 _log.warning(
                     "a scheduler's result is ignored",
-                    way=way,
+                    way=method,
                     error=f"{type(error).__name__}: {error}",
-                    instead=instead,
+                    instead=fallback,
                 )
-                failed += (f"{way} scheduling failed with {type(error).__name__}: {error}",)
+                failures += (f"{method} scheduling failed with {type(error).__name__}: {error}",)
                 continue
-            return self._with_reasons(way, schedule, failed)
-        return self._with_reasons("minimal", self._minimal(graph, optimization_plan), failed)
+            return self._with_reasons(method, schedule, failures)
+        return self._with_reasons("minimal", self._minimal(graph, optimization_plan), failures)
 
-    def _with_reasons(self, way: str, schedule: ExecutionSchedule, failed: tuple[str, ...]) -> ExecutionSchedule:
-        if not failed:
+    def _with_reasons(self, method: str, schedule: ExecutionSchedule, failures: tuple[str, ...]) -> ExecutionSchedule:
+        if not failures:
             return schedule
-        self._count(way)
-        return attrs.evolve(schedule, reasons=(*failed, *schedule.reasons))
+        self._count(method)
+        return attrs.evolve(schedule, reasons=(*failures, *schedule.reasons))
 
     def _count(self, *names: str) -> None:
         with self._lock:
@@ -118,10 +118,10 @@ class Scheduler:
     def _cost_aware(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         result = planned(graph, self._plugins, self._request, self._cache, optimization_plan)
         self._count(*(("misses", "cost_aware") if result.seconds else ("hits",)))
-        return _scheduled(result)
+        return _schedule_of(result)
 
     def _basic(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
-        return _scheduled(plan(graph, Registry(), Request(self.network_topology), known_plan=optimization_plan))
+        return _schedule_of(plan(graph, Registry(), Request(self.network_topology), known_plan=optimization_plan))
 
     def _minimal(self, graph: Graph, optimization_plan: OptimizationPlan | None) -> ExecutionSchedule:
         plan = optimization_plan or OptimizationPlan(tuple(node.id for node in graph.nodes))
@@ -137,7 +137,7 @@ class Scheduler:
         )
 
 
-def _scheduled(result: PipelineResult) -> ExecutionSchedule:
+def _schedule_of(result: PipelineResult) -> ExecutionSchedule:
     if result.schedule is None:
         raise AssertionError("a request needs until='schedule'")
     return result.schedule

@@ -1,6 +1,6 @@
 """Time profiling of programs: `djinn.profile()` and `djinn.explain_waits()`.
 
-- `profiling`: the block and its `Timeline`. `record_timeline`, `recording`: record it; `recorded`: the raw records.
+- `profiling`: the block and its `Timeline`. `record_timeline`, `recording`: recording. `recorded`: the raw records.
   `clocks`: clocks of executors.
 - `assembling`: turns raw records into events; `submissions`, `threads`, `module_changes`: its parts. `events`: the
   event types.
