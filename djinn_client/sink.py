@@ -22,22 +22,27 @@ Ticket = Any  # identifies a submission with requested values
 
 
 class DescribedValue(msgspec.Struct, frozen=True):
-    """A result that only the executor knows: its metadata, or the Python type of a scalar (`bool`, `int`...)."""
+    """Metadata of a result that only the executor knows.
+
+    Attributes:
+        meta: metadata of the tensor.
+        scalar: name of the Python type if the result is no tensor, such as `bool`, `int` or `NoneType`. Else empty.
+    """
 
     meta: TensorMeta
     scalar: str = ""
 
 
 class Submission(msgspec.Struct, frozen=True):
-    """A program to run now, with the values to return.
+    """A program to run now, with requests.
 
     Attributes:
         program: the program.
-        free: values to free after it.
-        fetch: values whose tensors to return.
-        describe: values whose metadata to return.
-        synchronize: True to wait until the device has finished all work.
-        later: bytes of `fetch` if a later call waits for it once or abandons it; None: the caller waits at once.
+        free: handles of values to free after the program.
+        fetch: handles of values whose elements the reply contains.
+        describe: handles of values whose metadata the reply contains.
+        synchronize: True if the executor replies after its device has finished all work.
+        later: size in bytes of the values in `fetch` if a later call waits for the reply. None if the caller waits at once.
     """
 
     program: Program
@@ -57,9 +62,9 @@ class SubmissionReply(msgspec.Struct, frozen=True):
     """The reply to a submission.
 
     Attributes:
-        tensors: tensors on the CPU for `fetch`, in the order of the request.
+        tensors: CPU tensors for `fetch`, in the order of the request.
         described: metadata for `describe`, in the order of the request.
-        server_seconds: seconds that the executor has spent on the session; only differences have meaning.
+        server_seconds: seconds that the executor has spent on the session. Only differences have a meaning.
     """
 
     tensors: tuple[torch.Tensor, ...] = ()
@@ -84,7 +89,7 @@ class OpHandler(ABC):
     def needed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], operands: list[Any], slots: tuple[Slot, ...]
     ) -> bool:
-        """Return True if the call must not be recorded. The device asks only the handler `fallback`."""
+        """Return True if this handler must run the call instead of the recorder. Only the handler `fallback` is asked."""
         del func, args, kwargs, operands, slots
         return True
 
@@ -95,17 +100,17 @@ class Facts(msgspec.Struct, eq=False):
     Attributes:
         is_open: True if a session is open.
         is_available: True if a session is open or could begin.
-        prepare: called before the first op is recorded; begins a session that could fail to begin.
-        device_count: number of logical devices.
-        counts_when_open: True if that number is known only during a session.
+        prepare: called before the first op is recorded. It begins a session with a server, which may fail.
+        device_count: returns the number of logical devices.
+        counts_when_open: returns True if that number is known only during a session.
         describe: returns the session's name and the physical device of an index.
-        residence: returns the executor of a storage of a logical device, as text.
-        round_trip_seconds: network round trip to the executor, without the executor's own time; None if unknown.
-        missing: ops that a server of the session lacks, with the name of the server.
+        residence: returns a text that names the executor with a storage (number, logical device).
+        round_trip_seconds: returns the network round trip to the executor, without its own time, or None if unknown.
+        missing: ops that a server of the session lacks, each with a text that names the server.
         offered: custom ops that every executor of the session runs, each with its schema on the executor.
-        operators: the operator libraries of plugins. Loads plugins.
-        op_handler: returns the op handler with a name; None if no plugin offers it. Loads plugins.
-        fallback: the op handler for ops that executors cannot run; None: such ops raise an error.
+        operators: returns the operator libraries of plugins. Loads plugins.
+        op_handler: returns the op handler with a name, or None if no plugin offers it. Loads plugins.
+        fallback: the op handler for ops that executors cannot run. If None, such ops raise an error.
         checkpoint_instructions: number of instructions after which a program is sent.
         numeric_settings: PyTorch's settings under which the next submission was recorded.
         forked: True in a forked child, which cannot use the session of its parent.
@@ -136,8 +141,8 @@ class Sink(ABC):
 
     Attributes:
         facts: facts of the runtime and the open session.
-        lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. No
-            thread begins a session while it holds the lock: call `open` before.
+        lock: held while a program is taken and submitted, so that programs arrive in recorded order. Reentrant. A thread
+            that holds the lock must not begin a session: call `open` before.
     """
 
     facts: Facts
@@ -170,15 +175,17 @@ class Sink(ABC):
 
     @abstractmethod
     def is_there(self, ticket: Ticket) -> bool:
-        """Return True if `wait` would not block. Reads replies that have arrived; never blocks."""
+        """Return True if `wait` would not block. This reads replies that have arrived, and never blocks."""
 
     @abstractmethod
     def abandon(self, ticket: Ticket | None = None, *, later: bool = False) -> None:
         """Abandon requested values.
 
-        Without a ticket, after an interrupted wait: cancel this thread's unanswered submissions, unless they are nearly
-        done. With the ticket of a deferred fetch: no thread will wait for it; safe in finalizers. With `later`: do not
-        report errors of this thread's later submissions, except where the program uses their results.
+        - Without a ticket: stop this thread's unanswered submissions, unless they end soon. Call this after an
+          interrupted wait.
+        - With a ticket: discard the reply on arrival, because no thread will wait for it. Finalizers may call this.
+        - With a ticket and `later`: do not report errors of this thread's submissions after that of the ticket, except
+          where the program uses their results.
         """
 
     @abstractmethod
@@ -190,17 +197,17 @@ class Sink(ABC):
 
     @abstractmethod
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce CPU tensors that will be uploaded next, in order, and not written before.
+        """Announce the CPU tensors that will be uploaded next, in order. They do not change before their upload.
 
-        Their memory is held until the upload. An empty sequence withdraws the announcement.
+        The tensors are kept alive until their upload. An empty sequence withdraws the announcement.
         """
 
     @abstractmethod
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """Send a message about a logical device. Return the reply, of type `kind`: one round trip.
+        """Send a message about a logical device, and return the reply, a message of the class `kind`: one round trip.
 
-        The caller holds the lock. Of several executors, the router chooses which executors answer. A refusal in the
-        reply begins with the executor's name.
+        The caller holds the lock. If the session has several executors, the router chooses which of them answer. A
+        refusal in the reply begins with the executor's name.
 
         Raises:
             SessionLost: the remote state is lost.

@@ -84,7 +84,7 @@ def higher_order_ops() -> Mapping[str, Any]:
     return torch._ops._higher_order_ops
 
 
-def made_of_ops(op: Any) -> Callable[..., Any] | None:
+def composite_implementation(op: Any) -> Callable[..., Any] | None:
     """Return a higher-order op's implementation by other ops, for tensors of any kind, or None."""
     return op.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)  # type: ignore[no-any-return]
 
@@ -200,16 +200,19 @@ def cast_by_autocast(func: Any, args: Any, kwargs: Any, device_type: str, dtype:
     `restores`: True if results get the dtype of the first tensor.
     """
 
-    def eligible(given: Any) -> bool:
-        is_tensor = isinstance(given, torch.Tensor) and given.device.type == device_type
-        return is_tensor and given.is_floating_point() and given.dtype is not torch.float64
+    def eligible(argument: Any) -> bool:
+        is_tensor = isinstance(argument, torch.Tensor) and argument.device.type == device_type
+        return is_tensor and argument.is_floating_point() and argument.dtype is not torch.float64
 
     tree = torch.utils._pytree
-    first = next((one.dtype for one in tree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)), None)
-    args, kwargs = tree.tree_map(lambda one: one.to(dtype) if eligible(one) else one, (args, kwargs))
+    leaves = tree.tree_leaves((args, kwargs))
+    first_dtype = next((leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor)), None)
+    args, kwargs = tree.tree_map(lambda leaf: leaf.to(dtype) if eligible(leaf) else leaf, (args, kwargs))
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
         result = func(*args, **kwargs)
-    return tree.tree_map(lambda one: one.to(first) if eligible(one) else one, result) if restores else result
+    if not restores:
+        return result
+    return tree.tree_map(lambda leaf: leaf.to(first_dtype) if eligible(leaf) else leaf, result)
 
 
 @functools.cache
@@ -367,8 +370,10 @@ def poison_gradient_node(tensor: torch.Tensor, refuse: Callable[[Any], Any]) -> 
 def forward_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
     """Return all hooks before and after the forward pass of `module`, including hooks for all modules."""
     every = torch.nn.modules.module
-    kept = (every._global_forward_hooks, every._global_forward_pre_hooks)
-    return [hook for hooks in (*kept, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()]
+    global_hooks = (every._global_forward_hooks, every._global_forward_pre_hooks)
+    return [
+        hook for hooks in (*global_hooks, module._forward_hooks, module._forward_pre_hooks) for hook in hooks.values()
+    ]
 
 
 def writes_to(tensor: torch.Tensor) -> int:
@@ -389,10 +394,10 @@ def wrap_element_printing(wrap: Callable[[Callable[..., str]], Callable[..., str
 
 
 def end_printing() -> None:
-    """Turn `torch.func` on again after printing a tensor has failed.
+    """Turn `torch.func` on again after the printing of a tensor has failed.
 
-    PyTorch turns it off with an object in the printing frame. The error's traceback keeps that frame alive, so `vmap`
-    would fail on this thread.
+    PyTorch turns `torch.func` off with an object in the printing frame. The error's traceback keeps that frame alive, so
+    `vmap` would fail on this thread.
     """
     code = torch._tensor_str._str.__code__
     frame = inspect.currentframe()

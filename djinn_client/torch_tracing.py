@@ -20,8 +20,10 @@ import torch.utils._python_dispatch
 def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -> None:
     """Keep PyTorch from importing `torch._dynamo` at the first meta kernel that is written in Python.
 
-    A wrapper hides such kernels from Dynamo. While Dynamo is not imported, nothing traces, so kernels are called
-    directly. PyTorch keeps the called function in an attribute of the kernel.
+    PyTorch's wrapper, which hides such a kernel from Dynamo, imports Dynamo at its first call and stores the hidden kernel
+    in an attribute. This sets the attribute to the kernel itself until the program imports Dynamo: before, nothing traces.
+
+    `call_on_import`: calls a function when the program imports a module.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -29,12 +31,12 @@ def spare_dynamo(call_on_import: Callable[[str, Callable[[Any], None]], None]) -
     for kernel in kernels:
         setattr(kernel, _UNTRACED, kernel)
 
-    def come(_: Any) -> None:
+    def restore(_: Any) -> None:
         for kernel in kernels:
             if vars(kernel).get(_UNTRACED) is kernel:
                 delattr(kernel, _UNTRACED)
 
-    call_on_import("torch._dynamo", come)
+    call_on_import("torch._dynamo", restore)
 
 
 _UNTRACED: Final = "__dynamo_disable"
@@ -49,11 +51,11 @@ def _kernels_hidden_from_dynamo() -> list[Any]:
 
 def _hidden_from_dynamo(function: Any) -> Any:
     """Return the function that `torch._disable_dynamo` wrapped as `function`, or as a function inside it, or None."""
-    hides = _hiding_code()
+    hiding_code = _hiding_code()
     while (code := getattr(function, "__code__", None)) is not None:
         # Wrappers call their `fn`. Wrappers of one-operand kernels have another function in `__wrapped__`.
         inner = function.__closure__[code.co_freevars.index("fn")].cell_contents if "fn" in code.co_freevars else None
-        if code is hides:
+        if code is hiding_code:
             return inner
         function = inner or getattr(function, "__wrapped__", None)
     return None

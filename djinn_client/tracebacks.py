@@ -49,37 +49,37 @@ def shorten(error: BaseException) -> None:
     """Remove this package's frames from the traceback, and frames of PyTorch and the standard library that it called.
 
     Call this in the handler that caught `error`, and raise it with a bare `raise`, which adds no frame. Errors that
-    were handled on the way are removed as well. Nothing changes while debug messages are shown, or for errors that look
-    like a bug in this package.
+    this package handled before are removed as well. Nothing changes while debug messages are shown, or for errors that
+    look like a bug in this package.
     """
     if not shows_debug() and not _is_defect(error):
-        _leave_out_handled(error)
-        _leave_out(error, _is_machinery)
+        _remove_handled_errors(error)
+        _remove_frames(error, _is_machinery)
 
 
 def shorten_through(error: BaseException) -> None:
     """Remove only this package's frames, because frames of the user and of PyTorch lie between them."""
     if not shows_debug() and not _is_defect(error):
-        _leave_out(error, _is_own)
+        _remove_frames(error, _is_own)
 
 
-def _leave_out(error: BaseException, left_out: Callable[[FrameType], bool]) -> None:
-    frames: list[TracebackType] = []
+def _remove_frames(error: BaseException, is_hidden: Callable[[FrameType], bool]) -> None:
+    visible: list[TracebackType] = []
     entry = error.__traceback__
     while entry is not None:
-        if not left_out(entry.tb_frame):
-            frames.append(entry)
+        if not is_hidden(entry.tb_frame):
+            visible.append(entry)
         entry = entry.tb_next
     head: TracebackType | None = None
-    for one in reversed(frames):
-        # An interrupt can occur at an instruction without a line; `tb_lineno` is -1 there.
-        line: int | None = one.tb_lineno
-        head = TracebackType(head, one.tb_frame, one.tb_lasti, -1 if line is None else line)
+    for entry in reversed(visible):
+        # An interrupt can occur at an instruction without a line. `tb_lineno` is None or -1 there.
+        line: int | None = entry.tb_lineno
+        head = TracebackType(head, entry.tb_frame, entry.tb_lasti, -1 if line is None else line)
     error.__traceback__ = head
 
 
 def for_users(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: remove this package's frames from errors. Not for functions that run for each op."""
+    """Decorator: remove this package's frames from the errors of a function. Do not use it for functions that each op calls."""
 
     @functools.wraps(function)
     def entered(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,8 +102,8 @@ def _is_defect(error: BaseException) -> bool:
     return entry is not None and _is_own(entry.tb_frame)
 
 
-def _leave_out_handled(error: BaseException) -> None:
-    """Remove errors that this package, or PyTorch on its behalf, has handled. Errors that the user handles stay."""
+def _remove_handled_errors(error: BaseException) -> None:
+    """Remove from the chain of `error` the errors that this package or PyTorch handled. Errors that the user handled stay."""
     if error.__cause__ is not None and _began_inside(error.__cause__):
         error.__cause__ = None
     context = error.__context__
@@ -112,10 +112,10 @@ def _leave_out_handled(error: BaseException) -> None:
     if context is not error:
         error.__context__ = context
         if error.__cause__ is None:
-            error.__suppress_context__ = False  # the rest is the error that the user's code was handling
+            error.__suppress_context__ = False  # the context is now the error that the user's code was handling
 
 
 def _began_inside(error: BaseException) -> bool:
-    """Return True if the frame that caught an error belongs to this package or to PyTorch."""
+    """Return True if this package or PyTorch caught an error: the first frame of its traceback is theirs."""
     trace = error.__traceback__
     return trace is None or _is_own(trace.tb_frame) or _package(trace.tb_frame) == "torch"

@@ -46,9 +46,16 @@ class ProgramBuilder:
         random: bool = False,
         module: str = "",
     ) -> int:
-        """Append an op whose result has the sizes `shape`, and return the result's handle.
+        """Append an op, and return the handle of its result.
 
-        By default, the result has the dtype of the first input.
+        Args:
+            name: name of the op, such as `aten::mm`.
+            inputs: handles of the operands.
+            shape: sizes of the result.
+            dtype: dtype of the result, by default that of the first input.
+            slots: numbers among the arguments, after the operands.
+            random: True if the op draws random numbers.
+            module: path of the module that calls the op.
         """
         handle = make_handle(new_storage(), 0)
         self._append(
@@ -71,7 +78,7 @@ class ProgramBuilder:
         return target
 
     def drop(self, *values: int) -> None:
-        """Mark values that the caller does not hold when the program ends."""
+        """Mark values that die with the program, because the user's code no longer refers to them at its end."""
         self.dead.update(values)
 
     def program(self) -> Program:

@@ -179,7 +179,7 @@ class ExecutorStateMachine(RuleBasedStateMachine):
             assert time.monotonic() < deadline, f"`status` must report the sessions that run; these differ: {differing}"
             time.sleep(_POLL_SECONDS)
 
-    def _expect_refusal(self, ticket: str, mend: str) -> None:
+    def _expect_refusal(self, ticket: str, message: str) -> None:
         try:
             connection = dial_executor(self._executor)
         except TransportError:
@@ -190,10 +190,10 @@ class ExecutorStateMachine(RuleBasedStateMachine):
         except (AccessRefused, TransportError):
             connection.close()
         else:
-            raise AssertionError(mend)
+            raise AssertionError(message)
 
-    def _expect_end(self, mend: str) -> None:
-        outcome(start(self._executor.wait), mend)
+    def _expect_end(self, message: str) -> None:
+        outcome(start(self._executor.wait), message)
         assert self._executor.ending(), "after `wait`, `ending` must say how the executor ended"
         try:
             self._executor.status(1.0)

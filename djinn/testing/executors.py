@@ -186,10 +186,10 @@ def dial_executor(executor: StartedExecutor) -> Connection:
     return transport_for(url, trusting(registry.transports, executor.fingerprint)).connect(url, Limits(), SECONDS)
 
 
-def expect_end(connection: Connection, mend: str) -> None:
+def expect_end(connection: Connection, message: str) -> None:
     """Wait until the other end has closed the connection.
 
-    It may send a reason first. If it does not close, fail with `mend`.
+    It may send a reason first. If it does not close, fail with `message`.
     """
 
     def read() -> None:
@@ -197,7 +197,7 @@ def expect_end(connection: Connection, mend: str) -> None:
             while True:
                 connection.receive(SECONDS)
         except Exception as error:
-            assert not isinstance(error, TimeoutError), mend
+            assert not isinstance(error, TimeoutError), message
 
-    outcome(start(read), mend)
+    outcome(start(read), message)
     connection.close()

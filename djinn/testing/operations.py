@@ -24,9 +24,9 @@ def _status(tenant: str | None) -> Mapping[str, Any]:
     return {"version": "26", "process": 7, "uptime": 1.0, "executors": [], "memory_by_owner": {}, "events": []}
 
 
-def _identify(shown: Credentials, asked: str) -> Identity | Denial:
-    del asked
-    return Identity("default") if shown.token == TOKEN else Denial("unknown token", "token")
+def _identify(credentials: Credentials, path: str) -> Identity | Denial:
+    del path
+    return Identity("default") if credentials.token == TOKEN else Denial("unknown token", "token")
 
 
 def _metrics() -> ServerMetrics:

@@ -22,11 +22,11 @@ def sample_programs() -> Mapping[str, Captured]:
     return {maker.__name__: maker() for maker in makers}
 
 
-def _called(model: torch.nn.Module, *given: torch.Tensor) -> Captured:
+def _capture_call(model: torch.nn.Module, *inputs: torch.Tensor) -> Captured:
     """Record a call of a module in evaluation mode. Model and inputs are on the meta device."""
     model.eval()
     with capture() as captured, torch.no_grad():
-        out = model(*given)
+        out = model(*inputs)
     del out  # it was held when the program ended, so it is a result
     return captured
 
@@ -35,7 +35,7 @@ def perceptron() -> Captured:
     """Record two linear layers with a ReLU between them."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8))
-        return _called(model, torch.zeros(4, 8))
+        return _capture_call(model, torch.zeros(4, 8))
 
 
 class _Projections(torch.nn.Module):
@@ -52,13 +52,13 @@ class _Projections(torch.nn.Module):
 def projections() -> Captured:
     """Record three linear layers that read one input."""
     with torch.device("meta"):
-        return _called(_Projections(), torch.zeros(1, 8))
+        return _capture_call(_Projections(), torch.zeros(1, 8))
 
 
 def attention() -> Captured:
     """Record a transformer layer: attention, normalisation, residual connections and a feed-forward network."""
     with torch.device("meta"):
-        return _called(
+        return _capture_call(
             torch.nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), torch.zeros(1, 4, 8), torch.zeros(1, 4, 8)
         )
 
@@ -67,7 +67,7 @@ def convolution() -> Captured:
     """Record a convolution, a batch normalisation with running statistics, and a ReLU."""
     with torch.device("meta"):
         model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-        return _called(model, torch.zeros(2, 3, 6, 6))
+        return _capture_call(model, torch.zeros(2, 3, 6, 6))
 
 
 class _Decoding(torch.nn.Module):
@@ -88,7 +88,7 @@ def decoding() -> Captured:
     """Record the generation of one token with a cache of keys and values."""
     with torch.device("meta"):
         token, cache = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, 5, 8)
-        return _called(_Decoding(), token, cache, cache.clone())
+        return _capture_call(_Decoding(), token, cache, cache.clone())
 
 
 def training() -> Captured:

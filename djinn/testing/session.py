@@ -43,7 +43,10 @@ def open_connections() -> tuple[OpenSession, ...]:
 
 
 def executor_figures(device: int = 0) -> Mapping[str, int]:
-    """Return counters of an executor, such as `values` of the session and `memory_...`. This needs one round trip."""
+    """Return an executor's counters of the session by name, such as `values` and `memory`. Takes one round trip.
+
+    `device`: index of the logical device.
+    """
     return open_session().router.ask(StatsRequest(), StatsReply, device).values
 
 
@@ -53,7 +56,7 @@ def executor_processes() -> tuple[int, ...]:
 
 
 def plans_made() -> int:
-    """Return the number of plans since the counters were last reset."""
+    """Return the number of plans of programs since the counters were last reset."""
     return context.stats.plans_made
 
 

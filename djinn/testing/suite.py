@@ -46,8 +46,8 @@ def start(call: Callable[..., R], *arguments: object) -> Future[R]:
     return future
 
 
-def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
-    """Return the result of a started call. If the call takes longer than `seconds`, fail with the message `mend`.
+def outcome(future: Future[R], message: str, seconds: float | None = None) -> R:
+    """Return the result of a started call. If the call takes longer than `seconds`, fail with the message `message`.
 
     If `seconds` is None, the limit is `SECONDS`.
     """
@@ -57,7 +57,7 @@ def outcome(future: Future[R], mend: str, seconds: float | None = None) -> R:
     except TimeoutError:
         if future.done():  # the call's own
             raise
-        return pytest.fail(f"a call has not ended within {limit:g} s: {mend}")
+        return pytest.fail(f"a call has not ended within {limit:g} s: {message}")
 
 
 class Ending:

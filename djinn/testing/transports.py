@@ -37,9 +37,9 @@ _BOTH = (
 )
 
 
-def outcome(future: Future[R], mend: str) -> R:
-    """Return the result of a started call. If the call takes longer than `SECONDS` of this module, fail with `mend`."""
-    return suite.outcome(future, mend, SECONDS)
+def outcome(future: Future[R], message: str) -> R:
+    """Return the result of a started call. If the call takes longer than `SECONDS` of this module, fail with `message`."""
+    return suite.outcome(future, message, SECONDS)
 
 
 class Served:
@@ -74,7 +74,7 @@ class Served:
         self._over.wait()
 
 
-def same(left: Frame, right: Frame) -> bool:
+def frames_equal(left: Frame, right: Frame) -> bool:
     """Return True if two frames have equal heads, and bodies of equal buffers."""
     return left.head == right.head and [bytes(b) for b in left.body] == [bytes(b) for b in right.body]
 
@@ -169,7 +169,9 @@ class TransportConformance(Ending):
         return served.connect()
 
     @pytest.fixture(params=["up", "down"])
-    def way(self, ends: tuple[Connection, Connection], request: pytest.FixtureRequest) -> tuple[Connection, Connection]:
+    def direction(
+        self, ends: tuple[Connection, Connection], request: pytest.FixtureRequest
+    ) -> tuple[Connection, Connection]:
         """Return sender and receiver: in one run from client to server, and in another run from server to client."""
         return ends if request.param == "up" else (ends[1], ends[0])
 
@@ -184,9 +186,9 @@ class TransportConformance(Ending):
 
     # --- what is sent arrives -------------------------------------------------------------------------------
 
-    def test_frames_arrive_whole_and_in_order(self, way: tuple[Connection, Connection]) -> None:
+    def test_frames_arrive_whole_and_in_order(self, direction: tuple[Connection, Connection]) -> None:
         """Heads and bodies of any size arrive complete and in order, including empty ones."""
-        sender, receiver = way
+        sender, receiver = direction
         chance = random.Random(7)  # noqa: S311 - a test's variety
         sizes = (0, 0, 1, 7, 100, 16_383, 16_384, 70_000, 300_000)
         sent = [
@@ -197,19 +199,19 @@ class TransportConformance(Ending):
         ]
         sending = start(send_all, sender, sent)
         for frame in sent:
-            assert same(receiver.receive(SECONDS), frame)
+            assert frames_equal(receiver.receive(SECONDS), frame)
         outcome(sending, _SENDING)
 
-    def test_many_small_frames(self, way: tuple[Connection, Connection]) -> None:
+    def test_many_small_frames(self, direction: tuple[Connection, Connection]) -> None:
         """A thousand frames arrive in order, and none is lost or repeated."""
-        sender, receiver = way
+        sender, receiver = direction
         sending = start(send_all, sender, [Frame(str(n).encode()) for n in range(1000)])
         assert [int(receiver.receive(SECONDS).head) for _ in range(1000)] == list(range(1000))
         outcome(sending, _SENDING)
 
-    def test_large_bodies(self, way: tuple[Connection, Connection]) -> None:
+    def test_large_bodies(self, direction: tuple[Connection, Connection]) -> None:
         """A body of 64 MiB arrives, in one buffer and in several buffers."""
-        sender, receiver = way
+        sender, receiver = direction
         data = np.random.default_rng(7).integers(0, 256, LARGE_BYTES, np.uint8)
         view = memoryview(data)  # type: ignore[arg-type]
         third = LARGE_BYTES // 3
@@ -220,9 +222,9 @@ class TransportConformance(Ending):
             assert [memoryview(buffer).nbytes for buffer in received.body] == [len(buffer) for buffer in body]
             assert np.array_equal(np.concatenate([np.frombuffer(b, np.uint8) for b in received.body]), data)
 
-    def test_every_kind_of_buffer(self, way: tuple[Connection, Connection]) -> None:
+    def test_every_kind_of_buffer(self, direction: tuple[Connection, Connection]) -> None:
         """Buffers of any type arrive. Empty buffers keep their positions, and received buffers are writable."""
-        sender, receiver = way
+        sender, receiver = direction
         floats = memoryview(np.arange(6, dtype=np.float32).reshape(2, 3))  # type: ignore[arg-type]
         body: list[Buffer] = [b"", b"abc", bytearray(b"de"), floats, memoryview(b"xyz")[1:2], bytearray(), b""]
         sender.send(Frame(b"", body))
@@ -232,9 +234,9 @@ class TransportConformance(Ending):
         assert not any(memoryview(buffer).readonly for buffer in received.body if len(buffer))
 
     @pytest.mark.parametrize("size", [10, 200_000, 8 << 20])
-    def test_buffers_may_be_reused_after_send(self, way: tuple[Connection, Connection], size: int) -> None:
+    def test_buffers_may_be_reused_after_send(self, direction: tuple[Connection, Connection], size: int) -> None:
         """The caller may overwrite its buffers once `send` has returned."""
-        sender, receiver = way
+        sender, receiver = direction
         buffer = bytearray(b"a" * size)
 
         def send_and_overwrite() -> None:
@@ -247,16 +249,16 @@ class TransportConformance(Ending):
         assert bytes(receiver.receive(SECONDS).body[0]) == b"a" * size
         outcome(sending, _SENDING)
 
-    def test_small_frames_are_sent_without_a_reader(self, way: tuple[Connection, Connection]) -> None:
+    def test_small_frames_are_sent_without_a_reader(self, direction: tuple[Connection, Connection]) -> None:
         """`send` returns although nobody reads, while at most 128 KiB are unread."""
-        sender, receiver = way
+        sender, receiver = direction
         frames = [Frame(b"%d" % n, [bytes([n]) * 30_000]) for n in range(4)]
         outcome(start(send_all, sender, frames), "`send` must not wait for a reader while 128 KiB or less are unread")
-        assert all(same(receiver.receive(SECONDS), frame) for frame in frames)
+        assert all(frames_equal(receiver.receive(SECONDS), frame) for frame in frames)
 
-    def test_received_buffers_keep_their_content(self, way: tuple[Connection, Connection]) -> None:
+    def test_received_buffers_keep_their_content(self, direction: tuple[Connection, Connection]) -> None:
         """The buffers of a received frame keep their content while a view of them exists, even if more frames arrive."""
-        sender, receiver = way
+        sender, receiver = direction
         frames = []
         for n in range(4):
             sending = start(sender.send, Frame(b"", [bytes([n]) * (1 << 20)]))
@@ -266,9 +268,9 @@ class TransportConformance(Ending):
 
     # --- several threads ------------------------------------------------------------------------------------
 
-    def test_frames_of_several_senders_do_not_mix(self, way: tuple[Connection, Connection]) -> None:
+    def test_frames_of_several_senders_do_not_mix(self, direction: tuple[Connection, Connection]) -> None:
         """Frames of several sending threads arrive complete. The frames of each thread arrive in order."""
-        sender, receiver = way
+        sender, receiver = direction
 
         def send_all(who: int) -> None:
             for n in range(40):
@@ -312,9 +314,9 @@ class TransportConformance(Ending):
     # --- time -----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("timeout", [0.0, 0.05])
-    def test_a_timeout_loses_nothing(self, way: tuple[Connection, Connection], timeout: float) -> None:
+    def test_a_timeout_loses_nothing(self, direction: tuple[Connection, Connection], timeout: float) -> None:
         """`receive` raises `TimeoutError` in time, and a later call receives the next frame."""
-        sender, receiver = way
+        sender, receiver = direction
         for n in range(3):
             start = time.monotonic()
             with pytest.raises(TimeoutError):
@@ -353,13 +355,13 @@ class TransportConformance(Ending):
 
     # --- the end --------------------------------------------------------------------------------------------
 
-    def test_close_wakes_a_receive(self, way: tuple[Connection, Connection]) -> None:
+    def test_close_wakes_a_receive(self, direction: tuple[Connection, Connection]) -> None:
         """`close` makes a waiting `receive` raise `TransportError` at both ends.
 
         Later calls fail, and a second `close` has no effect.
         """
-        closer, other_end = way
-        waiting = [start(end.receive) for end in way]
+        closer, other_end = direction
+        waiting = [start(end.receive) for end in direction]
         time.sleep(0.2)
         closer.close()
         for future in waiting:
@@ -374,12 +376,12 @@ class TransportConformance(Ending):
             other_end.receive(SECONDS)
         other_end.close()
 
-    def test_close_cancels_a_send(self, way: tuple[Connection, Connection]) -> None:
+    def test_close_cancels_a_send(self, direction: tuple[Connection, Connection]) -> None:
         """A waiting `send` raises `TransportError`.
 
         The other end never receives bytes that the sender writes afterwards.
         """
-        sender, receiver = way
+        sender, receiver = direction
         buffer = bytearray(LARGE_BYTES)
         sending = start(sender.send, Frame(b"cancelled", [buffer]))
         time.sleep(0.2)
@@ -391,9 +393,9 @@ class TransportConformance(Ending):
         with suppress(TransportError, ProtocolError, TimeoutError):  # an HTTP transport may notice it late
             assert not np.frombuffer(receiver.receive(1.0).body[0], np.uint8).any()
 
-    def test_frames_sent_before_close_arrive(self, way: tuple[Connection, Connection]) -> None:
+    def test_frames_sent_before_close_arrive(self, direction: tuple[Connection, Connection]) -> None:
         """Frames that were sent before `close` arrive. Then the connection ends, even if the other end is sending."""
-        sender, receiver = way
+        sender, receiver = direction
         receiver.send(Frame(b"this stays unread"))
         for n in range(5):
             sender.send(Frame(b"%d" % n, [bytes(10_000)]))
@@ -404,9 +406,9 @@ class TransportConformance(Ending):
         receiver.close()
         outcome(closing, _CLOSING)
 
-    def test_a_broken_connection_fails_the_sender(self, way: tuple[Connection, Connection]) -> None:
+    def test_a_broken_connection_fails_the_sender(self, direction: tuple[Connection, Connection]) -> None:
         """`send` raises `TransportError` on a broken connection, at the latest after a few frames."""
-        closer, sender = way
+        closer, sender = direction
         closer.close()
 
         def send_until_it_fails() -> None:
@@ -418,9 +420,9 @@ class TransportConformance(Ending):
             send_until_it_fails()
 
     @pytest.mark.parametrize("size", [10, 64 << 20], ids=["small", "large"])
-    def test_close_reason_survives_a_failed_send(self, way: tuple[Connection, Connection], size: int) -> None:
+    def test_close_reason_survives_a_failed_send(self, direction: tuple[Connection, Connection], size: int) -> None:
         """If the other end closes with a reason, `send` raises `TransportError`. Then `receive` returns the reason."""
-        closer, sender = way
+        closer, sender = direction
 
         def send_until_it_fails() -> None:
             for _ in range(1000):
@@ -503,13 +505,13 @@ class TransportConformance(Ending):
         ids=["head", "buffer", "body", "buffers"],
     )
     def test_received_frames_respect_limits(
-        self, way: tuple[Connection, Connection], served: Served, frame: Frame
+        self, direction: tuple[Connection, Connection], served: Served, frame: Frame
     ) -> None:
         """`receive` raises `ProtocolError` for an oversized frame, and closes this connection.
 
         Other connections still work.
         """
-        sender, receiver = way
+        sender, receiver = direction
         other_client = served.connect()
         receiver.limits = SMALL
         with suppress(TransportError):  # the other end may close while we send
@@ -521,21 +523,21 @@ class TransportConformance(Ending):
         with pytest.raises(TransportError):
             sender.receive(SECONDS)
         other_client[0].send(frame)
-        assert same(other_client[1].receive(SECONDS), frame)
+        assert frames_equal(other_client[1].receive(SECONDS), frame)
 
-    def test_sent_frames_respect_limits(self, way: tuple[Connection, Connection]) -> None:
+    def test_sent_frames_respect_limits(self, direction: tuple[Connection, Connection]) -> None:
         """`send` raises `ProtocolError` for an oversized frame, and sends nothing.
 
         The connection still works, and wider limits apply at once.
         """
-        sender, receiver = way
+        sender, receiver = direction
         frame = Frame(b"x", [bytes(100_001)])
         sender.limits = SMALL
         with pytest.raises(ProtocolError, match="exceeds the limits"):
             sender.send(frame)
         sender.limits = LIMITS
         sender.send(frame)
-        assert same(receiver.receive(SECONDS), frame)
+        assert frames_equal(receiver.receive(SECONDS), frame)
 
     @pytest.mark.parametrize("garbage", [b"", b"\x00" * 64, b"\x16\x03\x01" * 100, b"GET / HTTP/1.1\r\n\r\n", b"DJNF"])
     def test_garbage_from_an_unauthenticated_client_harms_no_other(

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from djinn.testing import suite
 from djinn.testing.suite import start
-from djinn.testing.transports import LIMITS, SECONDS, SMALL, Served, eventually, same
+from djinn.testing.transports import LIMITS, SECONDS, SMALL, Served, eventually, frames_equal
 from djinn.testing.wiretap import CountingRelay
 from djinn_core.errors import ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Connection, Frame, LinkFacts, Transport
@@ -50,9 +50,9 @@ _WAKES = "`send` must end when either end closes, or the connection breaks"
 _CLOSES = "`close` must return once the other end has closed, too, and within seconds otherwise"
 
 
-def outcome(call: Future[None], mend: str) -> None:
-    """Check that a started call ends within `PATIENCE` seconds. Otherwise fail with the message `mend`."""
-    suite.outcome(call, mend, PATIENCE)
+def outcome(call: Future[None], message: str) -> None:
+    """Check that a started call ends within `PATIENCE` seconds. Otherwise fail with the message `message`."""
+    suite.outcome(call, message, PATIENCE)
 
 
 @attrs.define(eq=False)
@@ -292,7 +292,9 @@ class TransportStateMachine(RuleBasedStateMachine):
     def _take(self, way: _Way, frame: Frame) -> None:
         assert way.unread, f"a frame of {weight(frame):,} bytes arrived that nobody sent"
         due = way.unread.popleft()
-        assert same(frame, due), f"a frame of {weight(frame):,} bytes arrived in place of one of {weight(due):,} bytes"
+        assert frames_equal(frame, due), (
+            f"a frame of {weight(frame):,} bytes arrived in place of one of {weight(due):,} bytes"
+        )
         way.receiver.received += weight(frame)
 
     @rule(pair=pairs, up=st.booleans())

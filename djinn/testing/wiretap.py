@@ -111,9 +111,9 @@ class CountingRelay:
                 self._start(self._pass_on, server, client, False)
 
     def _pass_on(self, source: socket.socket, target: socket.socket, up: bool) -> None:
-        room = self._pause_bytes
+        bytes_left = self._pause_bytes
         with suppress(OSError):  # one end has closed; the other end is shut down below
-            while piece := source.recv(min(room, _PIECE_BYTES)):
+            while piece := source.recv(min(bytes_left, _PIECE_BYTES)):
                 with self._lock:
                     if up:
                         self.bytes_up += len(piece)
@@ -125,9 +125,9 @@ class CountingRelay:
                     while source.recv(_PIECE_BYTES):
                         pass
                     break
-                room -= len(piece)
-                if not room:
-                    room = self._pause()
+                bytes_left -= len(piece)
+                if not bytes_left:
+                    bytes_left = self._pause()
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 

@@ -56,5 +56,5 @@ def rebind(old: object, new: object, packages: Sequence[str]) -> None:
     below = tuple(f"{package}." for package in packages)
     for path, module in list(sys.modules.items()):
         if path.startswith(below) or path in packages:
-            for name in [name for name, held in vars(module).items() if held is old]:
+            for name in [name for name, member in vars(module).items() if member is old]:
                 setattr(module, name, new)

@@ -177,10 +177,10 @@ def to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if late is not None:
         return late
     with waiting_for(Cause.COPY):
-        fetched, meta = fetch(source), source.remote.meta
-    if memory_format in _AS_IT_IS and fetched.stride() == meta.stride == contiguous_strides(meta.shape):
-        return fetched  # faster than the meta kernel of `empty_like`, which is written in Python
-    return laid_out(fetched, meta_like(source), memory_format)
+        elements, meta = fetch(source), source.remote.meta
+    if memory_format in _AS_IT_IS and elements.stride() == meta.stride == contiguous_strides(meta.shape):
+        return elements  # faster than the meta kernel of `empty_like`, which is written in Python
+    return laid_out(elements, meta_like(source), memory_format)
 
 
 def meta_like(source: LazyTensor) -> torch.Tensor:
@@ -189,12 +189,12 @@ def meta_like(source: LazyTensor) -> torch.Tensor:
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device="meta")
 
 
-def laid_out(fetched: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Return `fetched` with the strides that PyTorch gives a copy of `source`."""
+def laid_out(elements: torch.Tensor, source: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Return `elements` with the strides that PyTorch gives a copy of `source`."""
     stride = torch.empty_like(source, memory_format=memory_format).stride()
-    if fetched.stride() == stride:
-        return fetched
-    return torch.empty_strided(source.shape, stride, dtype=source.dtype, device="cpu").copy_(fetched)
+    if elements.stride() == stride:
+        return elements
+    return torch.empty_strided(source.shape, stride, dtype=source.dtype, device="cpu").copy_(elements)
 
 
 def _to_other_device(source: LazyTensor, kwargs: dict[str, Any]) -> torch.Tensor:

@@ -75,9 +75,10 @@ class Tap:
     """
 
     def op(self, func: Any, begun: float, ended: float) -> None:
-        """Called after Python recorded an op, or appended a recorded call (`func` is a text).
+        """Called after Python recorded an op, from `begun` until `ended` (`time.perf_counter()`).
 
-        Times are `time.perf_counter()`. C++ records the times of ops that it handles alone (`ops.time_ops`).
+        `func`: the op, or a text if Python appended a cached call. C++ records the times of ops that it handles without
+        Python (`ops.time_ops`).
         """
 
     def recording(self, call: Call, operands: Sequence[LazyTensor]) -> None:

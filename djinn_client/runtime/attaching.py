@@ -43,7 +43,7 @@ def attach() -> None:
         call_on_import(library, partial(_integrate, candidates))
     handle_interrupts()
     warn_without_lock()
-    port.sink = _LateSink()  # type: ignore[assignment] # in its place
+    port.sink = _SinkStub()  # type: ignore[assignment] # in its place
     for name in (
         "is_available",
         "prepare",
@@ -74,7 +74,7 @@ def _load() -> None:
         from djinn_client.runtime import client
 
         count_as_old()
-    if isinstance(port.sink, _LateSink):
+    if isinstance(port.sink, _SinkStub):
         client.become_runtime()
         for library, candidates in integrating().items():
             module = sys.modules.get(library)
@@ -86,7 +86,7 @@ def _load() -> None:
 def _loading(name: str) -> Callable[..., Any]:
     """Return a stub for the runtime's function `name`.
 
-    The stub imports the client, which replaces the stub. Then it calls the client's function.
+    The stub imports the client, which replaces the stub, and calls the client's function.
     """
 
     def call(*arguments: Any) -> Any:
@@ -96,11 +96,8 @@ def _loading(name: str) -> Callable[..., Any]:
     return call
 
 
-class _LateSink:
-    """Stub for the client's sink.
-
-    It imports the client, which installs its own sink, and forwards calls to that sink.
-    """
+class _SinkStub:
+    """Stub for the client's sink. It imports the client, which replaces the stub, and forwards calls to the client's sink."""
 
     def __getattr__(self, name: str) -> Any:
         _load()
@@ -131,10 +128,10 @@ def _integrate(candidates: Sequence[PluginCandidate], library: ModuleType) -> No
 
 
 def _after_fork() -> None:
-    if early_start.begun is not None:
+    if early_start.process_start is not None:
         # These objects belong to the parent: finalizing them here would warn.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(early_start.begun.executors))
-        early_start.begun.executors = ()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(early_start.process_start.executors))
+        early_start.process_start.executors = ()
     client = _loaded()
     # Tensors of unsent programs belong to the parent. Without a session and without such tensors, the child may use the device.
     has_session = client is not None and client.context.session is not None
@@ -149,8 +146,8 @@ def _at_exit() -> None:
     interpreter_shutdown.begin()
     client = _loaded()
     try:
-        if early_start.begun is not None:
-            early_start.begun.end()
+        if early_start.process_start is not None:
+            early_start.process_start.end()
         if client is not None:
             client.shut_down()
     except DjinnError as error:

@@ -91,14 +91,14 @@ def configure(
     """Override the environment and the configuration file.
 
     Args:
-        plugins: names, modules or objects: the built-in plugins plus exactly these. None: unchanged.
+        plugins: the plugins to use in addition to the built-in plugins, as names, modules or objects.
         servers: URLs of servers, such as `["tcp://gpu-box:5556"]`.
         token: the token of the servers.
         connection_file: a file that `djinn serve` wrote, in place of `servers` and `token`.
-        **settings: any other field of `Settings`; `plugin_settings` is a dict by plugin, `{"my_plugin":
+        **settings: any other field of `Settings`. `plugin_settings` is a dict by plugin, such as `{"my_plugin":
             {"its_setting": 32}}`.
 
-    Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it
+    An argument that is None changes nothing. Earlier overrides stay. A call without arguments removes all overrides. An open session applies the settings that it
     can change. Other settings need a new session. If the open session holds no tensors, it ends with a warning, and the
     next use begins a new session. If it holds tensors, nothing changes, and `ConfigurationError` is raised.
 
@@ -107,57 +107,59 @@ def configure(
             tensors.
         PluginError: a named plugin cannot be used.
     """
-    named = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
-    given = {**{k: v for k, v in named.items() if v is not None}, **settings}
+    parameters = {"plugins": plugins, "servers": servers, "token": token, "connection_file": connection_file}
+    new_overrides = {**{k: v for k, v in parameters.items() if v is not None}, **settings}
     with context.lock:
-        overrides = _merged(context.overrides, given) if given else {}
-        resolved = resolve(overrides).settings
-        registry = open_plugins(resolved)
+        overrides = _merge(context.overrides, new_overrides) if new_overrides else {}
+        new_settings = resolve(overrides).settings
+        registry = open_plugins(new_settings)
         if is_initialized():
-            _reconfigure(resolved, registry)
+            _reconfigure(new_settings, registry)
         else:
             shut_down()  # a lost session
-            _apply(resolved, registry)
+            _apply(new_settings, registry)
         context.overrides = overrides
 
 
-def _merged(before: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return earlier settings with new settings merged in. Tables of plugin settings are merged as well."""
-    old, new = before.get("plugin_settings"), given.get("plugin_settings")
+def _merge(overrides: Mapping[str, Any], new_overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return earlier overrides with new overrides merged in. Tables of plugin settings are merged as well."""
+    old, new = overrides.get("plugin_settings"), new_overrides.get("plugin_settings")
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
-        return {**before, **given}
-    merged = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
-    return {**before, **given, "plugin_settings": merged}
+        return {**overrides, **new_overrides}
+    plugin_settings = {name: {**old.get(name, {}), **new.get(name, {})} for name in {**old, **new}}
+    return {**overrides, **new_overrides, "plugin_settings": plugin_settings}
 
 
-def _reconfigure(resolved: Settings, registry: Registry) -> None:
+def _reconfigure(settings: Settings, registry: Registry) -> None:
     """Change the open session's settings. If it cannot apply some of them and holds no tensors, end it."""
-    in_use, before = context.configured()
-    names = changed(before, resolved)
-    restarting = needing_new_session(names, before, executor_plugins_differ(in_use, registry, before))
-    if restarting:
-        _end_unless_held(", ".join(sorted(restarting)))
+    old_registry, old_settings = context.configured()
+    names = changed(old_settings, settings)
+    unchangeable = needing_new_session(
+        names, old_settings, executor_plugins_differ(old_registry, registry, old_settings)
+    )
+    if unchangeable:
+        _end_without_tensors(", ".join(sorted(unchangeable)))
     elif not names & PLUGINS:
-        registry = in_use  # the observers of the session may have state
-    _apply(resolved, registry)
-    if not restarting and names & (PLANNING | PLUGINS):
+        registry = old_registry  # the observers of the session may have state
+    _apply(settings, registry)
+    if not unchangeable and names & (PLANNING | PLUGINS):
         session_planner.drop_plans(context)
-    if names and not restarting:
+    if names and not unchangeable:
         log.info("the settings of the open session have changed", settings=sorted(names))
 
 
-def _end_unless_held(names: str) -> None:
+def _end_without_tensors(names: str) -> None:
     """End the session because of the settings `names`.
 
     Raises:
         ConfigurationError: the session holds tensors, which would be lost.
     """
-    held = port.interception.live(context.first_storage)
-    if held:
+    tensor_count = port.interception.live(context.first_storage)
+    if tensor_count:
         raise ConfigurationError(
-            f"djinn.configure() has changed nothing: {names} cannot change in an open session, and this one holds "
-            f"{held} tensor{'s' if held > 1 else ''}, which would be lost. Configure before the first use of the device, or "
-            "call djinn.shut_down() first, which ends the session; djinn.init() or the next use of the device begins another"
+            f"djinn.configure() has changed nothing: {names} cannot change in an open session, and this session holds "
+            f"{tensor_count} tensor{'s' if tensor_count > 1 else ''}, which would be lost. Call djinn.configure() before the "
+            "first use of the device, or end the session with djinn.shut_down() first"
         )
     shut_down()
     log.warning(
@@ -171,7 +173,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
     fallback = _handler_in(registry, "fallback") if settings.client_fallback else None
     if settings.client_fallback and fallback is None:
         raise ConfigurationError(
-            "client_fallback is set, and no plugin offers the op handler 'fallback': run "
+            "the setting client_fallback needs a plugin with the op handler 'fallback', but no plugin offers it: run "
             + install_hint("plugins/integrations")
         )
     if context.settings is not None and settings != context.settings:
@@ -179,9 +181,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
     _intercept(settings.interception, registry)
     context.settings, context.registry = settings, registry
     integrate_registered(context, registry)
-    context.observers.replace_feeds(
-        [EventFeed(one, registry.owner("observers", one.name)) for one in registry.observers]
-    )
+    context.observers.replace_feeds([EventFeed(o, registry.owner("observers", o.name)) for o in registry.observers])
     port.checkpoint_instructions = settings.checkpoint_instructions
     recorders.limit_programs()
     device_state.wait_timeout = settings.wait_timeout
@@ -191,7 +191,7 @@ def _apply(settings: Settings, registry: Registry) -> None:
         port.interception.reconsider()
     if settings.debug:
         set_debug_level(settings.debug)
-    context.answered, port.prepare = False, _prepare
+    context.was_available, port.prepare = False, _prepare
 
 
 def _intercept(name: str, registry: Registry) -> None:
@@ -202,11 +202,13 @@ def _intercept(name: str, registry: Registry) -> None:
     """
     if port.interception.name == name:
         return
-    found = {one.name: one for one in registry.interception}
-    if name not in found:
-        raise ConfigurationError(f"no plugin offers the interception {name!r}; there are {', '.join(sorted(found))}")
-    found[name].begin(port.sink)
-    port.interception = found[name]
+    interceptions = {interception.name: interception for interception in registry.interception}
+    if name not in interceptions:
+        raise ConfigurationError(
+            f"no plugin offers the interception {name!r}. Set `interception` to one of {', '.join(sorted(interceptions))}"
+        )
+    interceptions[name].begin(port.sink)
+    port.interception = interceptions[name]
 
 
 def settings() -> Settings:
@@ -223,7 +225,7 @@ def registry() -> Registry:
 
 
 def _handler_in(registry: Registry, name: str) -> OpHandler | None:
-    return next((one for one in registry.op_handlers if one.name == name), None)
+    return next((handler for handler in registry.op_handlers if handler.name == name), None)
 
 
 def _load() -> None:
@@ -231,8 +233,8 @@ def _load() -> None:
         return
     with collect_later, context.lock:
         if context.settings is None:
-            resolved = resolve(context.overrides).settings
-            _apply(resolved, open_plugins(resolved))
+            new_settings = resolve(context.overrides).settings
+            _apply(new_settings, open_plugins(new_settings))
 
 
 @for_users
@@ -253,7 +255,10 @@ def _session() -> Session:
     if port.forked:
         raise ForkedProcess
     if interpreter_shutdown.has_begun():
-        raise SessionLost("the program is ending, and its session has ended: use tensors before, or use atexit")
+        raise SessionLost(
+            "the session has ended, because the program is ending: use remote tensors earlier, or in a function that you "
+            "register with atexit"
+        )
     session = context.session
     if session is not None and not session.lost:
         return session
@@ -265,7 +270,7 @@ def _session() -> Session:
         session = _open()
         hooks = list(context.hooks)
     # Without the lock, because hooks may use the device, also on threads that they start.
-    if _resolved().engine != LOCAL and any(one.executor is not None for one in context.opened):
+    if _resolved().engine != LOCAL and any(session.executor is not None for session in context.opened):
         router = _find_router()  # a single executor needs no router
         if router is not None:
             router.watch()
@@ -278,21 +283,21 @@ def _open() -> Session:
     if context.session is not None:
         _end_session()
     began = time.perf_counter()
-    opened = _connect()
+    members = _connect()
     try:
-        session = _new_session(opened)
+        session = _new_session(members)
     except BaseException:
-        for one in opened:
-            one.close()
+        for member in members:
+            member.close()
         raise
     context.session = session
-    if compare_operators(opened):
+    if compare_operators(members):
         port.interception.reconsider()  # ops recorded before there was a server were assumed to be supported
     if port.missing:
         _warn_of_missing(port.missing)
     log.info("connected", server=session.server, session=session_name())
-    kinds = tuple(one.attached.device.kind for one in opened)
-    facts = {"server": session.server, "fallbacks": opened[0].fallbacks, "kinds": kinds}
+    kinds = tuple(member.attached.device.kind for member in members)
+    facts = {"server": session.server, "fallbacks": members[0].fallbacks, "kinds": kinds}
     context.observers.emit("connected", **facts, seconds=time.perf_counter() - began)
     return session
 
@@ -311,9 +316,9 @@ def _find_router() -> Router | None:
     Return None if no plugin offers a router.
     """
     registry, settings = context.configured()
-    found = {one.name: one for one in registry.routers}
-    ranked = sorted((-one.preference, one.name) for one in found.values() if one.preference is not None)
-    return found.get(settings.router or (ranked[0][1] if ranked else ""))
+    routers = {router.name: router for router in registry.routers}
+    ranking = sorted((-router.preference, name) for name, router in routers.items() if router.preference is not None)
+    return routers.get(settings.router or (ranking[0][1] if ranking else ""))
 
 
 def _chosen_router() -> Router:
@@ -325,38 +330,41 @@ def _chosen_router() -> Router:
     if (router := _find_router()) is not None:
         return copy.copy(router)
     registry, settings = context.configured()
-    missing = f"no plugin offers {settings.router!r}" if settings.router else "no plugin offers one"
-    found = [one.name for one in registry.routers]
+    missing = f"no plugin offers {settings.router!r}" if settings.router else "no plugin offers a default router"
+    names = [router.name for router in registry.routers]
     raise ConfigurationError(
-        f"several executors need a router, and {missing}; available are {', '.join(sorted(found)) or 'none'}. Install the "
+        f"several executors need a router, but {missing}. Available routers: {', '.join(sorted(names)) or 'none'}. Install the "
         f"router `pool`: run {install_hint('plugins/pool')}. If the setting `plugins` is set, add `pool` to it"
     )
 
 
-def _executor_client(one: OpenSession, failures: Failures, number: int) -> ExecutorClient:
+def _executor_client(session: OpenSession, failures: Failures, number: int) -> ExecutorClient:
     assert context.planner is not None
-    return ExecutorClient(one, context.planner, context.stats, context.observers, failures, number)
+    return ExecutorClient(session, context.planner, context.stats, context.observers, failures, number)
 
 
 def _warn_of_missing(missing: Mapping[str, str]) -> None:
-    """Warn of recorded ops that the new server lacks. Later calls of such ops are refused when they are recorded."""
+    """Warn of recorded ops that the new server lacks. Later calls of such ops raise when they are recorded.
+
+    `missing`: as `Facts.missing`.
+    """
     latest = context.captures.latest
-    recorded = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
-    recorded.update(call.op for call in (latest.program.calls if latest is not None else ()))
-    for name in sorted(recorded & missing.keys()):
+    names = {entry.call.op for recorder in recorders.all() for entry in recorder.entries}
+    names.update(call.op for call in (latest.program.calls if latest is not None else ()))
+    for name in sorted(names & missing.keys()):
         log.warning("a recorded program needs an op that a server lacks", op=name, server=missing[name])
 
 
 def start_early() -> None:
-    """If a session of this program will use its own executors, start them in the background.
+    """Start this program's own executors in the background, if a session would use them.
 
-    If an executor does not start, the first wait reports it.
+    If an executor does not start, the first wait for it raises the error.
     """
     with context.lock:
-        if context.starting or context.session is not None or port.forked:
+        if context.started_executors or context.session is not None or port.forked:
             return
         try:
-            context.starting = _own_executors()
+            context.started_executors = _own_executors()
         except DjinnError as error:
             log.debug("no executor was started early", reason=str(error))
 
@@ -366,38 +374,38 @@ def _own_executors() -> tuple[EmbeddedExecutor, ...]:
 
     Return an empty tuple if a server or engine provides the executors.
     """
-    now = _resolved()
-    early = early_start.begun
-    taken: tuple[EmbeddedExecutor, ...] = early.take(now) if early is not None else ()
-    if taken:
-        return taken
-    if _named_servers():
+    settings = _resolved()
+    early = early_start.process_start
+    executors: tuple[EmbeddedExecutor, ...] = early.take(settings) if early is not None else ()
+    if executors:
+        return executors
+    if _has_servers():
         return ()
     from djinn_client.runtime.connecting.own_executor import start_executors
 
-    return start_executors(now) if now.engine == LOCAL else ()
+    return start_executors(settings) if settings.engine == LOCAL else ()
 
 
 def _stop_early() -> None:
     """End started executors that no session uses."""
-    executors, context.starting = context.starting, ()
+    executors, context.started_executors = context.started_executors, ()
     for executor in executors:
         executor.close(0.0)
 
 
 def _connect() -> tuple[OpenSession, ...]:
     # The executors start while plugins are loaded, unless they have started already or a plugin starts them.
-    executors, context.starting = context.starting, ()
+    executors, context.started_executors = context.started_executors, ()
     executors = executors or _own_executors()
     try:
-        opened = open_connections(settings(), registry(), executors)
+        members = open_connections(settings(), registry(), executors)
     except BaseException:
         for executor in executors:
             executor.close(0.0)
         raise
-    if executors and early_start.begun is not None:
-        early_start.begun.note(settings())
-    return opened
+    if executors and early_start.process_start is not None:
+        early_start.process_start.note(settings())
+    return members
 
 
 async def init_async() -> None:
@@ -424,7 +432,7 @@ def is_initialized() -> bool:
 
 @attrs.frozen(repr=False)
 class RuntimeState(ShortRepr):
-    """Present state of the client, for people.
+    """Current state of the client, in a form for people.
 
     Attributes:
         initialized: True if a session is open.
@@ -444,11 +452,11 @@ class RuntimeState(ShortRepr):
 @for_users
 def get_runtime_state() -> RuntimeState:
     """Return the state of the client. This does not connect."""
-    opened = context.opened if is_initialized() else ()
+    members = context.opened if is_initialized() else ()
     return RuntimeState(
         initialized=is_initialized(),
-        servers=tuple([one.server for one in opened]),
-        devices=tuple([one.now.device for one in opened]),
+        servers=tuple([member.server for member in members]),
+        devices=tuple([member.now.device for member in members]),
         plugins=tuple([row.name for row in registry().rows if row.status == "active"]),
         stats=stats(),
     )
@@ -465,7 +473,7 @@ def shut_down() -> None:
 
 def _end_session() -> None:
     """End the session, lost or not. Drop its recorded ops."""
-    opened, session = context.opened, context.session
+    members, session = context.opened, context.session
     context.session = None
     assert session is not None
     # another thread, or a call that Ctrl-C interrupted, has ended it
@@ -477,13 +485,13 @@ def _end_session() -> None:
     port.missing, port.offered = {}, {}
     context.first_storage = new_storage()
     context.observers.emit("disconnected", server=session.server)
-    context.closed = (
-        context.closed[0] + sum(one.connection.bytes_sent for one in opened),
-        context.closed[1] + sum(one.connection.bytes_received for one in opened),
+    context.ended_bytes = (
+        context.ended_bytes[0] + sum(member.connection.bytes_sent for member in members),
+        context.ended_bytes[1] + sum(member.connection.bytes_received for member in members),
     )
-    for one in opened:
-        if one.executor is not None:
-            one.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for its remaining work
+    for member in members:
+        if member.executor is not None:
+            member.executor.close(FINISH_SECONDS if finish else 0.0)  # no thread waits for its remaining work
 
 
 @for_users
@@ -500,10 +508,10 @@ def synchronize() -> None:
 def cancel(thread: threading.Thread | None = None) -> None:
     """Cancel this program's unanswered submissions, from any thread.
 
-    With `thread`, cancel only submissions of that thread.
+    If `thread` is not None, cancel only the submissions of that thread.
 
-    Waits for them raise `ProgramStopped` within a tenth of a second. Executors stop between two ops, within half a
-    second. Using a value that the stopped work should have computed or written raises `ProgramStopped`. All other
+    Waits for cancelled submissions raise `ProgramStopped` within a tenth of a second. Executors stop between two ops,
+    within half a second. Using a value that the stopped work should have computed or written raises `ProgramStopped`. All other
     values, the session and later ops work as usual.
     """
     session = context.session
@@ -512,20 +520,20 @@ def cancel(thread: threading.Thread | None = None) -> None:
 
 
 def device() -> DeviceInfo | None:
-    """Return the (first) physical device of the open session, or None."""
+    """Return the physical device of the open session's first executor, or None if no session is open."""
     return context.opened[0].attached.device if context.opened else None
 
 
 def session_name() -> str:
-    """Return the name of the open session, or an empty text."""
+    """Return the name of the open session, or an empty text if no session is open."""
     return context.opened[0].now.session if context.opened else ""
 
 
 def last_profile() -> WorkloadProfile | None:
     """Return the workload profile of the last sent program, or None if this session has sent no program.
 
-    Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe the
-    first run of the program.
+    A program that ran without a plan is analysed by this call. Value ids and counts, such as the number of attention
+    keys, are those of the program's first run.
     """
     return context.session.router.last_profile() if context.session is not None else None
 
@@ -545,12 +553,12 @@ def record_plans() -> Iterator[list[PipelineResult]]:
 
 
 def template_decisions() -> Sequence[TemplateDecision]:
-    """Return the decisions of the open session's executors how to run its templates: graphs and other strategies, with reasons."""
-    session, found = context.session, list[TemplateDecision]()
+    """Return, for each template on each executor of the open session, the run strategy that the executor chose, and why."""
+    session, decisions = context.session, list[TemplateDecision]()
     if session is not None and not session.lost:
         for device in range(len(context.opened)):
-            found += session.router.ask(StatsRequest(decisions=True), StatsReply, device).decisions
-    return found
+            decisions += session.router.ask(StatsRequest(decisions=True), StatsReply, device).decisions
+    return decisions
 
 
 def stats() -> Mapping[str, int]:
@@ -568,28 +576,27 @@ def reset_stats() -> None:
 
 
 def executor_process() -> int:
-    """Return the process id of the (first) executor of the open session, on its machine; 0 without a session."""
+    """Return the process id of the open session's first executor, on its machine, or 0 if no session is open."""
     return context.opened[0].process if context.opened else 0
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Context manager in which `observer` receives events, like the observers of plugins."""
+    """Context manager in which `observer` receives events, as the observers of plugins do."""
     with context.observers.joined_by(observer):
         yield
 
 
 def _device_count() -> int:
-    """Return the number of logical devices: one for all executors together, and one for each of several."""
-    session = context.session
-    if session is not None:
-        several = len(session.executors.members)  # include executors that have left: their indexes refer to their heirs
-    else:
-        several = 1 if _named_servers() else _resolved().executors
-    return 1 + several if several > 1 else 1
+    """Return the number of logical devices: index 0 for all executors and, if there are several, one index for each."""
+    if (session := context.session) is None:
+        count = 1 if _has_servers() else _resolved().executors
+    else:  # executors that have left count, because their indexes refer to their heirs
+        count = len(session.executors.members)
+    return 1 + count if count > 1 else 1
 
 
-def _named_servers() -> bool:
+def _has_servers() -> bool:
     settings = _resolved()
     return bool(settings.servers or settings.connection_file)
 
@@ -604,27 +611,27 @@ def _is_available() -> bool:
 
     Otherwise log the reason. A positive answer is cached until `configure`.
     """
-    if context.answered or is_initialized() or not _named_servers():
+    if context.was_available or is_initialized() or not _has_servers():
         return True
     from djinn_client.runtime.connecting.servers import why_unavailable
 
     reason = why_unavailable(settings(), registry())
     if reason:
         log.warning("the remote device cannot be used", reason=reason)
-    context.answered = not reason
+    context.was_available = not reason
     return not reason
 
 
 def _prepare() -> None:
     """Begin the session with a server before the first op. If that fails, the op fails, and nothing is recorded.
 
-    A program's own executor starts in the background, and the program waits for it at the first send. With custom ops
-    the program waits now, because it records them as the executor offers them.
+    A program's own executor starts in the background, and the program waits for it at the first send. If the setting
+    `operators` allows custom ops, the program waits now, because their recording depends on the executor.
     """
     port.prepare = _nothing
     if context.session is not None or port.forked:
         return
-    if not _named_servers() and not settings().operators:
+    if not _has_servers() and not settings().operators:
         start_early()
         return
     try:
@@ -644,7 +651,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
     For index 0 (all executors), return the first device with the memory of all devices.
     """
     assert context.opened
-    infos = [one.attached.device for one in context.opened]
+    infos = [member.attached.device for member in context.opened]
     if index:
         assert context.session is not None
         return session_name(), context.session.executors.for_index(index)[0].device
@@ -653,7 +660,7 @@ def _described(index: int) -> tuple[str, DeviceInfo]:
 
 
 def _residence(storage: int, index: int) -> str:
-    """Return the name of the executor that holds a storage's memory."""
+    """Return a text that names the executor with the memory of `storage`. `index`: the storage's logical device."""
     session = context.session
     if session is None:
         return "no session"
@@ -661,17 +668,17 @@ def _residence(storage: int, index: int) -> str:
     number = executors.number_at(index) if index else session.router.home(storage)
     if number is None:
         return "on no executor yet"
-    one = executors.members[number].opened
-    place = f"{one.attached.device.id} of {one.server}"
-    return place if len(executors.members) == 1 else f"executor {number} ({place})"
+    member = executors.members[number].opened
+    device_name = f"{member.attached.device.id} of {member.server}"
+    return device_name if len(executors.members) == 1 else f"executor {number} ({device_name})"
 
 
 def after_fork() -> None:
     """Disable the client of a forked child if `port.forked`. The child must not write to the parent's socket."""
-    # a thread of the parent may have held the locks
-    context.lock, context.loading = threading.RLock(), threading.RLock()
-    starting, context.starting = context.starting, ()
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(starting))  # as for the session below
+    # a thread of the parent may have held the lock
+    context.lock = threading.RLock()
+    executors, context.started_executors = context.started_executors, ()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(executors))  # as for the session below
     if port.forked:
         # Sockets and processes belong to the parent: finalizing them here, at an arbitrary moment, would warn.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(context.session))
@@ -681,7 +688,7 @@ def become_runtime() -> None:
     """Install the client as the runtime of the device."""
     port.sink = ClientSink(context, _session)
     port.is_available, port.prepare, port.device_count = _is_available, _prepare, _device_count
-    port.counts_when_open = lambda: not is_initialized() and _named_servers()
+    port.counts_when_open = lambda: not is_initialized() and _has_servers()
     port.describe, port.residence = _described, _residence
     port.round_trip_seconds = lambda: context.session.round_trip_seconds if context.session is not None else None
     port.op_handler, port.operators = lambda name: _handler_in(registry(), name), lambda: registry().operators

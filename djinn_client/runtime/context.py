@@ -37,14 +37,14 @@ class ClientContext(msgspec.Struct, eq=False):
     The recorders' lock protects plans and sends.
 
     Attributes:
-        lock: protects changes of settings, and begin and end of sessions.
+        lock: held while settings change, and while a session begins or ends.
     """
 
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     settings: Settings | None = None
     # The plugins in use. Planning plugins are loaded when the first program is planned.
     registry: Registry | None = None
-    starting: tuple[EmbeddedExecutor, ...] = ()  # executors that wait for a session
+    started_executors: tuple[EmbeddedExecutor, ...] = ()  # executors that no session uses yet
     # Numbers of executors that are starting for the open session.
     joining: set[int] = msgspec.field(default_factory=set)
     session: Session | None = None
@@ -54,15 +54,14 @@ class ClientContext(msgspec.Struct, eq=False):
     stats: Stats = msgspec.field(default_factory=Stats)
     first_storage: int = 0  # storages of the open session have numbers above those of earlier sessions
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
-    closed: tuple[int, int] = (0, 0)  # bytes that connections of earlier sessions have sent and received
+    ended_bytes: tuple[int, int] = (0, 0)  # bytes that connections of earlier sessions have sent and received
     hooks: list[InitHook] = msgspec.field(default_factory=list)
     integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # integrations by name; never withdrawn
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
-    answered: bool = False  # True once a server has answered with the present settings
+    was_available: bool = False  # True once a server has answered since the settings last changed
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
-    loading: threading.RLock = msgspec.field(default_factory=threading.RLock)  # held while plugins are loaded
 
     def __repr__(self) -> str:
         return object.__repr__(self)  # the overrides may contain a token
@@ -89,24 +88,26 @@ class ClientContext(msgspec.Struct, eq=False):
         counts: dict[str, int] = msgspec.structs.asdict(self.stats)
         for plugin in self.growth_intolerant_plugins:
             counts[f"plans_for_sizes, {plugin}"] = counts["plans_for_sizes"]
-        for one in self.opened:
-            name = f"sessions, {one.url.partition(':')[0]}"  # the scheme of the transport that carries the data
+        for member in self.opened:
+            name = f"sessions, {member.url.partition(':')[0]}"  # the scheme of the transport that carries the data
             counts[name] = counts.get(name, 0) + 1
         names = ("ops_captured", "bytes_sent", "bytes_received", "ops_inferred")
-        return counts | {n: now - then for n, now, then in zip(names, self._totals(), self.baseline, strict=True)}
+        totals = zip(names, self._totals(), self.baseline, strict=True)
+        return counts | {name: total - before for name, total, before in totals}
 
     def _totals(self) -> tuple[int, int, int, int]:
-        sent, received = self.closed
-        for one in self.opened:
-            sent, received = sent + one.connection.bytes_sent, received + one.connection.bytes_received
-        captured, inferred = port.interception.ops() if self.settings is not None else (0, 0)
-        return captured, sent, received, inferred
+        bytes_sent, bytes_received = self.ended_bytes
+        for member in self.opened:
+            bytes_sent += member.connection.bytes_sent
+            bytes_received += member.connection.bytes_received
+        ops_captured, ops_inferred = port.interception.ops() if self.settings is not None else (0, 0)
+        return ops_captured, bytes_sent, bytes_received, ops_inferred
 
     def reset_counters(self) -> None:
         """Reset all counters to zero."""
-        fresh = Stats()
+        zeros = Stats()
         for name in Stats.__struct_fields__:
-            setattr(self.stats, name, getattr(fresh, name))
+            setattr(self.stats, name, getattr(zeros, name))
         self.baseline = self._totals()
 
 

@@ -33,12 +33,13 @@ class EarlyStart(msgspec.Struct, eq=False):
     """Executors that `import djinn` started, until a session takes them.
 
     Attributes:
-        mark: the marker file of the script, which exists while its runs use own executors. None: not a script.
-        settings: settings of the start.
+        marker: the marker file of the script, which exists if its last run used own executors. None if the program is
+            not a script.
+        settings: settings with which the executors were started, or None if none were started.
         executors: executors that no session has taken.
     """
 
-    mark: Path | None
+    marker: Path | None
     settings: Settings | None = None
     executors: tuple[EmbeddedExecutor, ...] = ()
 
@@ -58,55 +59,60 @@ class EarlyStart(msgspec.Struct, eq=False):
         executors, self.executors = self.executors, ()
         for executor in executors:
             executor.close(0.0)
-        if executors and self.mark is not None:
+        if executors and self.marker is not None:
             with contextlib.suppress(OSError):
-                self.mark.unlink(missing_ok=True)
+                self.marker.unlink(missing_ok=True)
 
     def note(self, settings: Settings) -> None:
         """Record that this script uses its own executors, so that its next run starts them early with these settings."""
-        mark = self.mark
-        if mark is None or settings.start_at_import != "auto" or mark.exists():
+        marker = self.marker
+        if marker is None or settings.start_at_import != "auto" or marker.exists():
             return
         if settings != resolve().settings:  # the import cannot know what the program configures later
             return
         with contextlib.suppress(OSError):
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for old in sorted(mark.parent.iterdir(), key=os.path.getmtime)[: 1 - SCRIPTS_LIMIT]:
-                old.unlink(missing_ok=True)
-            mark.touch(mode=0o600)
+            marker.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for old_marker in sorted(marker.parent.iterdir(), key=os.path.getmtime)[: 1 - SCRIPTS_LIMIT]:
+                old_marker.unlink(missing_ok=True)
+            marker.touch(mode=0o600)
 
 
-begun: EarlyStart | None = None  # the early start of this process
+process_start: EarlyStart | None = None  # the early start of this process
 
 
 def begin() -> EarlyStart | None:
-    """Start the executors that this program will probably use. A worker process starts none."""
-    global begun
-    begun = _new_early_start()
-    return begun
+    """Start the executors that this program will probably use, and return them. A worker process starts none."""
+    global process_start
+    process_start = _new_early_start()
+    return process_start
 
 
 def _new_early_start() -> EarlyStart | None:
     # multiprocessing sets this before a spawned worker imports the program
     if multiprocessing.current_process().name != "MainProcess":
         return None
-    mark = _mark()
+    marker = _marker()
     try:
         settings = resolve().settings
-        if settings.start_at_import == "no" or (settings.start_at_import == "auto" and not (mark and mark.exists())):
-            return EarlyStart(mark)
+        if settings.start_at_import == "no" or (
+            settings.start_at_import == "auto" and not (marker and marker.exists())
+        ):
+            return EarlyStart(marker)
         from djinn_client.runtime.connecting.own_executor import start_executors
         from djinn_core.registry.embedded_executors import LOCAL
 
-        started = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
+        executors = start_executors(settings, unused_seconds=UNUSED_SECONDS) if settings.engine == LOCAL else ()
     except DjinnError as error:  # the first use reports the error
         _log.debug("no executor was started before the first use", reason=str(error))
-        return EarlyStart(mark)
-    return EarlyStart(mark, settings, started)
+        return EarlyStart(marker)
+    return EarlyStart(marker, settings, executors)
 
 
-def _mark() -> Path | None:
-    """Return the marker file of the current version of this script in its folder, or None if the program is not a user's script."""
+def _marker() -> Path | None:
+    """Return the path of the script's marker file, or None if the program is not a user's script.
+
+    The path depends on the script's path and time of change, and on the current folder.
+    """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     if not file:
         return None

@@ -51,14 +51,14 @@ class ExecutorReply(PendingReply):
 
     def is_there(self) -> bool:
         """Return True if `wait` would not block."""
-        return self.replies.has_come(self.number)
+        return self.replies.has_arrived(self.number)
 
     def discard(self) -> None:
-        """Discard a deferred result."""
+        """Discard the reply on arrival, as `PendingReply.discard`."""
         self.replies.discard(self.number)
 
     def abandon(self) -> None:
-        """Give up waiting for the reply."""
+        """Discard the reply on arrival, as `PendingReply.abandon`."""
         self.replies.abandon(self.number)
 
     def mark_unobserved(self) -> None:
@@ -72,18 +72,19 @@ class ExecutorClient:
     The sink's lock serialises sending. The thread that waits for a reply reads the connection.
 
     Attributes:
-        unread: bytes of each stored value that no submission has used yet, if observers follow reads.
+        unread: size in bytes of each stored value that no submission has used yet, by handle. Empty unless an observer
+            requests the event `reading`.
     """
 
     def __init__(
         self, opened: OpenSession, planner: Planner, stats: Stats, observers: Observers, failures: Failures, number: int
     ) -> None:
-        """Create a client for the open session `opened`. `failures`, `number`: as in `ReplyReader`."""
+        """Create a client for the open session `opened`. `failures` and `number` are as in `ReplyReader`."""
         self.opened = opened
         attached, channel, server = opened.attached, opened.connection, opened.url
         self.link = ExecutorLink(channel, stats, server, opened.server)
         self.replies = Replies(self.link, ReplyReader(failures, number), stats)
-        self.count_as(number)
+        self.set_number(number)
         self.uploads = Uploader(
             self.link, self.replies, stats, observers, attached.caches_weights, UploadCompressor(opened.compressions)
         )
@@ -92,12 +93,12 @@ class ExecutorClient:
         channel.call_when_resumed(lambda seconds: observers.emit("reconnected", server=server, duration=seconds))
         self.unread: dict[int, int] = {}
 
-    def count_as(self, number: int) -> None:
+    def set_number(self, number: int) -> None:
         """Set the executor's number in failures, as in `ReplyReader`."""
         failures = self.replies.reader.failures
         self.replies.reader = ReplyReader(failures, number)
         if number:
-            failures.read_by(number, self.replies.receive_until)
+            failures.register_reader(number, self.replies.receive_until)
 
     @property
     def device(self) -> DeviceInfo:
@@ -137,16 +138,14 @@ class ExecutorClient:
             self.unread[handle] = source.nbytes
 
     def expect_uploads(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce CPU tensors that will be uploaded next, in order."""
+        """Announce the CPU tensors that will be uploaded next, in order. They do not change before their upload."""
         if tensors:
             self._observers.emit("uploading", bytes=sum(t.nbytes for t in tensors))
         with interrupt_mask:
             self.uploads.expect(tensors)
 
-    def left_to_read(self, patience: float) -> int:
-        """Return the bytes of stored values that the executor still has to read.
-
-        It waits at most `patience` seconds for the reads.
+    def bytes_left_to_read(self, patience: float) -> int:
+        """Wait at most `patience` seconds for the executor's reads of stored values. Return the bytes left to read.
 
         Raises:
             SessionLost: the executor is gone.
@@ -154,7 +153,7 @@ class ExecutorClient:
         return self.replies.ask(ReadProgressRequest(patience), ReadProgressReply).left
 
     def ask(self, message: Message, kind: type[M]) -> M:
-        """Send a question. Return the reply, of type `kind`: one round trip.
+        """Send `message`, and return the executor's reply, a message of the class `kind`. Takes one round trip.
 
         Raises:
             SessionLost: the executor is gone.
@@ -162,24 +161,24 @@ class ExecutorClient:
         """
         reply = self.replies.ask(message, kind, wait_deadline())
         if reason := getattr(reply, "refused", ""):
-            return msgspec.structs.replace(reply, refused=f"{self.link.called}: {reason}")
+            return msgspec.structs.replace(reply, refused=f"{self.link.name}: {reason}")
         return reply
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
         """Return the workload profile of the last program that was sent, or None.
 
-        Programs that ran without a plan are analysed now. Value ids, and facts such as the number of keys, describe the
-        first run of the program.
+        A program that ran without a plan is analysed by this call. Value ids and counts, such as the number of attention
+        keys, are those of the program's first run.
         """
         return self.submissions.planner.last_profile
 
 
 def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, submission: Submission) -> None:
-    """Report to observers the progress of reads that the program waits for, until they are done or the program is interrupted.
+    """Emit the event `reading` while executors read the stored values that `submission` uses, until they have read them.
 
-    Returns at once if the program does not wait for the submission, or if the submission uses few bytes of stored
-    values.
+    An interrupt and the thread's deadline also end this. It returns at once if the program does not wait for the
+    submission, or if the submission uses less than `SHOWN_BYTES` of stored values.
 
     Raises:
         SessionLost: an executor is gone.
@@ -199,6 +198,6 @@ def follow_reads(executors: Sequence[ExecutorClient], observers: Observers, subm
         patience = READING_PATIENCE / len(reads_left)
         for executor in list(reads_left):
             with interrupt_mask.uninterruptible:
-                reads_left[executor] = executor.left_to_read(patience) - sum(executor.unread.values())
+                reads_left[executor] = executor.bytes_left_to_read(patience) - sum(executor.unread.values())
         reads_left = {executor: nbytes for executor, nbytes in reads_left.items() if nbytes > 0}
         observers.emit("reading", done=max(0, total - sum(reads_left.values())), expected=total)

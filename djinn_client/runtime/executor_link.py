@@ -23,24 +23,24 @@ class ExecutorLink:
     """Send and receive frames of a session, from any thread.
 
     Attributes:
-        channel: the connection.
-        server: the reached address.
-        called: the executor's name in messages: the configured address.
-        lost: the reason why the session is lost; empty while it is not.
+        channel: channel of the session.
+        server: the address in use.
+        name: the executor's name in messages: the configured address.
+        lost: the reason why the session is lost. Empty while it is open.
         sent: number of sent frames.
-        reading: lock of the thread that reads the channel.
-        writing: lock of the thread that sends. Reentrant: an observer of a reconnection may use the session.
+        read_lock: held by the thread that reads the channel.
+        write_lock: held by the thread that sends. Reentrant, because an observer of a reconnection may use the session.
     """
 
-    def __init__(self, channel: ClientChannel, stats: Stats, server: str, called: str = "") -> None:
+    def __init__(self, channel: ClientChannel, stats: Stats, server: str, name: str = "") -> None:
         self.channel = channel
         self._stats = stats
         self.server = server
-        self.called = called or server
+        self.name = name or server
         self.lost: str = ""
         self.sent = 0
-        self.reading = InterruptibleLock()
-        self.writing = InterruptibleLock()
+        self.read_lock = InterruptibleLock()
+        self.write_lock = InterruptibleLock()
 
     def check(self) -> None:
         """Raise `SessionLost` if the session is lost."""
@@ -48,7 +48,11 @@ class ExecutorLink:
             raise SessionLost(self.lost)
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. Raises `SessionLost` if the executor is gone. Ctrl-C takes effect after the send."""
+        """Send a frame. Ctrl-C takes effect after the send.
+
+        Raises:
+            SessionLost: the executor is gone.
+        """
         if self.lost:
             self.check()
         if not interrupt_mask.uninterruptible.depth and get_ident() == interrupt_mask.main:
@@ -56,7 +60,7 @@ class ExecutorLink:
                 self.send(frame)
             return
         try:
-            with self.writing:
+            with self.write_lock:
                 self.sent += 1
                 self._stats.messages_sent += 1
                 self.channel.send(frame)
@@ -68,7 +72,7 @@ class ExecutorLink:
         self.send(Frame(encode(message)))
 
     def receive(self, timeout: float) -> Frame:
-        """Receive a frame. The caller holds `reading`.
+        """Receive a frame. The caller holds `read_lock`.
 
         Raises:
             TimeoutError: no frame arrived in time.
@@ -83,31 +87,31 @@ class ExecutorLink:
 
         The executor may have sent the reason, which another thread may be reading.
         """
-        acquired = self.reading.acquire(timeout=REASON_SECONDS)
+        has_lock = self.read_lock.acquire(timeout=REASON_SECONDS)
         try:
             self.check()
-            reason = close_reason(self.channel) if acquired else ""
+            reason = close_reason(self.channel) if has_lock else ""
         finally:
-            if acquired:
-                self.reading.release()
+            if has_lock:
+                self.read_lock.release()
         self.lose(ProtocolError(reason) if reason else error)
 
     def lose(self, error: Exception) -> NoReturn:
-        """Mark the session as lost.
+        """Mark the session as lost because of `error`.
 
         Raises:
             SessionLost: always.
         """
         reason = str(error)
-        if self.server != self.called:  # users do not know the executor's own address
+        if self.server != self.name:  # users do not know the executor's own address
             reason = reason.replace(f"server {self.server}", "its executor").replace(
                 self.server, "its executor's address"
             )
         known_contents.clear()
         log.debug("the session is lost", server=self.server, reason=str(error))
         self.lost = (
-            f"the session with {self.called} is lost: {reason}. Its tensors are gone; "
-            "call djinn.init() to begin a new session, and make or load them again"
+            f"the session with {self.name} is lost: {reason}. Its tensors are gone. "
+            "Call djinn.init() to begin a new session, and create or load the tensors again"
         )
         raise SessionLost(self.lost) from error
 
@@ -119,5 +123,5 @@ class ExecutorLink:
                 self.send_message(Goodbye(finish))
             except DjinnError as error:
                 log.debug("Goodbye was not sent", reason=str(error))
-            self.lost = f"the session with {self.called} was closed"
+            self.lost = f"the session with {self.name} was closed"
         self.channel.close()

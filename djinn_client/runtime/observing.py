@@ -54,12 +54,12 @@ class Observers(Events):
 
     def __init__(self) -> None:
         super().__init__("client")
-        self._joined: list[EventFeed] = []
+        self._temporary: list[EventFeed] = []
         self._tap = EventTap(self)
 
     def replace_feeds(self, feeds: Iterable[EventFeed]) -> None:
-        """Replace the observers. Observers that joined for a block stay."""
-        super().replace_feeds([*feeds, *self._joined])
+        """Replace the observers, except those of `joined_by`."""
+        super().replace_feeds([*feeds, *self._temporary])
         taps.remove(self._tap)
         if any(map(self.wants, ("submitted", "completed", "waited"))):
             taps.add(self._tap)
@@ -68,29 +68,32 @@ class Observers(Events):
         )
 
     def emit(self, name: str, **fields: Any) -> None:
-        """Send an event to the observers. After `connected`, ask them again which events they request."""
+        """Send an event to the observers that request it. After `connected`, update which events they request."""
         super().emit(name, **fields)
         if name == "connected":  # the observers may request other events from now on
-            self.replace_feeds([feed for feed in self.feeds if feed not in self._joined])
+            self.replace_feeds([feed for feed in self.feeds if feed not in self._temporary])
 
     @contextmanager
     def joined_by(self, observer: Observer) -> Iterator[None]:
-        """Context manager: `observer` receives events inside the block, too."""
+        """Context manager in which `observer` receives events."""
         observer_feed = EventFeed(observer)
-        others = [feed for feed in self.feeds if feed not in self._joined]
-        self._joined.append(observer_feed)
-        self.replace_feeds(others)
+        permanent = [feed for feed in self.feeds if feed not in self._temporary]
+        self._temporary.append(observer_feed)
+        self.replace_feeds(permanent)
         try:
             yield
         finally:
-            others = [feed for feed in self.feeds if feed not in self._joined]
-            self._joined.remove(observer_feed)
-            self.replace_feeds(others)
+            permanent = [feed for feed in self.feeds if feed not in self._temporary]
+            self._temporary.remove(observer_feed)
+            self.replace_feeds(permanent)
 
     def trace_context(self, kind: str, executor: int, number: int) -> str:
-        """Return the trace context of the first observer that provides one.
+        """Return the first valid trace context that an observer provides, or an empty text.
 
-        Return an empty text if it is invalid or missing.
+        Args:
+            kind: kind of the work, such as `submission`.
+            executor: number of the executor.
+            number: number of the submission.
         """
         for feed in self.tracing:
             try:
@@ -104,7 +107,7 @@ class Observers(Events):
 
 
 def _checked(trace: str) -> str:
-    """Return the trace context.
+    """Return `trace` if it is a valid W3C trace context or an empty text.
 
     Raises:
         ValueError: the text is not a trace context.

@@ -28,9 +28,9 @@ _log = get_logger("djinn.plugins")
 
 
 def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIENT_KINDS) -> Registry:
-    """Return the plugins that `settings` select, by default the settings of the environment.
+    """Return the plugins that `settings` select. The first use of a kind loads its plugins.
 
-    The first use of a kind loads its plugins.
+    `settings`: by default, the settings of the environment. `kinds`: the kinds of plugins that can be used.
 
     Raises:
         ConfigurationError: a setting is malformed.
@@ -43,16 +43,16 @@ def open_plugins(settings: Settings | None = None, kinds: Collection[str] = CLIE
 def is_disabled(plugin: str) -> bool:
     """Return True if the settings in force disable a plugin.
 
-    Integrations call this, because their changes stay in force when they are disabled later.
+    Integrations call this, because their changes to a library stay when the user disables the plugin later.
     """
     return context.settings is not None and plugin in context.settings.disable
 
 
 def integrate_registered(context: ClientContext, registry: Registry) -> None:
     """Call the integrations of all plugins in use that were not called yet."""
-    for one in registry.integrations:
-        row = registry.owners["integrations", one.name]
-        _integrate(context, one, row.name, row.label)
+    for integration in registry.integrations:
+        row = registry.owners["integrations", integration.name]
+        _integrate(context, integration, row.name, row.label)
 
 
 def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCandidate]) -> None:
@@ -68,27 +68,28 @@ def integrate_candidates(context: ClientContext, candidates: Iterable[PluginCand
 def _integrate_candidate(context: ClientContext, candidate: PluginCandidate, settings: Settings) -> None:
     loader = PluginLoader(Selection.from_settings(settings), {"integrations"}, libraries=True)
     loader.take(candidate, requested=True)
-    for one in loader.load("integrations"):
-        _integrate(context, one, candidate.name, candidate.label)
+    for integration in loader.load("integrations"):
+        _integrate(context, integration, candidate.name, candidate.label)
     loader.report_failures()
 
 
-def _integrate(context: ClientContext, one: Integration, plugin: str, label: str) -> None:
+def _integrate(context: ClientContext, integration: Integration, plugin: str, label: str) -> None:
     """Call an integration with its module, once per process."""
-    if context.integrated.setdefault(one.name, one) is one:  # atomic, because any thread may import libraries
-        adapt_on_import({one.module: partial(_adapt, context, one, plugin)}, by=label)
+    # `setdefault` is atomic. This matters because any thread may import libraries.
+    if context.integrated.setdefault(integration.name, integration) is integration:
+        adapt_on_import({integration.module: partial(_adapt, context, integration, plugin)}, by=label)
 
 
-def _adapt(context: ClientContext, one: Integration, plugin: str, module: ModuleType) -> None:
-    """Call an integration, unless its plugin was disabled after the import of its library."""
+def _adapt(context: ClientContext, integration: Integration, plugin: str, module: ModuleType) -> None:
+    """Call an integration, unless the settings disable its plugin."""
     if plugin not in _settings(context).disable:
-        one.adapt(module)
+        integration.adapt(module)
 
 
 def _settings(context: ClientContext) -> Settings:
-    """Return the settings in force.
+    """Return the settings in force, or default settings if the configured settings are malformed.
 
-    Malformed settings raise at the first use of the device; until then nothing is disabled.
+    The first use of the device raises the error of malformed settings.
     """
     try:
         return context.settings or resolve(context.overrides).settings

@@ -37,12 +37,11 @@ def needing_new_session(
 ) -> frozenset[str]:
     """Return the changed settings in `names` that an open session cannot apply.
 
-    A session can change the client's plugins. Its executors have loaded compilers and operators, and its
-    transports were chosen at its begin.
+    An open session cannot change the compilers and operators that its own executors have loaded, or its transports.
 
     Args:
-        names: changed settings.
-        before: settings at the session's begin.
+        names: names of changed settings.
+        before: settings of the open session.
         executor_plugins_differ: result of the function `executor_plugins_differ`.
     """
     remote = bool(before.servers or before.connection_file)
@@ -51,7 +50,7 @@ def needing_new_session(
 
 
 def executor_plugins_differ(before: Registry, after: Registry, settings: Settings) -> bool:
-    """Return True if `settings` select or configure compilers or operators that differ from the active ones."""
+    """Return True if the compilers or operators that `settings` use are others in `after` than in `before`."""
     kinds = {"compilers"} if settings.compilers else set()
     kinds |= {"operators"} if settings.operators else set()
 

@@ -15,27 +15,25 @@ LiveValues = Callable[[], Sequence[tuple[int, int]]]
 
 
 class Session:
-    """Executors that work for one program.
-
-    The object stays the same while executors join and leave; the router may change.
+    """Executors that work for one program. Executors can join and leave, and the router may change.
 
     Attributes:
         executors: the executors by number.
         router: runs programs, and knows the executor of each value.
     """
 
-    def __init__(self, connect: Connect, several: Callable[[], Router], held: LiveValues) -> None:
+    def __init__(self, connect: Connect, new_router: Callable[[], Router], live_values: LiveValues) -> None:
         """Create a session without executors.
 
         Args:
-            connect: creates the client of an executor.
-            several: returns the router for several executors.
-            held: returns the handle of each value that the program holds, and the bytes of its storage.
+            connect: returns the client of an executor.
+            new_router: returns a router for several executors.
+            live_values: returns (handle, bytes of its storage) for each live value of the program.
         """
         self.executors: Executors[ExecutorClient] = Executors()
         self.failures = Failures()
         self.router = Router()
-        self._connect, self._several, self._held = connect, several, held
+        self._connect, self._new_router, self._live_values = connect, new_router, live_values
 
     def join(self, opened: Sequence[OpenSession]) -> None:
         """Add executors with open sessions. The caller holds the sink's lock, or is the only owner of the session.
@@ -48,16 +46,16 @@ class Session:
         executors, router, before = self.executors, self.router, len(self.executors.members)
         is_alone = before + len(opened) == 1
         if not is_alone and not router.name:
-            router = self._several()
+            router = self._new_router()
         numbers: list[int] = []
         try:
-            for number, one in enumerate(opened, before + 1):
-                numbers.append(executors.enter(self._connect(one, self.failures, 0 if is_alone else number)))
+            for number, member in enumerate(opened, before + 1):
+                numbers.append(executors.enter(self._connect(member, self.failures, 0 if is_alone else number)))
             if router is self.router and before:
                 router.join(numbers)
             elif before:
-                executors.members[0].count_as(1)  # the only executor so far, number 0
-                router.begin(executors, self._held())
+                executors.members[0].set_number(1)  # the only executor so far, number 0
+                router.begin(executors, self._live_values())
             else:
                 router.begin(executors)
         except BaseException:
@@ -73,10 +71,7 @@ class Session:
 
     @property
     def lost(self) -> str:
-        """The reason why the session is lost or closed; empty while it is open.
-
-        The loss of one executor loses the session.
-        """
+        """The reason why the session is lost or closed. Empty while it is open. The loss of one executor loses it."""
         for executor in self.executors.current:
             if executor.link.lost:
                 return executor.link.lost
@@ -84,19 +79,19 @@ class Session:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """Return the longest network round trip to an executor in seconds; None if unknown."""
+        """Return the longest network round trip to an executor in seconds, or None if unknown."""
         round_trips = [
             s for executor in self.executors.current if (s := executor.replies.round_trip_seconds) is not None
         ]
         return max(round_trips, default=None)
 
-    def interrupted(self) -> None:
+    def stop_after_interrupt(self) -> None:
         """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""
         for executor in self.executors.current:
-            executor.replies.cancellation.interrupted()
+            executor.replies.cancellation.stop_after_interrupt()
 
     def cancel(self, thread: int | None = None) -> None:
-        """Stop the pending submissions of a thread, or of all threads, and their waits."""
+        """Stop the pending submissions of a thread, by its identity, or of all threads. End their waits."""
         for executor in self.executors.current:
             executor.replies.cancellation.cancel(thread)
 

@@ -58,27 +58,27 @@ class ClientSink(Sink):
         return ticket.wait()
 
     def is_there(self, ticket: PendingReply) -> bool:
-        """Return True if `wait` would not block. Read arrived replies; never block."""
+        """Return True if `wait` would not block. This reads replies that have arrived, and never blocks."""
         return ticket.is_there()
 
     def abandon(self, ticket: PendingReply | None = None, *, later: bool = False) -> None:
-        """Abandon requested values."""
+        """Abandon requested values, as `Sink.abandon`."""
         if ticket is None:
             if (session := self._context.session) is not None:
-                session.interrupted()
+                session.stop_after_interrupt()
         elif later:
             ticket.mark_unobserved()
         else:
             ticket.discard()
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """Upload `source` as the value `handle`. A CPU tensor may be changed after the call."""
+        """Upload `source` as the value `handle` of a logical device, as `Sink.upload`."""
         self._session().router.upload(handle, source, device)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Announce CPU tensors that will be uploaded next, in order, and not written before."""
+        """Announce the CPU tensors that will be uploaded next, as `Sink.expect`."""
         self._session().router.expect(tensors)
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
-        """Send a question. Return the reply, of type `kind`: one round trip."""
+        """Send a message about a logical device, and return the reply, as `Sink.ask`."""
         return self._session().router.ask(message, kind, device)

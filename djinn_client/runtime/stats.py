@@ -16,21 +16,28 @@ class Stats(msgspec.Struct):
     The fields `server_..._us` split the server's time in microseconds, as its replies report it (`Timing`).
 
     Attributes:
+        instructions_sent: instructions in sent programs.
+        submissions: sent submissions.
+        round_trips: waits of the program for the executor.
+        templates_sent: submissions that contained a template.
+        templates_reused: submissions that named a cached template.
+        plans_made: plans of programs.
+        plans_reused: programs for which a plan existed.
         client_fallbacks: ops that ran on this machine because the executor lacks them.
         optimizations_tried: A/B tests of optimizations.
         optimizations_switched_off: tested optimizations that were slower.
         placements_tried: programs that ran over several executors as a trial.
-        placements_switched_off: tried programs that returned to one executor.
+        placements_switched_off: trials after which the program returned to one executor.
         plans_for_sizes: plans in `plans_made` for a known program with sizes outside the range of its plans.
         messages_sent: sent messages, without messages that open connections or acknowledge frames.
         messages_received: received messages, counted like `messages_sent`.
         bytes_uploaded: bytes of tensor data in the sent bytes.
         bytes_recalled: bytes of tensor data that the server had already.
         bytes_read: bytes of tensor data that the server read itself.
-        server_queue_us: waiting for other sessions.
-        server_decode_us: reading submissions.
-        server_execute_us: running submissions.
-        server_encode_us: preparing results.
+        server_queue_us: time of waiting for other sessions.
+        server_decode_us: time of decoding submissions.
+        server_execute_us: time of running submissions.
+        server_encode_us: time of encoding results.
         memory_pressure: the executor's state in the last reply: 0 enough memory, 1 nearly full, 2 evicted values.
     """
 

@@ -25,7 +25,7 @@ from torch import nn
 import djinn
 from djinn.testing.session import executor_processes
 from djinn_client.runtime import client
-from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_client.runtime.planning.calibrations import store_calibration
 from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.ir.result import PipelineResult
 from djinn_core.planning.stages.simulate import simulated
@@ -246,7 +246,7 @@ def calibrate(effort: Effort) -> None:
             bench.round()
         device = client.device()
     assert device is not None
-    keep_calibration(device, bench.fit())
+    store_calibration(device, bench.fit())
 
 
 @torch.no_grad()

@@ -145,7 +145,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
     session = client.context.session
     replies = session.executors.current[0].replies if session is not None else None
     while session is not None and replies is not None and replies.pending and not session.lost:
-        replies.take_what_came()
+        replies.read_arrived()
         time.sleep(0.01)
     trial.idle = time.monotonic() - caught[-1]
     if torch.ones(2, device=DEVICE).sum().item() != 2.0:

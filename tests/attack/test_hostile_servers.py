@@ -12,7 +12,7 @@ import attrs
 import msgspec
 import pytest
 
-from djinn_client.runtime.connecting.handshake import Gateway, Server, direct_ways, reach_gateway
+from djinn_client.runtime.connecting.handshake import Gateway, Server, direct_addresses, reach_gateway
 from djinn_client.runtime.connecting.servers import find_servers
 from djinn_client.runtime.receiving.failures import Failures
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
@@ -48,7 +48,7 @@ def ways(transports, reached, *urls, fingerprint=""):
     listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
     welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening, fingerprint=fingerprint)
     known = with_tls(transports, TlsOptions())
-    return [url for url, _ in direct_ways(Gateway(None, reached, welcome), known)]
+    return [url for url, _ in direct_addresses(Gateway(None, reached, welcome), known)]
 
 
 def test_server_cannot_redirect_to_other_hosts(transports):
@@ -231,7 +231,7 @@ def test_tls_has_forward_secrecy(tls):
 
 def test_pinned_certificate_requires_tls(transports):
     settings = Settings(servers=("tcp://gpu-box:5556",), token="t" * 32, tls_fingerprints=("sha256:" + "0" * 64,))
-    with pytest.raises(ConfigurationError, match="this address has no TLS"):
+    with pytest.raises(ConfigurationError, match="has no TLS, but the setting"):
         find_servers(settings).transports(transports)
     for allowed in (
         attrs.evolve(settings, servers=("tcps://gpu-box:5556",)),

@@ -133,6 +133,6 @@ def test_library_imported_by_client_is_integrated_later(monkeypatch):
         patch.setitem(sys.modules, "djinn_client.runtime.client", types.ModuleType("half imported"))
         attaching._integrate((), sys.modules["statistics"])  # as in the middle of the client's import
     monkeypatch.setattr(attaching, "_integrate", lambda *given: told.append(given))
-    monkeypatch.setattr(attaching.port, "sink", attaching._LateSink())
+    monkeypatch.setattr(attaching.port, "sink", attaching._SinkStub())
     attaching._load()
     assert told == [(("candidates",), sys.modules["statistics"])]

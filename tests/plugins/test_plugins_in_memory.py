@@ -135,7 +135,7 @@ def test_executor_plugin_object_is_refused(settings: dict[str, Any], module: Mak
             djinn.init()
         message = str(caught.value)
         assert "djinn_register_compilers" in message
-        assert "lies on the import path" in message
+        assert "on the import path" in message
         assert ("`djinn serve`" in message) is ("servers" in settings)
 
 

@@ -145,8 +145,8 @@ SAYS = {
     "TestForgetful::test_counters_match_bytes_on_the_wire": "the fixture `uncounted_bytes`",
     "TestTooMuch::test_counters_match_bytes_on_the_wire": "leave out (300, 300, 300, 300), and may leave out 299",
     "TestAllowed::test_counters_match_bytes_on_the_wire": None,
-    "TestDeaf::test_a_timeout_loses_nothing[up-0.05]": "after 2 s the test has not ended",
-    "TestWaiting::test_observe_is_quick": "after 2 s the test has not ended",
+    "TestDeaf::test_a_timeout_loses_nothing[up-0.05]": "the test has not ended after 2 s",
+    "TestWaiting::test_observe_is_quick": "the test has not ended after 2 s",
     "TestWaiting::test_threads_may_call_it_concurrently": "`observe` must not wait",
 }
 

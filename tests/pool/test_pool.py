@@ -218,7 +218,7 @@ def interrupted(*_, **__):
 def test_interrupted_fetch_can_be_repeated(blind, monkeypatch):
     given = torch.arange(3.0).to(REMOTE)
     pending = fetch_later([given + 1, given * 2, given - 1])
-    assert len(pending._asked.waiting) == 2
+    assert len(pending._ticket.waiting) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
         patch.setattr(blind.executors.members[1].replies, "receive_until", interrupted)

@@ -149,7 +149,7 @@ class Answering:
     def __init__(self):
         self.replies, self.answered = self, set()
 
-    def has_come(self, number):
+    def has_arrived(self, number):
         return number in self.answered
 
 

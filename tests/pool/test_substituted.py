@@ -44,10 +44,10 @@ def test_derived_weights_are_cached_until_change(inexact):
         r.optimization for p in plans for r in p.plan.results if r.applied
     }
     derived = inexact._planner.derived.values
-    before = len(derived._made)
+    before = len(derived._cached)
     for _ in range(2):
         torch.testing.assert_close(ours(rows.to(REMOTE)).cpu(), theirs(rows))
-    assert len(derived._made) == before
+    assert len(derived._cached) == before
     for model in (ours, theirs):
         model.gate.weight.mul_(2)
     for _ in range(2):
@@ -60,12 +60,12 @@ def test_derived_values_are_freed_with_weights(inexact):
     ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 16).to(REMOTE)
     ours(rows).cpu()
     assert derived
-    storages = {storage_of(v) for made in derived._made.values() for v in made}
+    storages = {storage_of(v) for made in derived._cached.values() for v in made}
     assert storages <= inexact._locations.homes.keys()
     del ours
     for _ in range(2):
         (rows + 1).cpu()
-    left = {storage_of(v) for made in derived._made.values() for v in made}
+    left = {storage_of(v) for made in derived._cached.values() for v in made}
     assert not (storages - left) & inexact._locations.homes.keys()
     assert storages - left
 

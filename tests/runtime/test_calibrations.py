@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djinn_client.runtime.planning.calibrations import calibration_of, keep_calibration
+from djinn_client.runtime.planning.calibrations import calibration_of, store_calibration
 from djinn_client.runtime.planning.run_pipeline import topology_of
 from djinn_core.wire.messages import DeviceInfo
 
@@ -19,9 +19,9 @@ def cache(tmp_path, monkeypatch):
 
 def test_calibration_key(cache):
     assert calibration_of(HERE) is None
-    file = keep_calibration(HERE, {"a": {"x": 1}})
+    file = store_calibration(HERE, {"a": {"x": 1}})
     assert file.is_relative_to(cache)
-    keep_calibration(HERE, {"b": {"y": 2}})
+    store_calibration(HERE, {"b": {"y": 2}})
     assert calibration_of(HERE).models == {"a": {"x": 1}, "b": {"y": 2}}
     assert topology_of(HERE).devices[0].calibration == calibration_of(HERE)
     for other in (
@@ -35,7 +35,7 @@ def test_calibration_key(cache):
 
 
 def test_unreadable_calibration_is_ignored_with_warning(cache, caplog):
-    file = keep_calibration(HERE, {"a": {}})
+    file = store_calibration(HERE, {"a": {}})
     file.write_text('{"format": 99}')
     assert calibration_of(HERE) is None
     assert "djinn calibrate" in caplog.text

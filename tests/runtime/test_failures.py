@@ -102,7 +102,7 @@ def test_many_failures_are_bounded(x, monkeypatch):
     with pytest.raises(djinn.errors.RemoteIndexError, match=f"{__file__}:"):
         kept[-1].cpu()
     executor = only_executor()
-    assert len(executor.replies.reader.failures.unseen) <= 64
+    assert len(executor.replies.reader.failures.unreported) <= 64
     assert len(executor.replies.reader.failures._programs) <= 64
     with pytest.raises(djinn.errors.RemoteIndexError):
         djinn.synchronize()

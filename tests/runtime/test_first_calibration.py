@@ -16,7 +16,7 @@ from djinn.hooks import CostModel, hookimpl
 from djinn.planning import CostEstimate
 from djinn.testing import open_session
 from djinn_client.runtime import client
-from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_client.runtime.planning.calibrations import store_calibration
 from djinn_core.planning.builtins.costs import Roofline
 from djinn_core.settings import Settings
 from djinn_core.wire.messages import DeviceInfo
@@ -28,9 +28,9 @@ REMOTE = "remote_accelerator:0"
 MEASURING = """
 import djinn
 from djinn_client.runtime import client
-from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_client.runtime.planning.calibrations import store_calibration
 djinn.init()
-keep_calibration(client.device(), {"measured": {"seconds": 0.25}})
+store_calibration(client.device(), {"measured": {"seconds": 0.25}})
 """
 
 
@@ -147,7 +147,7 @@ def on(name, device="cpu:0", **given):
 def test_each_device_model_is_calibrated_once(cache):
     alike, other = [on("old"), on("old", "cpu:1")], on("new")
     assert never_measured([*alike, other]) == [alike[1], other]
-    keep_calibration(other.attached.device, {"measured": {}})
+    store_calibration(other.attached.device, {"measured": {}})
     assert never_measured([*alike, other]) == [alike[1]]
 
 

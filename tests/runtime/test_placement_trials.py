@@ -61,7 +61,7 @@ def test_faster_division_wins_after_five_runs():
     assert sum(ways[5:]) >= 100 - 5 - len(LOOKS)
     assert simulated.tried.settled
     assert (simulated.stats.placements_tried, simulated.stats.placements_switched_off) == (1, 0)
-    assert not simulated.verdicts.about(EMPTY)
+    assert not simulated.verdicts.switched_off(EMPTY)
     measured = simulated.verdicts.measured(EMPTY)["policy"]
     assert (measured.before, measured.after) == (1.0, 0.6)
 
@@ -73,7 +73,7 @@ def test_slower_division_loses_after_five_runs():
     assert not any(ways[60:])
     assert simulated.tried.settled
     assert simulated.stats.placements_switched_off == 1
-    assert "1e+03 ms there, 1.4e+03 ms over several" in simulated.verdicts.about(EMPTY)["policy"]
+    assert "1e+03 ms there, 1.4e+03 ms over several" in simulated.verdicts.switched_off(EMPTY)["policy"]
 
 
 def test_equal_times_choose_one_executor():
@@ -156,14 +156,14 @@ def test_first_run_is_not_a_prediction_error():
     errors, plan = PredictionErrors(), Timed()
     errors.watch(plan, predicted=0.015)
     for seconds in (1.0, 0.010, 0.010):
-        plan.took(seconds)
+        plan.note_seconds(seconds)
     assert list(errors.found) == [pytest.approx(0.5)]
-    assert plan.took is None, "nothing is done in later runs"
+    assert plan.note_seconds is None, "nothing is done in later runs"
 
 
 def test_short_programs_are_not_measured():
     errors, plan = PredictionErrors(), Timed()
     errors.watch(plan, predicted=1e-5)
     for _ in range(3):
-        plan.took(2e-4)
+        plan.note_seconds(2e-4)
     assert not errors.found

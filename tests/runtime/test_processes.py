@@ -314,7 +314,7 @@ def programs(python, plain_environment):
         ("ENDS_WITH_DAEMON_THREADS", 0, "end\n"),
         ("COLLECTS", 0, "done\n"),
         ("USES_GENERATORS_IN_THREADS", 0, "drawn\n"),
-        ("BEGINS_IN_A_HUNDRED_THREADS", 0, "once\nlate: the program is ending, and its session has ended"),
+        ("BEGINS_IN_A_HUNDRED_THREADS", 0, "once\nlate: the session has ended, because the program is ending"),
     ],
 )
 def test_program_ends_quietly(programs, program, status, printed):

@@ -81,7 +81,7 @@ def test_lifetime_outweighs_view_contents():
     program = SimpleNamespace(
         operands=[view, cache], dead=set(), instructions=lambda: [SimpleNamespace(outputs=[view])]
     )
-    history.planned(plan, program, {cache: DataResidency.STATEFUL_KV_CACHE}, [Lineage.TEXT])
+    history.note_plan(plan, program, {cache: DataResidency.STATEFUL_KV_CACHE}, [Lineage.TEXT])
     recent.append((plan, program))
     assert history.residency(SimpleNamespace(operands=[cache])) == {cache: DataResidency.STATEFUL_KV_CACHE}
 

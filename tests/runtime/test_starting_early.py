@@ -33,7 +33,7 @@ def unopened():
 
 def started():
     """Process ids of the executors that no session has taken."""
-    return [executor.process_id for executor in client.context.starting]
+    return [executor.process_id for executor in client.context.started_executors]
 
 
 @pytest.mark.usefixtures("unopened")
@@ -52,7 +52,7 @@ def test_first_op_starts_executor():
 @pytest.mark.parametrize("ending", [djinn.shut_down, lambda: djinn.configure(threads=2)])
 def test_unused_early_executor_ends(ending):
     torch.ones(3, device=DEVICE)
-    (executor,) = client.context.starting
+    (executor,) = client.context.started_executors
     ending()
     assert not executor.alive
     assert not started()
@@ -74,10 +74,10 @@ import multiprocessing, djinn
 from djinn_client.runtime import early_start
 
 def worker():
-    assert early_start.begun is None, "a worker process starts none"
+    assert early_start.process_start is None, "a worker process starts none"
 
 if __name__ == "__main__":
-    (early,) = early_start.begun.executors
+    (early,) = early_start.process_start.executors
     process = multiprocessing.get_context("spawn").Process(target=worker)
     process.start()
     process.join(300)
@@ -155,7 +155,7 @@ def test_configured_runs_are_not_remembered(run, monkeypatch):
     run().note(resolve({"threads": 3}).settings)
     assert not run().executors
     monkeypatch.setattr(sys.modules["__main__"], "__file__", f"{sys.prefix}/bin/pytest", raising=False)
-    assert run().mark is None
+    assert run().marker is None
     monkeypatch.setenv("DJINN_START_AT_IMPORT", "no")
     assert not run().executors
 

@@ -32,7 +32,7 @@ WORK = [
     "djinn_core.planning.pipeline.place",
     "djinn_core.planning.pipeline.schedule",
     "djinn_client.runtime.planning.plan_maker.plan_program",
-    "djinn_client.runtime.planning.plan_cache._alike_of",
+    "djinn_client.runtime.planning.plan_cache._new_structure",
     "djinn_client.runtime.planning.planner.make_template",
 ]
 

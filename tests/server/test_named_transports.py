@@ -31,7 +31,7 @@ def test_client_follows_address_only_if_named(tmp_path):
     urls = ("ucxs://10.0.0.5:1", "tcps://10.0.0.5:2")
 
     def believed(reached):
-        return list(_usable_urls(urls, parse_url(reached), transports, elsewhere=False))
+        return list(_usable_urls(urls, parse_url(reached), transports, any_machine=False))
 
     assert believed("tcps://gpu:5556") == ["tcps://gpu:2"]
     assert believed("ucxs://gpu:5560") == ["ucxs://gpu:1", "tcps://gpu:2"]

@@ -212,21 +212,21 @@ def test_refused_client_retries_for_limited_time(monkeypatch):
             raise failure
         return "in"
 
-    assert connecting.with_patience(attempt, 30.0) == "in"
+    assert connecting.retry_while_full(attempt, 30.0) == "in"
     assert len(slept) == 2
     assert min(slept) >= 0.5, "not before the server said"
     left[:] = [busy] * 1000
     slept.clear()
     passed[0] = 0.0
     with pytest.raises(ServerBusy):
-        connecting.with_patience(attempt, 30.0)
+        connecting.retry_while_full(attempt, 30.0)
     assert 25.0 < sum(slept) <= 30.0
     assert len({round(seconds, 3) for seconds in slept}) > 3, (
         "those that were refused together do not come back together"
     )
     left[:] = [TransportError("a connection broke")]
     with pytest.raises(TransportError):
-        connecting.with_patience(attempt, 30.0)
+        connecting.retry_while_full(attempt, 30.0)
 
 
 def test_buckets_fill_slowly(clock):

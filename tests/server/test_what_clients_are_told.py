@@ -166,7 +166,7 @@ def test_errors_name_configured_address(plain):
 def test_own_executor_has_no_address():
     with configured(threads=1):
         djinn.init()
-        assert only_executor().link.called == "this program's own executor"
+        assert only_executor().link.name == "this program's own executor"
 
 
 def test_taken_port_is_named_before_executors_start(python, plain_environment, tmp_path):

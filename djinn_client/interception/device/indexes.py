@@ -90,7 +90,7 @@ def _indexes(operands: Sequence[LazyTensor]) -> list[int]:
 
 
 def index_of_call(call: Call) -> int:
-    """Return the logical device of a call's results and written operands.
+    """Return the index of a call's results and written operands.
 
     A call without results and written operands has the device of its operands.
     """

@@ -62,9 +62,9 @@ class Upcalls(CalledFromCpp):
             try:
                 return handler(func, args, kwargs)
             finally:
-                ended = perf_counter()
+                end = perf_counter()
                 for notify in taps.op:
-                    notify(func, begun, ended)
+                    notify(func, begun, end)
         except BaseException as error:
             shorten(error)
             raise

@@ -56,8 +56,8 @@ def _resize_storage(storage: torch.UntypedStorage, nbytes: int) -> None:
     """Resize a storage. The executor's memory only grows."""
     with torch.no_grad():
         base = _base(storage)
-        changed = ops.set_storage_size(storage, nbytes)
-        if nbytes > changed:
+        allocated_bytes = ops.set_storage_size(storage, nbytes)
+        if nbytes > allocated_bytes:
             octets = aten.as_strided.default(base, [0], [1], 0)
             octets = octets if octets.dtype == torch.uint8 else aten.view.dtype(octets, torch.uint8)
             aten.resize_.default(octets, [nbytes])

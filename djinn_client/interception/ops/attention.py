@@ -92,7 +92,7 @@ def _run_selected_kernel(args: tuple[Any, ...], options: dict[str, Any]) -> torc
 
 
 def _device_kind() -> str:
-    """Return the type of the executor's device. Return "" in a capture without a session; never start a session."""
+    """Return the type of the executor's device, or "" in a capture without a session. This never begins a session."""
     if not port.is_open():
         if current().captures:
             return ""
@@ -135,7 +135,7 @@ def _choice(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return keep(_choices, choice_key, _choose(args, options), CHOICES_LIMIT) if choice is None else choice
 
 
-class _Chosen(Exception):  # noqa: N818 - a signal between two functions, never seen by users
+class _KernelChosen(Exception):  # noqa: N818 - a signal between two functions, never seen by users
     def __init__(self, func: Any) -> None:
         super().__init__()
         self.func = func
@@ -155,7 +155,7 @@ class _FirstOp(CalledFromCpp):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise _Chosen(func)
+        raise _KernelChosen(func)
 
 
 @torch_dispatch.without_modes
@@ -170,7 +170,7 @@ def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
                 mask = _probe(mask, query.dtype).requires_grad_(mask_gradient)
             with _FirstOp():  # type: ignore[no-untyped-call]
                 _WHOLE(*probes, mask, *rest, **options)
-    except _Chosen as chosen:
+    except _KernelChosen as chosen:
         return chosen.func
     raise AssertionError("PyTorch called no op to compute attention on a probe tensor")
 
@@ -178,8 +178,8 @@ def _choose(args: tuple[Any, ...], options: dict[str, Any]) -> Any:
 def _probe(tensor: LazyTensor, dtype: torch.dtype) -> torch.Tensor:
     meta = tensor.remote.meta
     # A bool mask becomes a float mask first.
-    held = dtype if meta.dtype is torch.bool else meta.dtype
-    return torch_dispatch.make_wrapper(_Probe, meta.shape, meta.stride, meta.offset, held, torch.device("cpu"))  # type: ignore[no-any-return]
+    probe_dtype = dtype if meta.dtype is torch.bool else meta.dtype
+    return torch_dispatch.make_wrapper(_Probe, meta.shape, meta.stride, meta.offset, probe_dtype, torch.device("cpu"))  # type: ignore[no-any-return]
 
 
 @never_compiled

@@ -96,8 +96,8 @@ def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip.
     """
-    recorded = record(func, args, kwargs)
+    result = record(func, args, kwargs)
     value = args[0].remote
     if value.meta.numel == 1:
-        recorded.remote.storage.contents.test = func, value, value.storage.version
-    return recorded
+        result.remote.storage.contents.test = func, value, value.storage.version
+    return result

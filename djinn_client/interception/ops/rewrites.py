@@ -193,7 +193,7 @@ def register() -> None:
         set_kernel(func.name(), decomposition, "AutogradPrivateUse1")
         handles(func)(_handler(decomposition))
     for name, op in torch_dispatch.higher_order_ops().items():
-        by_ops = torch_dispatch.made_of_ops(op)
+        by_ops = torch_dispatch.composite_implementation(op)
         wrapper = torch_dispatch.differentiated(op)
         if by_ops is not None and wrapper is not None and name in _CONTROL_FLOW:
             torch_dispatch.implement_under_autograd(op, _unless_traced(by_ops, wrapper))

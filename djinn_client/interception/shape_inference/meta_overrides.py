@@ -85,48 +85,50 @@ def _repeat_interleave(repeats: torch.Tensor, output_size: int | None = None) ->
     return repeats.new_empty(output_size, dtype=torch.int64)
 
 
-def _native_dropout(given: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _native_dropout(operand: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a new tensor if nothing is dropped, as kernels do. The meta kernel returns the operand."""
-    out, mask = aten.native_dropout.default(given, *args, **kwargs)
-    return (out.clone() if out is given else out), mask
+    out, mask = aten.native_dropout.default(operand, *args, **kwargs)
+    return (out.clone() if out is operand else out), mask
 
 
-def _convolution(given: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
+def _convolution(operand: torch.Tensor, weight: torch.Tensor, bias: Any, *args: Any) -> torch.Tensor:
     """Return a result that keeps channels-last layout. The meta kernel keeps it only for CUDA."""
-    out: torch.Tensor = aten.convolution.default(given, weight, bias, *args)
-    return _of_convolution(out, given, weight, *args)
+    out: torch.Tensor = aten.convolution.default(operand, weight, bias, *args)
+    return _of_convolution(out, operand, weight, *args)
 
 
-def _convolution_backward(upstream: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
+def _convolution_backward(upstream: torch.Tensor, operand: torch.Tensor, weight: torch.Tensor, *args: Any) -> Any:
     _, *rest, _ = args
-    *gradients, bias = aten.convolution_backward.default(upstream, given, weight, *args)
-    laid_out = [None if g is None else _of_convolution(g, given, weight, *rest) for g in gradients]
-    return (*(gradients if given.dim() == 4 else laid_out), bias)
+    *gradients, bias = aten.convolution_backward.default(upstream, operand, weight, *args)
+    laid_out = [None if g is None else _of_convolution(g, operand, weight, *rest) for g in gradients]
+    return (*(gradients if operand.dim() == 4 else laid_out), bias)
 
 
 def _of_convolution(
-    out: torch.Tensor, given: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], *rest: Any
+    out: torch.Tensor, operand: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], *rest: Any
 ) -> torch.Tensor:
     """Return the result laid out as kernels do: channels last if the input or the weight is channels last."""
     if out.dim() == 3:  # kernels treat the input as images of height 1, and make it row-major first
         return _channels_last(out.unsqueeze(2), weight.unsqueeze(2)).squeeze(2)
     _, _, transposed, output_padding, groups = rest
     padded = transposed and any(padding >= step for padding, step in zip(output_padding, stride, strict=False))
-    if out.dim() == 5 and (not _are_channels_last(given, weight) or padded or not _is_of_onednn(given, weight, groups)):
+    if out.dim() == 5 and (
+        not _are_channels_last(operand, weight) or padded or not _is_of_onednn(operand, weight, groups)
+    ):
         return out.contiguous()
-    return _channels_last(out, given, weight)
+    return _channels_last(out, operand, weight)
 
 
-def _is_of_onednn(given: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+def _is_of_onednn(operand: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """Return True if oneDNN computes a 3-D convolution on a CPU (`use_mkldnn` in ATen's Convolution.cpp).
 
     PyTorch's own kernel is row-major.
     """
-    if given.dtype is not torch.float32:
-        return given.dtype is not torch.float64
+    if operand.dtype is not torch.float32:
+        return operand.dtype is not torch.float64
     if max(weight.shape[-2:]) == 1:
         raise NotImplementedError("the result's layout depends on the executor's number of threads")
-    return groups > 1 or min(weight.shape[-2:]) > 3 or given.shape[0] > 1 or math.prod(given.shape[:4]) > 20480
+    return groups > 1 or min(weight.shape[-2:]) > 3 or operand.shape[0] > 1 or math.prod(operand.shape[:4]) > 20480
 
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -171,9 +173,9 @@ def _row_major(func: Any) -> Rule:
 def _as_copy(func: Any) -> Rule:
     """Return a rule whose result has the strides of the first argument, because the kernels copy it."""
 
-    def rule(given: torch.Tensor, *args: Any) -> torch.Tensor:
-        out: torch.Tensor = func(given, *args)
-        return torch.empty_like(given, dtype=out.dtype)
+    def rule(operand: torch.Tensor, *args: Any) -> torch.Tensor:
+        out: torch.Tensor = func(operand, *args)
+        return torch.empty_like(operand, dtype=out.dtype)
 
     return rule
 
@@ -204,9 +206,9 @@ def _into_elements(func: Any) -> Rule:
     return rule
 
 
-def _channel_shuffle(given: torch.Tensor, groups: int) -> torch.Tensor:
+def _channel_shuffle(operand: torch.Tensor, groups: int) -> torch.Tensor:
     """Return the result for any strides. The meta kernel refuses tensors that are not row-major."""
-    shuffled: torch.Tensor = aten.native_channel_shuffle.default(given.contiguous(), groups)
+    shuffled: torch.Tensor = aten.native_channel_shuffle.default(operand.contiguous(), groups)
     return shuffled
 
 
@@ -234,13 +236,13 @@ def _multi_head_attention(*args: Any) -> Any:
     return out, weights if needs_weights else None
 
 
-def _roll(given: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
+def _roll(operand: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> torch.Tensor:
     """Return a result that keeps channels-last layout along one dimension, as the kernel does.
 
     The meta kernel never keeps it.
     """
-    rolled: torch.Tensor = aten.roll.default(given, shifts, dims)
-    return _channels_last(rolled, given) if len(dims) == 1 else rolled
+    rolled: torch.Tensor = aten.roll.default(operand, shifts, dims)
+    return _channels_last(rolled, operand) if len(dims) == 1 else rolled
 
 
 def _grouped_mm(
@@ -296,10 +298,10 @@ def _mul(left: torch.Tensor, right: Any) -> torch.Tensor:
 def _recurrent(func: Any) -> Rule:
     """Return a rule that infers a sequence of any length from a single step. A meta kernel would run for each step."""
 
-    def rule(given: torch.Tensor, *args: Any) -> Any:
+    def rule(operand: torch.Tensor, *args: Any) -> Any:
         time = 1 if args[-1] else 0  # True if the batch dimension is first
-        length = given.shape[time]
-        out, *states = func(given.narrow(time, 0, min(length, 1)), *args)
+        length = operand.shape[time]
+        out, *states = func(operand.narrow(time, 0, min(length, 1)), *args)
         whole = out.new_empty((length, out.shape[1 - time], out.shape[2]))
         return (whole.transpose(0, 1) if time else whole, *states)
 

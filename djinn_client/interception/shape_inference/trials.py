@@ -116,26 +116,26 @@ def may_be_refused(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return may_refuse is not None and may_refuse(*args, **kwargs)
 
 
-def _gradient_unlike(gradient: torch.Tensor, given: torch.Tensor, **_: Any) -> bool:
-    return gradient.shape != given.shape
+def _gradient_unlike(gradient: torch.Tensor, operand: torch.Tensor, **_: Any) -> bool:
+    return gradient.shape != operand.shape
 
 
-def _multinomial(given: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
-    categories = given.shape[-1] if given.dim() else 0
+def _multinomial(operand: torch.Tensor, samples: int, replacement: bool = False, **_: Any) -> bool:
+    categories = operand.shape[-1] if operand.dim() else 0
     return categories > 1 << 24 or (not replacement and samples > categories)
 
 
 def _as_strided_scatter(
-    given: torch.Tensor, _source: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    operand: torch.Tensor, _source: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> bool:
     reach = sum((n - 1) * step for n, step in zip(size, stride, strict=False)) + (offset or 0)
-    return 0 not in size and reach >= given.numel()
+    return 0 not in size and reach >= operand.numel()
 
 
-def _scatters_in_place(given: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
+def _scatters_in_place(operand: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> bool:
     """Return True for a mask of another shape, or a mask that may select more elements than the source has."""
-    fits = mask.shape == given.shape or torch.broadcast_shapes(mask.shape, given.shape) == given.shape
-    return not fits or source.numel() < given.numel()
+    fits = mask.shape == operand.shape or torch.broadcast_shapes(mask.shape, operand.shape) == operand.shape
+    return not fits or source.numel() < operand.numel()
 
 
 _MAY_REFUSE: Final[Mapping[Any, Callable[..., bool]]] = {

@@ -58,12 +58,12 @@ from djinn_core.wire.messages import (
 
 # A firewall may drop packets without a reply. Use a short timeout, because the relay still works.
 DIRECT_SECONDS = 3.0
-REASON_SECONDS = 1.0  # maximum bytes of the file of digests
-DIGESTS_LIMIT: Final = 64
-BYTES_LIMIT: Final = 1 << 16  # of the file of digests
+REASON_SECONDS = 1.0  # limit of the wait for the reason of a close
+DIGESTS_LIMIT: Final = 64  # maximum number of digests in their file
+BYTES_LIMIT: Final = 1 << 16  # maximum size of that file
 # limit in bytes of a first reply: an unknown server must not make this process allocate a gigabyte
 GREETING = Limits(head=4 << 20, body=0, buffers=0)
-_CLOSED = "the peer closed the connection"  # the text that transports use
+
 _log = get_logger("djinn.runtime")
 M = TypeVar("M", bound=Message)
 
@@ -73,10 +73,10 @@ class Server:
     """A server, and how a client reaches it.
 
     Attributes:
-        urls: its addresses.
-        token: the token for the server.
-        transports: the allowed transports.
-        timeout: limit in seconds for each step.
+        urls: addresses of the server.
+        token: the client's token for the server.
+        transports: the transports that the client may use.
+        timeout: limit in seconds for each connection attempt and each reply.
     """
 
     urls: tuple[str, ...]
@@ -86,10 +86,14 @@ class Server:
 
 
 class Gateway(msgspec.Struct, frozen=True):
-    """A gateway that admitted this client at `url`.
+    """A gateway that admitted this client.
 
     Attributes:
-        fallbacks: addresses that failed before this address.
+        connection: the connection to the gateway.
+        url: the address in use.
+        welcome: the gateway's reply.
+        fallbacks: addresses that failed before this address, each with the reason.
+        relayed: True if the transport is a relay, so that the gateway's address is not its machine's address.
     """
 
     connection: Connection
@@ -100,11 +104,15 @@ class Gateway(msgspec.Struct, frozen=True):
 
 
 class ReachedExecutor(msgspec.Struct, frozen=True):
-    """An executor that admitted this client, at `url`, after the addresses in `fallbacks` failed.
+    """An executor that admitted this client.
 
     Attributes:
-        welcome: the reply of its gateway.
-        relayed: True if the gateway passes frames on.
+        connection: the connection to the executor, perhaps through the gateway.
+        attached: the executor's reply.
+        url: the address in use.
+        fallbacks: addresses that failed before this address, each with the reason.
+        welcome: the reply of the executor's gateway.
+        relayed: True if the gateway relays frames between client and executor.
     """
 
     connection: Connection
@@ -116,26 +124,29 @@ class ReachedExecutor(msgspec.Struct, frozen=True):
 
 
 def reach_executor(server: Server, device: str, hint: str = "", secondary: bool = False) -> ReachedExecutor:
-    """Connect to an executor of `server` for `device`: by its own address, or else relayed by the gateway.
+    """Connect to an executor of `server`, directly or relayed by the gateway.
 
-    `hint`: describes the work, so that the server can choose an executor. `secondary`: True if the session will cause
-    no load.
+    Args:
+        server: the server.
+        device: name or number of the requested device. Empty: the server chooses.
+        hint: description of the work, which may affect the server's choice of an executor.
+        secondary: True if the session will cause no load.
 
     Raises:
         PluginError: no transport serves any address of the server.
         ServerBusy: the server is full at present.
         TransportError: no server answers, the answer does not come from a Djinn server, or the executor cannot be
             reached either way.
-        AccessRefused: the server or the executor refused this client; the message says why.
+        AccessRefused: the server or the executor refused this client. The message says why.
     """
     gateway = reach_gateway(server, device, hint, secondary)
-    reached = None
+    executor = None
     try:
-        reached = _reach_behind(gateway, server)
+        executor = _reach_behind(gateway, server)
     finally:
-        if reached is None or not reached.relayed:
+        if executor is None or not executor.relayed:
             gateway.connection.close()
-    return reached
+    return executor
 
 
 def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool = False) -> Gateway:
@@ -143,12 +154,12 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
 
     Arguments and errors are those of `reach_executor`.
     """
-    known, urls = server.transports, server.urls
+    transports, urls = server.transports, server.urls
     hello = Hello(
         PROTOCOL_VERSION, server.token, djinn_version(), str(torch.__version__), device, client_name(), hint, secondary
     )
     errors: list[tuple[str, DjinnError]] = []
-    for url in _fastest_first(urls, known):
+    for url in _fastest_first(urls, transports):
         try:
             connection, welcome = greet(url, hello, Welcome, server)
         except (AccessRefused, ServerBusy):
@@ -157,8 +168,8 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
             errors.append((url, error))
             continue
         connection.limits = Limits()
-        fallbacks = tuple(given_up(*pair) for pair in (*_unusable_urls(urls, url, known), *errors))
-        return Gateway(connection, url, welcome, fallbacks, transport_for(url, known).capabilities.relayed)
+        fallbacks = tuple(failure_text(*pair) for pair in (*_unusable_urls(urls, url, transports), *errors))
+        return Gateway(connection, url, welcome, fallbacks, transport_for(url, transports).capabilities.relayed)
     reason = unreachable([error for _, error in errors])
     raise reason from next((error for _, error in errors if error is not reason), None)
 
@@ -166,14 +177,14 @@ def reach_gateway(server: Server, device: str, hint: str = "", secondary: bool =
 def _reach_behind(gateway: Gateway, server: Server) -> ReachedExecutor:
     """Connect to the executor that `gateway` named. If that fails, ask the gateway to relay frames."""
     fallbacks, welcome = list(gateway.fallbacks), gateway.welcome
-    for url, transport in direct_ways(gateway, server.transports):
+    for url, transport in direct_addresses(gateway, server.transports):
         try:
             connection = transport.connect(url, GREETING, min(server.timeout, DIRECT_SECONDS))
             attached = attach(connection, welcome.ticket, server.timeout, url)
         except ServerBusy:
             raise
         except DjinnError as error:  # another program may listen at this address, for example at the end of a tunnel
-            fallbacks.append(given_up(url, error))
+            fallbacks.append(failure_text(url, error))
             continue
         return ReachedExecutor(connection, attached, url, tuple(fallbacks), welcome)
     try:
@@ -196,7 +207,7 @@ def attach(connection: Connection, ticket: str, timeout: float, url: str = "the 
 
 
 def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[Connection, M]:
-    """Connect to an address of `server`, and ask a first question. Return the connection and the reply.
+    """Connect to an address of `server`, send `question`, and return the connection and the reply of the class `kind`.
 
     Raises:
         PluginError: no transport serves the address.
@@ -205,18 +216,24 @@ def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[C
         AccessRefused: the server refused.
     """
     transport = transport_for(url, server.transports)
+    hint = _tls_hint(transport, url)
     try:
         connection = transport.connect(url, GREETING, server.timeout)
-        return connection, ask(connection, question, kind, server.timeout, url)
     except TransportError as error:
-        variant = transport.secured(TlsOptions())
-        if isinstance(error, ServerBusy) or variant is None or _CLOSED not in str(error):
-            raise
-        scheme, _, rest = url.partition("://")
-        secured = dict(zip(transport.schemes, variant.schemes, strict=False)).get(scheme)
-        if secured is None:
-            raise
-        raise TransportError(f"{error}. If that server uses TLS, its address is {secured}://{rest}") from error
+        if isinstance(error.__cause__, TransportError):  # the transport connected, but the other end closed
+            raise TransportError(f"{error}{hint}") from error
+        raise
+    return connection, ask(connection, question, kind, server.timeout, url, hint)
+
+
+def _tls_hint(transport: Transport, url: str) -> str:
+    """Return advice for an address without TLS whose server closes the connection. Return "" if the scheme has no TLS."""
+    variant = transport.secured(TlsOptions())
+    scheme, _, location = url.partition("://")
+    tls_schemes = dict(zip(transport.schemes, variant.schemes, strict=False)) if variant is not None else {}
+    return (
+        f". If that server uses TLS, its address is {tls_schemes[scheme]}://{location}" if scheme in tls_schemes else ""
+    )
 
 
 def client_name() -> str:
@@ -228,15 +245,17 @@ def client_name() -> str:
     return one_line(f"{user}@{socket.gethostname()} process {os.getpid()}")[:256]
 
 
-def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str) -> M:
-    """Return the reply to a question. Close the connection if there is none.
+def ask(connection: Connection, question: Message, kind: type[M], timeout: float, url: str, hint: str = "") -> M:
+    """Send `question`, and return the reply of the class `kind`. Close the connection if this raises.
+
+    `url`: address of the other end, for messages. `hint`: ends the message if the other end closes without a reply.
 
     Raises:
         TransportError: no proper reply within `timeout` seconds.
         AccessRefused: the other end refuses.
     """
     try:
-        reply = decode(_reply_to(connection, question, timeout).head)
+        reply = decode(_reply_to(connection, question, timeout, hint).head)
         if isinstance(reply, Refused):
             raise _refusal(reply, url)
         if not isinstance(reply, kind):
@@ -258,12 +277,12 @@ def _refusal(reply: Refused, url: str) -> DjinnError:
     reason = f"{url} refused: {reply.reason}"
     if reply.retry:
         return ServerBusy(reason, reply.retry_after)
-    refused = AccessRefused(reason)
-    refused.crashes_executors = reply.crashes_executors
-    return refused
+    error = AccessRefused(reason)
+    error.crashes_executors = reply.crashes_executors
+    return error
 
 
-def _reply_to(connection: Connection, question: Message, timeout: float) -> Frame:
+def _reply_to(connection: Connection, question: Message, timeout: float, hint: str) -> Frame:
     try:
         connection.send(Frame(encode(question)))
     except TransportError as error:
@@ -271,14 +290,17 @@ def _reply_to(connection: Connection, question: Message, timeout: float) -> Fram
         try:
             return connection.receive(REASON_SECONDS)
         except (TransportError, TimeoutError):
-            raise error from None
-    return connection.receive(timeout)
+            raise TransportError(f"{error}{hint}") from None
+    try:
+        return connection.receive(timeout)
+    except TransportError as error:
+        raise TransportError(f"{error}{hint}") from error
 
 
 def slowness(url: str, transports: Iterable[Transport]) -> float:
     """Return a sort key of an address: greater for slower transports, infinite without a transport."""
-    known = tuple(transports)
-    return -transport_for(url, known).capabilities.speed if has_transport(url, known) else float("inf")
+    candidates = tuple(transports)
+    return -transport_for(url, candidates).capabilities.speed if has_transport(url, candidates) else float("inf")
 
 
 def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> list[str]:
@@ -289,7 +311,7 @@ def _fastest_first(urls: Iterable[str], transports: tuple[Transport, ...]) -> li
     return sorted(urls, key=lambda url: slowness(url, transports))
 
 
-def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
+def direct_addresses(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tuple[str, Transport]]:
     """Return the executor's addresses that this client can try, fastest first.
 
     Return an empty list behind a relayed transport, a tunnel or a proxy, because the addresses may lead to another
@@ -300,69 +322,73 @@ def direct_ways(gateway: Gateway, transports: tuple[Transport, ...]) -> list[tup
     if _is_proxied(gateway):
         _log.info("the server is behind a tunnel or a proxy: the gateway relays frames", url=gateway.url)
         return []
-    reached = parse_url(gateway.url)
-    elsewhere = bool(gateway.welcome.fingerprint)
-    if elsewhere and not _is_authentic(reached, transports):
-        _log.warning("the server names an address without TLS on another machine; it is not used", url=gateway.url)
+    gateway_url = parse_url(gateway.url)
+    any_machine = bool(gateway.welcome.fingerprint)
+    if any_machine and not _is_authentic(gateway_url, transports):
+        _log.warning(
+            "the executor's addresses on another machine are not used, because the gateway was reached without TLS",
+            url=gateway.url,
+        )
         return []
-    known = trusting(transports, gateway.welcome.fingerprint)
-    urls = _fastest_first(_usable_urls(gateway.welcome.urls, reached, known, elsewhere), known)
-    return [(url, transport_for(url, known)) for url in urls]
+    trusted = trusting(transports, gateway.welcome.fingerprint)
+    urls = _fastest_first(_usable_urls(gateway.welcome.urls, gateway_url, trusted, any_machine), trusted)
+    return [(url, transport_for(url, trusted)) for url in urls]
 
 
-def _is_authentic(reached: SplitResult, transports: tuple[Transport, ...]) -> bool:
+def _is_authentic(gateway_url: SplitResult, transports: tuple[Transport, ...]) -> bool:
     """Return True if no other machine can have answered in place of the gateway."""
-    host = reached.hostname or ""
-    return reached.scheme in secure_schemes(transports) or not host or is_loopback(host)
+    host = gateway_url.hostname or ""
+    return gateway_url.scheme in secure_schemes(transports) or not host or is_loopback(host)
 
 
 def _usable_urls(
-    urls: Iterable[str], reached: SplitResult, transports: tuple[Transport, ...], elsewhere: bool
+    urls: Iterable[str], gateway_url: SplitResult, transports: tuple[Transport, ...], any_machine: bool
 ) -> Iterator[str]:
-    """Yield the `urls` of a server that a client may use, after it reached the server at `reached`.
+    """Yield the addresses of an executor in `urls` that a client may use.
 
-    An address must lead to the same host, or to a socket of this user, so that a server cannot redirect clients to
-    third parties. It must use TLS if `reached` does. A transport that is local, or that needs to be named, is used only
-    if `reached` uses it. `elsewhere`: addresses may lead to any machine, with TLS and a certificate that the transports
-    accept.
+    By default, an address must lead to the host of `gateway_url`, or to a socket of this user, so that a server cannot
+    redirect clients to third parties. It must use TLS if `gateway_url` does. A transport that is local, or that must be
+    named, is used only if `gateway_url` uses it.
+
+    `any_machine`: True if addresses may lead to any machine, with TLS and a certificate that the transports accept.
     """
-    host, secure = reached.hostname or "", secure_schemes(transports)
+    host, secure = gateway_url.hostname or "", secure_schemes(transports)
     for url in urls:
         try:
-            scheme, way = parse_url(url).scheme, transport_for(url, transports)
+            scheme, transport = parse_url(url).scheme, transport_for(url, transports)
         except (ConfigurationError, PluginError) as error:
             _log.debug("an address of the server is not used", error=str(error))
             continue
-        if way.capabilities.named_only and reached.scheme not in way.schemes:
+        if transport.capabilities.named_only and gateway_url.scheme not in transport.schemes:
             _log.debug("an address of the server is not used, because its scheme was not configured", url=url)
-        elif way.capabilities.same_host:
-            near = not elsewhere and (not host or is_loopback(host))
-            if near and (is_own_socket(url) or (scheme != "unix" and reached.scheme in way.schemes)):
+        elif transport.capabilities.same_host:
+            is_near = not any_machine and (not host or is_loopback(host))
+            if is_near and (is_own_socket(url) or (scheme != "unix" and gateway_url.scheme in transport.schemes)):
                 yield url
-        elif (elsewhere or reached.scheme in secure) and scheme not in secure:
-            _log.warning("the server names an address without TLS; it is not used", url=url)
+        elif (any_machine or gateway_url.scheme in secure) and scheme not in secure:
+            _log.warning("an address of the server is not used, because it has no TLS", url=url)
         else:
-            yield at_host(url, host) if host and not elsewhere else url
+            yield at_host(url, host) if host and not any_machine else url
 
 
 def _is_proxied(gateway: Gateway) -> bool:
-    reached = parse_url(gateway.url)
+    gateway_url = parse_url(gateway.url)
     listening = [parse_url(url) for url in gateway.welcome.gateway]
-    return (reached.scheme, reached.port) not in {(url.scheme, url.port) for url in listening}
+    return (gateway_url.scheme, gateway_url.port) not in {(url.scheme, url.port) for url in listening}
 
 
 def _unusable_urls(
-    urls: Sequence[str], taken: str, transports: tuple[Transport, ...]
+    urls: Sequence[str], used_url: str, transports: tuple[Transport, ...]
 ) -> Iterator[tuple[str, PluginError]]:
-    """Yield the addresses without a transport that precede the used address, each with its error."""
-    for url in urls[: urls.index(taken)]:
+    """Yield the addresses without a transport that precede `used_url`, each with its error."""
+    for url in urls[: urls.index(used_url)]:
         try:
             transport_for(url, transports)
         except PluginError as error:
             yield url, error
 
 
-def given_up(url: str, error: DjinnError) -> str:
+def failure_text(url: str, error: DjinnError) -> str:
     """Return a text with an address and the reason why it failed."""
     return f"{url} because: {error}"
 
@@ -378,7 +404,7 @@ def unreachable(errors: Sequence[DjinnError]) -> DjinnError:
 
 
 def close_reason(connection: Connection) -> str:
-    """Return the reason that the other end sent before a send failed; empty if it sent no reason. Drop other frames."""
+    """Return the reason for which the other end closed the connection, or an empty text. Drop other received frames."""
     deadline = time.monotonic() + REASON_SECONDS
     try:
         while True:
@@ -397,17 +423,17 @@ def cached_operators_digest() -> str:
         key = _digest_key()
     except OSError:  # Djinn was imported from an archive
         return operators.operators_digest()
-    kept = _read_digests(path)
-    if (found := kept.get(key)) is None:
-        found = kept[key] = operators.operators_digest()
-        _write_digests(path, kept)
-    return found
+    digests = _read_digests(path)
+    if (digest := digests.get(key)) is None:
+        digest = digests[key] = operators.operators_digest()
+        _write_digests(path, digests)
+    return digest
 
 
 def _digest_key() -> str:
     files = [version_of(Path(str(module.__file__))) for module in (operators, layout_operators)]
-    known = sorted(name for name in torch_private.dispatched_operators() if name.startswith("aten::"))
-    facts = (torch.__version__, torch.version.git_version, files, known)
+    names = sorted(name for name in torch_private.dispatched_operators() if name.startswith("aten::"))
+    facts = (torch.__version__, torch.version.git_version, files, names)
     return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -420,8 +446,8 @@ def _read_digests(path: Path) -> dict[str, str]:
     return {}
 
 
-def _write_digests(path: Path, kept: dict[str, str]) -> None:
-    latest = dict(list(kept.items())[-DIGESTS_LIMIT:])
+def _write_digests(path: Path, digests: dict[str, str]) -> None:
+    latest = dict(list(digests.items())[-DIGESTS_LIMIT:])
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(latest))

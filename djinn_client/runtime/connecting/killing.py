@@ -12,9 +12,9 @@ from djinn_core.wire.messages import PROTOCOL_VERSION, Kill, Killed
 
 
 def kill_session(settings: Settings, session: str) -> dict[str, Killed | DjinnError]:
-    """Ask the configured servers in turn to end a session, until a server ends it. Return the answers by URL.
+    """Ask the configured servers one after the other to end a session, until a server ends it. Return the replies by URL.
 
-    It raises the errors of `ask_servers`.
+    `session`: the beginning of the session's name. This raises the errors of `ask_servers`.
     """
     replies: dict[str, Killed | DjinnError] = {}
     for url, reply in ask_configured(settings, partial(ask_to_kill, session=session)):

@@ -17,14 +17,19 @@ _SUFFIX: Final = ".json"
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A server to which the user has logged in, with the name that the user chose."""
+    """A server to which the user has logged in.
+
+    Attributes:
+        name: the name that the user chose.
+        content: content of the log-in's file: addresses, token and fingerprint.
+    """
 
     name: str
     content: ConnectionFile
 
 
 def is_login_name(text: str) -> bool:
-    """Return True if `text` can be the name of a log-in. A server address cannot."""
+    """Return True if `text` can be the name of a log-in. Addresses of servers cannot be names."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -36,9 +41,9 @@ def find_login(name: str) -> Login:
     """
     path = login_path(name)
     if not path.exists():
-        known = ", ".join(login_names()) or "none"
+        names = ", ".join(login_names()) or "none"
         raise ConfigurationError(
-            f"there is no log-in {name!r}: `djinn login ADDRESS --name {name}` makes one (there are: {known}). If {name!r} "
+            f"there is no log-in {name!r} (log-ins: {names}). Create it with `djinn login ADDRESS --name {name}`. If {name!r} "
             "is an address, write it with its scheme and port, such as tcp://gpu-box:5556"
         )
     return Login(name, read_connection_file(path))
@@ -52,12 +57,13 @@ def login_path(name: str) -> Path:
     """
     if not is_login_name(name):
         raise ConfigurationError(
-            f"{name!r} cannot be the name of a log-in: letters, digits, `.`, `_` and `-`, 64 at most, beginning with a letter or a digit"
+            f"{name!r} cannot be the name of a log-in: use at most 64 letters, digits, `.`, `_` and `-`, and begin with a "
+            "letter or a digit"
         )
     return configuration_directory() / "servers" / f"{name}{_SUFFIX}"
 
 
 def login_names() -> list[str]:
     """Return the names of all log-ins."""
-    found = (configuration_directory() / "servers").glob(f"*{_SUFFIX}")
-    return sorted(path.name.removesuffix(_SUFFIX) for path in found if is_login_name(path.name.removesuffix(_SUFFIX)))
+    paths = (configuration_directory() / "servers").glob(f"*{_SUFFIX}")
+    return sorted(path.name.removesuffix(_SUFFIX) for path in paths if is_login_name(path.name.removesuffix(_SUFFIX)))

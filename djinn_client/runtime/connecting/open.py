@@ -20,7 +20,7 @@ from djinn_client.runtime.connecting.handshake import (
     Server,
     attach,
     client_name,
-    given_up,
+    failure_text,
     reach_executor,
     slowness,
     unreachable,
@@ -68,9 +68,9 @@ class OpenSession(msgspec.Struct, frozen=True):
         attached: the executor's reply.
         url: the address in use; `inline` if the executor is a thread of this process.
         fallbacks: addresses that failed before, each with the reason.
-        executor: the process that was started for this session, and ends with it. None: a server runs the executor.
-        addresses: known addresses of its server.
-        server: name of its server in messages, the configured address.
+        executor: the executor that this program started for the session, and that ends with it. None: a server runs it.
+        addresses: known addresses of the server's gateway.
+        server: name of the server in messages: the configured address.
     """
 
     connection: ClientChannel
@@ -100,7 +100,7 @@ class OpenSession(msgspec.Struct, frozen=True):
         return self.executor.process_id if self.executor is not None else self.now.process
 
     def close(self) -> None:
-        """Close the connection, and end the process that was started for it."""
+        """Close the connection. End the executor if this program started it."""
         self.connection.close()
         if self.executor is not None:
             self.executor.close(0.0)
@@ -120,8 +120,8 @@ def open_connections(
 
     Raises:
         ConfigurationError: an address or the connection file is malformed, or there is no token.
-        PluginError: no transport serves the address, or no plugin implements the setting `standby`; the message names
-            the folder of Djinn's package. Or a plugin is for executors only, and no executor can import it.
+        PluginError: no transport serves the address, no plugin implements the setting `standby`, or a plugin is for
+            executors only and no executor can import it. The message says what to install or change.
         TransportError: no server can be reached.
         AccessRefused: the server refuses this client.
         StartupError: this program's own executor does not start.
@@ -131,46 +131,50 @@ def open_connections(
     servers = find_servers(settings, registry.transports)
     if servers is not None:
         check_for_servers(settings.plugins)
-        opened = _open_first(settings, registry, servers)
-        _log_sessions(opened, registry)
-        return opened
-    if settings.executor == "inline":
-        opened = _wrap_channels(
-            settings, registry, (open_inline(settings),), lambda one: ChannelContext(one.server, one.attached)
+        sessions = _open_first(settings, registry, servers)
+    elif settings.executor == "inline":
+        sessions = _wrap_channels(
+            settings,
+            registry,
+            (open_inline(settings),),
+            lambda session: ChannelContext(session.server, session.attached),
         )
     else:
         own = open_embedded(settings, registry, executors or start_executors(settings, registry))
-        opened = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
-    _log_sessions(opened, registry)
-    return opened
+        sessions = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
+    _log_sessions(sessions, registry)
+    return sessions
 
 
 def open_more(
-    settings: Settings, registry: Registry, joining: Sequence[EmbeddedExecutor] | Servers, known: Sequence[OpenSession]
+    settings: Settings,
+    registry: Registry,
+    joining: Sequence[EmbeddedExecutor] | Servers,
+    current: Sequence[OpenSession],
 ) -> tuple[OpenSession, ...]:
-    """Begin sessions with started executors, or with the devices of further servers, in addition to `known`.
+    """Begin sessions with started executors, or with the devices of further servers, in addition to `current`.
 
-    A known server under another address is skipped. It raises the errors of `open_connections`.
+    An executor of `current` under another address is skipped. This raises the errors of `open_connections`.
     """
     if isinstance(joining, Servers):
         sessions = _open_servers(settings, joining.each(registry.transports, settings.connect_timeout))
-        instances = {one.attached.instance for one in known}
-        new = tuple([one for one in sessions if one.attached.instance not in instances])
-        for one in sessions:
-            if one not in new:
-                one.close()
-        others = standby_servers(settings, joining.tls)
-        opened = _wrap_channels(settings, registry, new, partial(_context_of, settings, registry, joining, others))
+        instances = {session.attached.instance for session in current}
+        new = tuple([session for session in sessions if session.attached.instance not in instances])
+        for session in sessions:
+            if session not in new:
+                session.close()
+        standbys = standby_servers(settings, joining.tls)
+        wrapped = _wrap_channels(settings, registry, new, partial(_context_of, settings, registry, joining, standbys))
     else:
         own = open_embedded(settings, registry, joining)
-        opened = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
-    _log_sessions(opened, registry)
-    return opened
+        wrapped = _wrap_channels(settings, registry, own, partial(_context_of_own, settings, registry))
+    _log_sessions(wrapped, registry)
+    return wrapped
 
 
-def _log_sessions(opened: Sequence[OpenSession], registry: Registry) -> None:
-    """Log warnings and facts about the new sessions for the user."""
-    for member in opened:
+def _log_sessions(sessions: Sequence[OpenSession], registry: Registry) -> None:
+    """Log warnings about the new sessions for the user."""
+    for member in sessions:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
@@ -189,60 +193,61 @@ def _warn_of_misspelt(environ: Mapping[str, str]) -> None:
 
 def _open_first(settings: Settings, registry: Registry, servers: Servers) -> tuple[OpenSession, ...]:
     """Begin sessions with the configured servers. If none can be reached, use a standby server."""
-    every = [servers, *standby_servers(settings, servers.tls)]
-    failed: list[tuple[str, DjinnError]] = []
-    for position, one in enumerate(every):
+    candidates = [servers, *standby_servers(settings, servers.tls)]
+    failures: list[tuple[str, DjinnError]] = []
+    for position, candidate in enumerate(candidates):
         try:
-            opened = _open_servers(settings, one.each(registry.transports, settings.connect_timeout))
+            sessions = _open_servers(settings, candidate.each(registry.transports, settings.connect_timeout))
         except TransportError as error:
-            if len(every) == 1:
+            if len(candidates) == 1:
                 raise
-            failed.append((", ".join(one.urls), error))
+            failures.append((", ".join(candidate.urls), error))
             continue
-        others = [*every[position + 1 :], *every[:position]]
-        opened = _with_fallbacks(failed, opened)
-        return _wrap_channels(settings, registry, opened, partial(_context_of, settings, registry, one, others))
-    raise unreachable([error for _, error in failed])
+        standbys = [*candidates[position + 1 :], *candidates[:position]]
+        sessions = _with_fallbacks(failures, sessions)
+        context_of = partial(_context_of, settings, registry, candidate, standbys)
+        return _wrap_channels(settings, registry, sessions, context_of)
+    raise unreachable([error for _, error in failures])
 
 
 def _context_of(
-    settings: Settings, registry: Registry, servers: Servers, others: Sequence[Servers], one: OpenSession
+    settings: Settings, registry: Registry, servers: Servers, standbys: Sequence[Servers], session: OpenSession
 ) -> ChannelContext:
     """Return the context of a session with one of `servers`.
 
-    The `others` may take the session over. Its own server may also take it over if the server has several executors.
+    The `standbys` may take the session over. Its own server may also take it over if the server has several executors.
     """
-    addresses = {one.url, *one.addresses}
-    mine = attrs.evolve(
+    addresses = {session.url, *session.addresses}
+    own_server = attrs.evolve(
         servers, members=tuple(urls for urls in servers.members if addresses & {*urls}) or servers.members
     )
-    candidates = (*others, mine) if others else ()
+    candidates = (*standbys, own_server) if standbys else ()
     return ChannelContext(
-        mine.urls[0], one.attached, tuple([_candidate(settings, registry, other) for other in candidates])
+        own_server.urls[0], session.attached, tuple([_candidate(settings, registry, c) for c in candidates])
     )
 
 
-def _context_of_own(settings: Settings, registry: Registry, one: OpenSession) -> ChannelContext:
+def _context_of_own(settings: Settings, registry: Registry, session: OpenSession) -> ChannelContext:
     """Return the context of a session with this program's own executor.
 
     Another executor of its engine, or servers, may take the session over.
     """
-    servers = {other.urls: other for other in standby_servers(settings, server_tls(settings))}
-    candidates = [_candidate(settings, registry, other) for other in servers.values()]
-    if ENGINE in settings.standby and one.executor is not None:
-        start = partial(open_again, settings, registry, one.executor)
+    servers = {standby.urls: standby for standby in standby_servers(settings, server_tls(settings))}
+    candidates = [_candidate(settings, registry, standby) for standby in servers.values()]
+    if ENGINE in settings.standby and session.executor is not None:
+        start = partial(reopen_own, settings, registry, session.executor)
         candidates.insert(settings.standby.index(ENGINE), StandbyServer("its engine", start))
-    return ChannelContext(one.server, one.attached, tuple(candidates))
+    return ChannelContext(session.server, session.attached, tuple(candidates))
 
 
 def _candidate(settings: Settings, registry: Registry, servers: Servers) -> StandbyServer:
-    whole = Server(servers.urls, servers.token, servers.transports(registry.transports), settings.connect_timeout)
+    server = Server(servers.urls, servers.token, servers.transports(registry.transports), settings.connect_timeout)
 
     def begin() -> tuple[ClientChannel, Attached]:
         device = (settings.server_devices or (settings.device,))[0]
-        opened, _ = _begin(settings, whole, device)
-        opened.connection.limit_reconnect_seconds(settings.standby_seconds)
-        return opened.connection, opened.attached
+        session, _ = _begin(settings, server, device)
+        session.connection.limit_reconnect_seconds(settings.standby_seconds)
+        return session.connection, session.attached
 
     return StandbyServer(servers.urls[0], begin)
 
@@ -251,97 +256,101 @@ def _check_standby(settings: Settings, registry: Registry) -> None:
     """Raise `PluginError` if the settings name standby servers, and no plugin continues sessions on them."""
     if settings.standby and not any(wrapper.takes_over for wrapper in registry.channels):
         raise PluginError(
-            "the setting `standby` needs a plugin that continues a lost session on another server, and none is in use: run "
-            f"{install_hint('plugins/standby')}. If the setting `plugins` is set, add `standby` to it"
+            "the setting `standby` needs a plugin that continues a lost session on another server, but no such plugin is in "
+            f"use: run {install_hint('plugins/standby')}. If the setting `plugins` is set, add `standby` to it"
         )
 
 
 def _wrap_channels(
     settings: Settings,
     registry: Registry,
-    opened: tuple[OpenSession, ...],
+    sessions: tuple[OpenSession, ...],
     context_of: Callable[[OpenSession], ChannelContext],
 ) -> tuple[OpenSession, ...]:
-    """Return the sessions with channels that plugins have wrapped. Closes the sessions if this raises."""
-    log_bytes = bytes_of(settings.standby_gib) // max(1, len(opened))
-    wrapped = list(opened)
+    """Return the sessions with channels that plugins have wrapped. Close the sessions if this raises."""
+    log_bytes = bytes_of(settings.standby_gib) // max(1, len(sessions))
+    wrapped_sessions = list(sessions)
     try:
-        for position, one in enumerate(opened):
-            context = attrs.evolve(context_of(one), log_bytes=log_bytes)
-            for wrapped[position] in _wrappings(settings, registry, one, context):
+        for position, session in enumerate(sessions):
+            context = attrs.evolve(context_of(session), log_bytes=log_bytes)
+            for wrapped_sessions[position] in _wrap_stepwise(settings, registry, session, context):
                 pass
     except BaseException:
-        for one in wrapped:
-            one.close()
+        for session in wrapped_sessions:
+            session.close()
         raise
-    return tuple(wrapped)
+    return tuple(wrapped_sessions)
 
 
-def _wrappings(
-    settings: Settings, registry: Registry, one: OpenSession, context: ChannelContext
+def _wrap_stepwise(
+    settings: Settings, registry: Registry, session: OpenSession, context: ChannelContext
 ) -> Iterator[OpenSession]:
     """Yield a session after each wrapper that has wrapped its channel."""
     if context.standby and ENGINE not in settings.standby:  # a wrapper may take any time
-        one.connection.limit_reconnect_seconds(settings.standby_seconds)
+        session.connection.limit_reconnect_seconds(settings.standby_seconds)
     for wrapper in sorted(registry.channels, key=lambda wrapper: not wrapper.takes_over):
         try:
-            wrapped: object = wrapper.wrap(
-                one.connection, context if wrapper.takes_over else attrs.evolve(context, standby=())
+            channel: object = wrapper.wrap(
+                session.connection, context if wrapper.takes_over else attrs.evolve(context, standby=())
             )
         except DjinnError:
             raise
         except Exception as error:
             plugin = registry.owner("channels", wrapper.name)
             raise PluginError(f"{plugin}: wrapping the channel to {context.server} raised {shown(error)}") from error
-        if not isinstance(wrapped, ClientChannel):
-            plugin, kind = registry.owner("channels", wrapper.name), type(wrapped).__name__
+        if not isinstance(channel, ClientChannel):
+            plugin, kind = registry.owner("channels", wrapper.name), type(channel).__name__
             raise PluginError(f"{plugin}: `wrap` returned a {kind}, not a channel, for {context.server}")
-        attached = one.attached
-        if wrapped.logged:  # another server lacks this server's cache, so everything is sent, and logged
+        attached = session.attached
+        if channel.logged:  # another server lacks this server's cache, so everything is sent, and logged
             attached = msgspec.structs.replace(attached, caches_weights=False)
-        one = msgspec.structs.replace(one, connection=wrapped, attached=attached)
-        yield one
+        session = msgspec.structs.replace(session, connection=channel, attached=attached)
+        yield session
         if wrapper.takes_over:
             context = attrs.evolve(context, standby=())
 
 
 def _open_servers(settings: Settings, servers: Sequence[Server]) -> tuple[OpenSession, ...]:
     """Begin a session with each server. If several addresses lead to the same server, begin a single session."""
-    opened: list[OpenSession] = []
-    failed: list[tuple[str, DjinnError]] = []
+    sessions: list[OpenSession] = []
+    failures: list[tuple[str, DjinnError]] = []
     try:
         for server in _in_order(settings, servers):
             if any(
-                url in one.addresses and has_transport(url, server.transports) for one in opened for url in server.urls
+                url in session.addresses and has_transport(url, server.transports)
+                for session in sessions
+                for url in server.urls
             ):
                 continue  # another address of the same server
             try:
-                members, left_out = _open_devices(settings, server, secondary=bool(opened))
+                members, device_failures = _open_devices(settings, server, secondary=bool(sessions))
             except (TransportError, PluginError) as error:
                 reason = error.__cause__
-                failed.append((", ".join(server.urls), reason if isinstance(reason, DjinnError) else error))
+                failures.append((", ".join(server.urls), reason if isinstance(reason, DjinnError) else error))
                 continue
-            failed += left_out
-            instances = {other.attached.instance for other in opened}
+            failures += device_failures
+            instances = {session.attached.instance for session in sessions}
             for member in members:
                 if member.attached.instance in instances:
                     member.close()
                 else:
-                    opened.append(member)
-        if not opened:
-            raise unreachable([error for _, error in failed])
+                    sessions.append(member)
+        if not sessions:
+            raise unreachable([error for _, error in failures])
     except BaseException:
-        for member in opened:
-            member.close()
+        for session in sessions:
+            session.close()
         raise
-    return _with_fallbacks(failed, opened)
+    return _with_fallbacks(failures, sessions)
 
 
-def _with_fallbacks(failed: Iterable[tuple[str, DjinnError]], opened: Sequence[OpenSession]) -> tuple[OpenSession, ...]:
-    """Return the sessions. The fallbacks of the first session include `failed`."""
-    first = opened[0]
-    fallbacks = (*[given_up(*pair) for pair in failed], *first.fallbacks)
-    return (msgspec.structs.replace(first, fallbacks=fallbacks), *opened[1:])
+def _with_fallbacks(
+    failures: Iterable[tuple[str, DjinnError]], sessions: Sequence[OpenSession]
+) -> tuple[OpenSession, ...]:
+    """Return the sessions, with `failures` (address and error) in the fallbacks of the first session."""
+    first = sessions[0]
+    fallbacks = (*[failure_text(*pair) for pair in failures], *first.fallbacks)
+    return (msgspec.structs.replace(first, fallbacks=fallbacks), *sessions[1:])
 
 
 def _in_order(settings: Settings, servers: Sequence[Server]) -> list[Server]:
@@ -367,27 +376,27 @@ def _open_devices(
     """Begin a session with each requested device of one server. Also return the devices that failed, with reasons."""
     device_names = settings.server_devices or (settings.device,)
     first, welcome = _begin(settings, server, device_names[0], secondary)
-    opened, failed = [first], list[tuple[str, DjinnError]]()
+    sessions, failures = [first], list[tuple[str, DjinnError]]()
     try:
         for number in _matching_devices(welcome, device_names):
             try:
-                opened.append(_begin(settings, server, str(number), secondary=True)[0])
+                sessions.append(_begin(settings, server, str(number), secondary=True)[0])
             except (TransportError, AccessRefused) as error:
-                failed.append((f"device {number} of {server.urls[0]}", error))
+                failures.append((f"device {number} of {server.urls[0]}", error))
     except BaseException:
-        for member in opened:
+        for member in sessions:
             member.close()
         raise
-    return opened, failed
+    return sessions, failures
 
 
-def _matching_devices(welcome: Welcome, wanted: Sequence[str]) -> list[int]:
-    """Return the numbers of further devices that match one of `wanted`, in the server's order."""
+def _matching_devices(welcome: Welcome, names: Sequence[str]) -> list[int]:
+    """Return the numbers of the devices, except the device in use, that match one of `names`, in the server's order."""
 
     def matches(number: int, device: str, name: str) -> bool:
         return not name or name in {str(number), device, device.partition(":")[0]}
 
-    numbers = [n for n, device in enumerate(welcome.devices) if any(matches(n, device, name) for name in wanted)]
+    numbers = [n for n, device in enumerate(welcome.devices) if any(matches(n, device, name) for name in names)]
     return [number for number in numbers if number != welcome.number]
 
 
@@ -397,63 +406,63 @@ def _begin(settings: Settings, server: Server, device: str, secondary: bool = Fa
     If the server is full, retry for `connect_timeout` seconds.
     """
     reach = partial(reach_executor, server, device, settings.assignment_hint, secondary)
-    reached = with_patience(reach, settings.connect_timeout)
-    attached, welcome, name = reached.attached, reached.welcome, server_name(server.urls)
-    channel: ClientChannel = PlainClientChannel(reached.connection)
+    executor = retry_while_full(reach, settings.connect_timeout)
+    attached, welcome, name = executor.attached, executor.welcome, server_name(server.urls)
+    channel: ClientChannel = PlainClientChannel(executor.connection)
     if attached.lease:
-        direct = "" if reached.relayed else reached.url
-        where = (server, str(welcome.number), direct, welcome.fingerprint, attached.recoverable)
-        redial = ServerReconnection(attached.session, attached.secret, attached.instance, *where)
+        direct = "" if executor.relayed else executor.url
+        target = (server, str(welcome.number), direct, welcome.fingerprint, attached.recoverable)
+        redial = ServerReconnection(attached.session, attached.secret, attached.instance, *target)
         patience = attached.lease + (STARTING_SECONDS if attached.recoverable else 0.0)
-        channel = ResumingConnection(reached.connection, redial, patience, name, settings.parallel_connections)
-    opened = OpenSession(channel, attached, reached.url, reached.fallbacks, addresses=welcome.gateway, server=name)
-    return opened, welcome
+        channel = ResumingConnection(executor.connection, redial, patience, name, settings.parallel_connections)
+    session = OpenSession(channel, attached, executor.url, executor.fallbacks, addresses=welcome.gateway, server=name)
+    return session, welcome
 
 
-def _compare_torch(opened: OpenSession) -> None:
-    ours, theirs = str(torch.__version__), opened.attached.torch
+def _compare_torch(session: OpenSession) -> None:
+    """Warn if client and executor run different versions of PyTorch."""
+    ours, theirs = str(torch.__version__), session.attached.torch
     if ours.partition("+")[0] != theirs.partition("+")[0]:
         _log.warning(
-            "client and executor run different torch: ops that the executor lacks are decomposed or refused, and results may differ in the last digits. Install the same version on both sides, such as the executor's here",
+            "client and executor run different versions of PyTorch: ops that the executor lacks are decomposed or raise an "
+            "error, and results may differ in the last digits. Install the executor's version on this machine",
             client=ours,
             executor=theirs,
-            url=opened.url,
+            url=session.url,
         )
 
 
-def missing_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
+def missing_operators(sessions: Sequence[OpenSession]) -> dict[str, str]:
     """Return the ops of this client that a server lacks, each with a text that names the server."""
     missing: dict[str, str] = {}
-    for one in opened:
-        theirs = one.attached.operators
+    for session in sessions:
+        theirs = session.attached.operators
         if theirs is not None:
-            lacks = allowed_operators().difference(theirs)
-            missing |= dict.fromkeys(lacks, f"{one.server}, which runs PyTorch {one.attached.torch},")
+            names = allowed_operators().difference(theirs)
+            missing |= dict.fromkeys(names, f"{session.server}, which runs PyTorch {session.attached.torch},")
     return missing
 
 
-def compare_operators(opened: Sequence[OpenSession]) -> bool:
-    """Record which of the client's ops the executors lack, and their custom ops.
+def compare_operators(sessions: Sequence[OpenSession]) -> bool:
+    """Set `missing` and `offered` of the port for these sessions.
 
-    Return True if recorded calls may depend on a change.
+    Return True if calls that were recorded before may now be recorded in another way.
     """
     before = port.offered
-    port.missing, port.offered = missing_operators(opened), _offered_operators(opened)
+    port.missing, port.offered = missing_operators(sessions), _offered_operators(sessions)
     return bool(port.missing) or port.offered != before
 
 
-def _offered_operators(opened: Sequence[OpenSession]) -> dict[str, str]:
+def _offered_operators(sessions: Sequence[OpenSession]) -> dict[str, str]:
     """Return the custom ops that every executor runs with the same schema, each with that schema."""
-    schemas = [{one.name: one.schema for one in session.attached.custom_operators} for session in opened]
-    return {
-        name: schema for name, schema in schemas[0].items() if all(other.get(name) == schema for other in schemas[1:])
-    }
+    first, *others = [{op.name: op.schema for op in session.attached.custom_operators} for session in sessions]
+    return {name: schema for name, schema in first.items() if all(other.get(name) == schema for other in others)}
 
 
-def with_patience(attempt: Callable[[], T], seconds: float) -> T:
-    """Call `attempt` until the server is no longer full, for at most `seconds`. Return its result.
+def retry_while_full(attempt: Callable[[], T], seconds: float) -> T:
+    """Call `attempt` until it no longer raises `ServerBusy`, for at most `seconds`. Return its result.
 
-    `attempt` must leave nothing behind when it fails.
+    `attempt` must leave no connection open when it raises.
 
     Raises:
         ServerBusy: the server stayed full.
@@ -490,15 +499,15 @@ def _open_own(settings: Settings, registry: Registry, executor: EmbeddedExecutor
     attached = attach(connection, executor.issue_ticket(client_name()), timeout)
     channel: ClientChannel = PlainClientChannel(connection)
     if attached.recoverable:
-        where = (executor, registry.transports, timeout, start)
-        redial = EmbeddedReconnection(attached.session, attached.secret, attached.instance, *where)
+        target = (executor, registry.transports, timeout, start)
+        redial = EmbeddedReconnection(attached.session, attached.secret, attached.instance, *target)
         patience, name = executor.lease_seconds + start, "the executor of this program"
         channel = ResumingConnection(connection, redial, patience, name, settings.parallel_connections)
     return OpenSession(channel, attached, url, executor=executor)
 
 
-def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> tuple[ClientChannel, Attached]:
-    """Begin a session with the executor if its process still runs, or with a replacement.
+def reopen_own(settings: Settings, registry: Registry, executor: EmbeddedExecutor) -> tuple[ClientChannel, Attached]:
+    """Begin a session with this program's executor if its process still runs, or else with a replacement.
 
     Raises:
         DjinnError: no executor can be reached or started.
@@ -510,13 +519,13 @@ def open_again(settings: Settings, registry: Registry, executor: EmbeddedExecuto
     while True:
         executor.start_again()
         try:
-            opened = _open_own(settings, registry, executor)
+            session = _open_own(settings, registry, executor)
         except TransportError:  # an executor that is exiting refuses connections, so retry
             if time.monotonic() > deadline:
                 raise
             time.sleep(backoff.pause())
         else:
-            return opened.connection, opened.attached
+            return session.connection, session.attached
 
 
 def open_inline(settings: Settings) -> OpenSession:

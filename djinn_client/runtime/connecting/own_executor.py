@@ -34,7 +34,7 @@ def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None
     Plugins without such a name stay in the client.
 
     Raises:
-        PluginError: a plugin without such a name has hooks for executors; the message says what to do.
+        PluginError: a plugin without such a name has hooks for executors. The message says what to do.
     """
     if plugins is None:
         return None
@@ -42,11 +42,11 @@ def names_for_executors(plugins: Sequence[Any] | None) -> tuple[str, ...] | None
         hooks = [kind.hook for kind in _kinds(plugin) if _is_for_executors(kind)]
         if hooks:
             raise PluginError(
-                f"the plugin {_label(plugin)} cannot be used: {reason}, and its {_listed(hooks)} would have to be called in the "
-                "executor, which is another process. Put it into a module that lies on the import path, and pass that "
-                'module or its name; or have the executor in this process: djinn.configure(executor="inline")'
+                f"the plugin {_label(plugin)} cannot be used: {reason}, but its hooks {_listed(hooks)} run in the executor, which "
+                "is another process. Put the plugin into a module on the import path, and pass that module or its name. Or "
+                'run the executor in this process: djinn.configure(executor="inline")'
             )
-        _log.info("a plugin is loaded by the client only", plugin=_label(plugin), reason=reason)
+        _log.info("only the client loads a plugin", plugin=_label(plugin), reason=reason)
     return tuple(name for plugin in plugins if (name := _name_elsewhere(plugin)))
 
 
@@ -54,7 +54,7 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
     """Check that plugins of this process have hooks for clients. A server loads only its own plugins.
 
     Raises:
-        PluginError: a plugin has no hooks for clients; the message says what to do.
+        PluginError: a plugin has no hooks for clients. The message says what to do.
     """
     for plugin, reason in _confined(plugins or ()):
         kinds = _kinds(plugin)
@@ -62,13 +62,13 @@ def check_for_servers(plugins: Sequence[Any] | None) -> None:
         if not hooks:
             continue
         advice = (
-            "Install it where `djinn serve` runs, as a module that lies on the import path there (its setting `plugins` "
-            "may name it)"
+            "Install the plugin on the server, as a module on the import path of `djinn serve` (the server's setting "
+            "`plugins` may name it)"
         )
         if len(hooks) == len(kinds):
             raise PluginError(
-                f"the plugin {_label(plugin)} would do nothing: {reason}, and its {_listed(hooks)} are for servers, which load "
-                f"their own plugins. {advice}, and leave it out here"
+                f"the plugin {_label(plugin)} would do nothing: {reason}, and its hooks {_listed(hooks)} are for servers, which "
+                f"load their own plugins. {advice}, and remove the plugin from the client's setting `plugins`"
             )
         _log.warning(
             "a plugin's hooks for servers have no effect here: servers load their own plugins",
@@ -91,7 +91,7 @@ def _confined(plugins: Sequence[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _name_elsewhere(plugin: Any) -> str:
-    """Return the name by which another process can load the plugin; empty if there is none."""
+    """Return the name by which another process can load the plugin, or an empty text if no process can."""
     if isinstance(plugin, str):
         return plugin
     return plugin.__name__ if isinstance(plugin, ModuleType) and _is_importable(plugin) else ""
@@ -99,11 +99,13 @@ def _name_elsewhere(plugin: Any) -> str:
 
 def _is_importable(module: ModuleType) -> bool:
     """Return True if a process with this import path finds the file of `module` under its name."""
-    own = module.__spec__
-    if module.__name__ == _MAIN or own is None or not own.has_location or own.origin is None:
+    loaded = module.__spec__
+    if module.__name__ == _MAIN or loaded is None or not loaded.has_location or loaded.origin is None:
         return False
     spec = _spec_of(module.__name__)
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == Path(own.origin).resolve()
+    if spec is None or spec.origin is None:
+        return False
+    return Path(spec.origin).resolve() == Path(loaded.origin).resolve()
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
@@ -143,15 +145,13 @@ def start_executors(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[EmbeddedExecutor, ...]:
-    """Start the executors that `open_connections` will need.
+    """Start the executors that `open_connections` will need. Return none if a server or an inline executor is configured.
 
-    Start none if a server is configured, or for an inline executor.
-
-    Returns before they are ready, which takes seconds. The client can load modules meanwhile.
+    This returns before the executors are ready, which takes seconds, so that the client can load modules meanwhile.
 
     Args:
-        settings: select kind and number of executors.
-        registry: plugins with engines, of which the settings may name one. None: plugins are not loaded yet.
+        settings: the settings, which select kind and number of executors.
+        registry: plugins, among them the engine that the settings may name. None: plugins are not loaded yet.
         joining: as in `ExecutorStarter.start`.
         unused_seconds: as in `ExecutorStarter.start`.
 
@@ -165,5 +165,5 @@ def start_executors(
     names = names_for_executors(settings.plugins)
     if registry is not None:  # other machines may lack packages that only clients use
         names = registry.used_in(EXECUTOR_KINDS, names)
-    there = attrs.evolve(settings, plugins=names)
-    return starter.start(there, registry.executors if registry is not None else (), joining, unused_seconds)
+    executor_settings = attrs.evolve(settings, plugins=names)
+    return starter.start(executor_settings, registry.executors if registry is not None else (), joining, unused_seconds)

@@ -18,7 +18,7 @@ from djinn_client.runtime.connecting.handshake import (
     REASON_SECONDS,
     Server,
     ask,
-    direct_ways,
+    direct_addresses,
     reach_gateway,
     slowness,
 )
@@ -54,7 +54,12 @@ class ResumingConnection(ReliableConnection, ClientChannel):
     ) -> None:
         """Begin with the connection `inner`.
 
-        `patience`: limit in seconds for a reconnection. `parallel`: as the setting `parallel_connections`.
+        Args:
+            inner: the first connection.
+            redial: connects to the executor again.
+            patience: limit in seconds for a reconnection.
+            server: name of the server, for messages.
+            parallel: as the setting `parallel_connections`.
         """
         super().__init__(inner)
         self._parallel = parallel
@@ -63,9 +68,11 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         self._redial = redial
         self._patience = patience
         self._server = server
-        self._reconnecting = threading.Lock()
+        self._reconnect_lock = threading.Lock()
         self._reconnects = ReconnectLimit((0, 0))  # frames received at both ends
-        self._counted: Connection | None = None  # its break was counted; after Ctrl-C, the same break is met again
+        self._counted_connection: Connection | None = (
+            None  # its break was counted; after Ctrl-C, the same break is met again
+        )
         self.resumed = 0
         self._when_resumed: list[Callable[[float], None]] = []
 
@@ -87,7 +94,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         self._watch(inner)
 
     def _watch(self, inner: Connection) -> None:
-        """Open parallel connections once there is much data to send. On one machine, do so only if configured."""
+        """Let `inner` open parallel connections when it has much data to send."""
         if isinstance(inner, StripingConnection) and self._parallel_tries:
             inner.stripe(self._parallel, self._dial_parallel, self._count_try)
 
@@ -98,42 +105,42 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         self._parallel_tries -= 1
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        while not self._reconnecting.acquire(timeout=LOOK_SECONDS):
+        while not self._reconnect_lock.acquire(timeout=LOOK_SECONDS):
             _raise_if_interrupted()
         try:
             if self._inner is not broken:
                 return
             seconds = self._reconnect(error)
         finally:
-            self._reconnecting.release()
+            self._reconnect_lock.release()
         for observer in self._when_resumed:  # without the lock, because an observer may use the session and reconnect
             observer(seconds)
 
     def _reconnect(self, error: TransportError) -> float:
-        """Connect again until the session is resumed. Return the seconds. The caller holds `_reconnecting`."""
+        """Connect until the session is resumed. Return the seconds that this took. The caller holds `_reconnect_lock`."""
         if self._closed:
             raise TransportError(self._closed)
         self._take_close_reason()
         if self._expired:
             raise error
         received = self._retire()
-        if self._counted is not self._inner:
-            self._counted = self._inner
+        if self._counted_connection is not self._inner:
+            self._counted_connection = self._inner
             self._check_limit(received, error)
-            _log.warning("the connection broke; connecting again", server=self._server, reason=str(error))
-        started = time.monotonic()
-        self._dial_until(started + self._patience, received, error)
-        seconds = time.monotonic() - started
+            _log.warning("the connection broke: reconnecting", server=self._server, reason=str(error))
+        begin = time.monotonic()
+        self._dial_until(begin + self._patience, received, error)
+        seconds = time.monotonic() - begin
         _log.warning("connected again", server=self._server, seconds=round(seconds, 3))
         return seconds
 
     def _check_limit(self, received: int, error: TransportError) -> None:
-        """Raise an error if several connections in a row broke before a frame was received.
+        """Raise an error if `BREAKS_LIMIT` connections in a row broke before a frame was received.
 
-        A sent frame is then the cause.
+        Then a frame that this end sends probably breaks them.
         """
         if self._reconnects.record_break((received, self._outbox.acknowledged)):
-            self._give_up(f"{error}; {BREAKS_LIMIT} connections broke before anything was received over them")
+            self._give_up(f"{error}; {BREAKS_LIMIT} connections in a row broke before a frame was received")
 
     def _take_close_reason(self) -> None:
         """Receive the frames that arrived before the break, because the close reason may be among them."""
@@ -155,19 +162,19 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         while not self._expired:
             _raise_if_interrupted()
             try:
-                inner, theirs = self._dial(received, max(0.1, deadline - time.monotonic()))
-                self._adopt(inner, theirs)
+                inner, received_there = self._dial(received, max(0.1, deadline - time.monotonic()))
+                self._adopt(inner, received_there)
             except AccessRefused as refused:
                 self.crashes_executors = refused.crashes_executors
                 self._give_up(f"{error}; the server refuses to resume the session: {refused}")
             except FramesLost as lost:
                 inner.close()
                 self._give_up(f"{error}; the server cannot resume the session: {lost}")
-            except DjinnError as again:
+            except DjinnError as failure:
                 pause = backoff.jittered()
                 if time.monotonic() + pause > deadline:
-                    self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {again}")
-                _log.debug("cannot connect again yet", server=self._server, reason=str(again))
+                    self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {failure}")
+                _log.debug("cannot reconnect yet", server=self._server, reason=str(failure))
                 _sleep(pause)
             else:
                 self.resumed += 1
@@ -287,7 +294,7 @@ class ServerReconnection(ExecutorReconnection):
         self.fingerprint = gateway.welcome.fingerprint
         with contextlib.ExitStack() as stack:
             stack.callback(gateway.connection.close)
-            for url, _ in direct_ways(gateway, self.server.transports) if self.direct else ():
+            for url, _ in direct_addresses(gateway, self.server.transports) if self.direct else ():
                 try:
                     answer = self._ask_at(url, min(timeout, DIRECT_SECONDS), question)
                 except TransportError as error:
@@ -309,9 +316,11 @@ class EmbeddedReconnection(ExecutorReconnection):
     """Reconnect to this program's own executor. If it has ended, start a replacement.
 
     Attributes:
-        timeout: limit in seconds for each step.
-        start_timeout: seconds until an executor is ready.
-        ending: how the last executor ended.
+        executor: the executor.
+        transports: transports that the client may use.
+        timeout: limit in seconds for each connection attempt and each reply.
+        start_timeout: limit in seconds for the start of an executor.
+        ending: how the previous executor ended, as the end of a sentence. Empty if none has ended.
     """
 
     executor: EmbeddedExecutor
@@ -324,15 +333,15 @@ class EmbeddedReconnection(ExecutorReconnection):
         if not self.executor.alive:  # an executor that is about to exit refuses connections, so retry
             self.ending = self.executor.ending
             if not self.executor.recoverable:
-                raise AccessRefused(f"its executor {self.ending} and left no journal")
+                raise AccessRefused(f"the session's executor {self.ending} and left no journal")
             self.executor.start_again()
         start = min(self.start_timeout, seconds)
         url, connection = connect_executor(self.executor, self.transports, start, self.timeout)
         try:
             return connection, ask(connection, question, Resumed, self.timeout, url)
         except AccessRefused as error:
-            how = f" (the last executor that died {self.ending})" if self.ending else ""
-            raise AccessRefused(f"{error}{how}") from error
+            cause = f" (the previous executor {self.ending})" if self.ending else ""
+            raise AccessRefused(f"{error}{cause}") from error
 
 
 def connect_executor(
@@ -340,7 +349,7 @@ def connect_executor(
 ) -> tuple[str, Connection]:
     """Return the executor's address that the fastest transport reaches, and a connection to this address.
 
-    `seconds`: maximum wait until the executor is ready.
+    `seconds`: limit of the wait until the executor is ready. `timeout`: limit in seconds of the connection attempt.
     """
     urls = executor.wait_ready(seconds).urls
     trusted = executor.trusted(transports)

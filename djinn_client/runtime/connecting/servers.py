@@ -35,10 +35,11 @@ T = TypeVar("T")
 
 @attrs.frozen
 class Servers:
-    """Addresses of servers and their token.
+    """Addresses of servers, and their common token.
 
     Attributes:
         members: the addresses of each server.
+        token: the client's token for all these servers.
         tls: the certificates to accept at addresses with TLS.
     """
 
@@ -47,22 +48,23 @@ class Servers:
     tls: TlsOptions = attrs.field(factory=TlsOptions)
 
     def transports(self, plain: Iterable[Transport]) -> tuple[Transport, ...]:
-        """Return the transports to these servers.
+        """Return the transports to these servers: those of `plain`, and their variants with TLS.
 
         Raises:
             ConfigurationError: a certificate is configured, but a network address has no TLS.
         """
-        usable = tuple(plain)
+        candidates = tuple(plain)
         if self.tls.fingerprints or self.tls.authority is not None:
-            bare = [url for url in self.urls if travels_bare(url, usable)]
-            if bare:
+            unencrypted = [url for url in self.urls if travels_bare(url, candidates)]
+            if unencrypted:
                 raise ConfigurationError(
-                    f"{', '.join(bare)}: this address has no TLS, but tls_fingerprints or tls_authority is set. Write tcps:// or https://, as `djinn serve` prints it, or unset them"
+                    f"{', '.join(unencrypted)} has no TLS, but the setting tls_fingerprints or tls_authority requires it. "
+                    "Write tcps:// or https://, as `djinn serve` prints the address, or unset these settings"
                 )
-        return with_tls(usable, self.tls)
+        return with_tls(candidates, self.tls)
 
     def each(self, plain: Iterable[Transport], timeout: float) -> list[Server]:
-        """Return each server. It raises the errors of `transports`."""
+        """Return each server once, with `timeout` as its limit. This raises the errors of `transports`."""
         transports = self.transports(plain)
         return [Server(urls, self.token, transports, timeout) for urls in dict.fromkeys(self.members)]
 
@@ -73,15 +75,17 @@ class Servers:
 
 
 def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Servers | None:
-    """Return the servers from the setting `servers` (log-ins or addresses) or from the connection file; None if none is configured.
+    """Return the configured servers: from the setting `servers` (log-ins or addresses), or else from the connection file.
+
+    Return None if no server is configured.
 
     Raises:
         ConfigurationError: the connection file or a log-in cannot be read, or no token is configured.
         PluginError: there is no token, and no transport in `transports` serves an address.
     """
-    logins = [one for one in settings.servers if is_login_name(one)]
+    logins = [server for server in settings.servers if is_login_name(server)]
     if logins:
-        return _logged_in(settings, logins)
+        return _login_servers(settings, logins)
     file = None
     if settings.connection_file is not None and not (settings.servers and settings.token):
         file = read_connection_file(settings.connection_file)
@@ -93,16 +97,17 @@ def find_servers(settings: Settings, transports: Iterable[Transport] = ()) -> Se
     return None
 
 
-def _logged_in(settings: Settings, names: list[str]) -> Servers:
+def _login_servers(settings: Settings, names: list[str]) -> Servers:
     """Return the servers of these log-ins, with the tokens and certificates of the log-ins."""
-    contents = [find_login(name).content for name in names]
-    if len(names) < len(settings.servers) or len({one.token for one in contents}) > 1:
+    files = [find_login(name).content for name in names]
+    if len(names) < len(settings.servers) or len({file.token for file in files}) > 1:
         raise ConfigurationError(
-            f"{', '.join(settings.servers)}: several servers in one session need the same token. Name one log-in, several with the same token, or only addresses with the setting `token`"
+            f"{', '.join(settings.servers)}: several servers in one session need the same token. Name one log-in, several "
+            "log-ins with the same token, or only addresses with the setting `token`"
         )
-    fingerprints = tuple(dict.fromkeys(one.fingerprint for one in contents if one.fingerprint))
+    fingerprints = tuple(dict.fromkeys(file.fingerprint for file in files if file.fingerprint))
     tls = attrs.evolve(_tls(settings, None), fingerprints=fingerprints or settings.tls_fingerprints)
-    return Servers(tuple(one.urls for one in contents), contents[0].token, tls)
+    return Servers(tuple(file.urls for file in files), files[0].token, tls)
 
 
 def server_tls(settings: Settings) -> TlsOptions:
@@ -119,37 +124,42 @@ def _tls(settings: Settings, file: ConnectionFile | None) -> TlsOptions:
 
 
 def _token_for(urls: tuple[str, ...], file: ConnectionFile | None, transports: Iterable[Transport]) -> str:
-    """Return the file's token if the file is for these servers. Other servers must not see the token."""
+    """Return the token in the connection file if the file is for these servers. Other servers must not see the token.
+
+    Raises:
+        ConfigurationError: the file is missing, or is for other servers.
+        PluginError: no transport serves an address.
+    """
     if file is not None and set(urls) <= set(file.urls):
         return file.token
     usable = with_tls(transports, TlsOptions())
     if usable and not any(has_transport(url, usable) for url in urls):
         transport_for(urls[0], usable)  # reports an error of the address, which a token would not fix
     raise ConfigurationError(
-        f"no token for {', '.join(urls)}: set DJINN_TOKEN, `djinn login` and name the log-in, or copy the "
-        "connection file that `djinn serve` wrote and set DJINN_CONNECTION_FILE to it instead of naming servers"
+        f"no token for {', '.join(urls)}. Set DJINN_TOKEN, or run `djinn login` and name the log-in. Or copy the connection "
+        "file that `djinn serve` wrote, and set DJINN_CONNECTION_FILE to it instead of naming servers"
     )
 
 
-def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
-    """Return the standby servers. `usual`: TLS options for servers whose connection file has none.
+def standby_servers(settings: Settings, default_tls: TlsOptions) -> list[Servers]:
+    """Return the servers in the setting `standby`. `default_tls`: TLS options for servers without a fingerprint.
 
     Raises:
         ConfigurationError: a connection file cannot be read, or there is no token for an address.
     """
     standbys: list[Servers] = []
-    for one in settings.standby:
-        if one == ENGINE:
+    for location in settings.standby:
+        if location == ENGINE:
             continue
-        if "://" in one:
+        if "://" in location:
             if not settings.token:
                 raise ConfigurationError(
-                    f"no token for the standby server {one}: set DJINN_TOKEN, or name its connection file instead"
+                    f"no token for the standby server {location}: set DJINN_TOKEN, or name its connection file instead"
                 )
-            standbys.append(Servers(((one,),), settings.token, usual))
+            standbys.append(Servers(((location,),), settings.token, default_tls))
         else:
-            file = read_connection_file(Path(one).expanduser())
-            tls = attrs.evolve(usual, fingerprints=(file.fingerprint,)) if file.fingerprint else usual
+            file = read_connection_file(Path(location).expanduser())
+            tls = attrs.evolve(default_tls, fingerprints=(file.fingerprint,)) if file.fingerprint else default_tls
             standbys.append(Servers((file.urls,), file.token, tls))
     return standbys
 
@@ -157,7 +167,7 @@ def standby_servers(settings: Settings, usual: TlsOptions) -> list[Servers]:
 def ask_each(
     servers: Servers, plain: Iterable[Transport], timeout: float, ask: Callable[[Server], T]
 ) -> Iterator[tuple[str, T | DjinnError]]:
-    """Ask at each address of `servers`. Yield the address with the reply, or with the error."""
+    """Call `ask` for each address of `servers`. Yield the address with the reply, or with the error."""
     for server in servers.each(plain, timeout):
         for url in server.urls:
             reply: T | DjinnError
@@ -176,19 +186,19 @@ def ask_servers(settings: Settings) -> dict[str, Status | DjinnError]:
         PluginError: a requested plugin cannot be used.
     """
     replies: dict[str, Status | DjinnError] = {}
-    asked_urls: set[str | tuple[int, ...]] = set()
+    identities: set[str | tuple[int, ...]] = set()
     for url, reply in ask_configured(settings, ask_status):
         if not isinstance(reply, DjinnError):
             identity = _identity(reply)
-            if identity in asked_urls:
+            if identity in identities:
                 continue
-            asked_urls.add(identity)
+            identities.add(identity)
         replies[url] = reply
     return replies
 
 
 def ask_configured(settings: Settings, ask: Callable[[Server], T]) -> Iterator[tuple[str, T | DjinnError]]:
-    """Ask each configured server. Yield nothing if no server is configured. It raises the errors of `ask_servers`."""
+    """Call `ask` for each address of the configured servers, as `ask_each`. This raises the errors of `ask_servers`."""
     registry = load_registry(Selection.from_settings(settings), builtins=builtin_plugins(), kinds={"transports"})
     servers = find_servers(settings, registry.transports)
     if servers is None:
@@ -218,8 +228,9 @@ def ask_named(servers: Sequence[str] = (), connection_file: Path | None = None) 
     replies = ask_servers(command_settings(servers, connection_file))
     if not replies:
         raise ConfigurationError(
-            "no server is configured: name one with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the file "
-            "that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. A program's own executor is visible only in that program"
+            "no server is configured. Name a server with --server (a log-in of `djinn login`, or a URL and DJINN_TOKEN), or the "
+            "file that `djinn serve` wrote with --connection-file or DJINN_CONNECTION_FILE. A program's own executor is visible "
+            "only in that program"
         )
     return replies
 
@@ -246,15 +257,15 @@ def status_row(url: str, reply: Status | DjinnError) -> dict[str, Any]:
 
 
 def why_unavailable(settings: Settings, registry: Registry) -> str:
-    """Return the reason why all configured servers refuse this client; empty if a server admits it.
+    """Return the reason why no configured server admits this client, or an empty text if a server does.
 
-    Takes at most `AVAILABLE_SECONDS`.
+    This takes at most `AVAILABLE_SECONDS`.
     """
     reasons: list[str] = []
-    asking = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
-    asking.start()
-    asking.join(AVAILABLE_SECONDS)
-    if asking.is_alive():
+    thread = threading.Thread(target=_ask_any, args=(settings, registry, reasons), name="djinn-available", daemon=True)
+    thread.start()
+    thread.join(AVAILABLE_SECONDS)
+    if thread.is_alive():
         reasons.append(f"no server has answered within {AVAILABLE_SECONDS:g} s")
     return "; ".join(reasons)
 
@@ -293,9 +304,9 @@ def ask_once(server: Server, question: Message, kind: type[M]) -> M:
 
 
 def ask_loads(servers: Sequence[Server]) -> list[tuple[float, int]]:
-    """Return the load and the recent sessions of each server, queried concurrently.
+    """Return the load of each server and its number of recent sessions, queried concurrently.
 
-    Without a reply, the load is infinite.
+    If a server does not reply, its load is infinite.
     """
 
     def ask_one(server: Server) -> tuple[float, int]:

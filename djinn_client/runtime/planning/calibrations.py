@@ -30,7 +30,7 @@ def calibration_file(device: DeviceInfo) -> Path:
 
 
 def calibration_of(device: DeviceInfo) -> Calibration | None:
-    """Return the measurements of `device`, or None if there are none.
+    """Return the calibration of `device`, or None if it was not calibrated.
 
     If the file cannot be read, log a warning and return None.
     """
@@ -42,8 +42,11 @@ def calibration_of(device: DeviceInfo) -> Calibration | None:
     return _load(file, version)
 
 
-def keep_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
-    """Store cost model parameters by name for `device`. Other stored parameters stay."""
+def store_calibration(device: DeviceInfo, models: Mapping[str, Any]) -> Path:
+    """Store the parameters of cost models for `device`, and return the path of the file.
+
+    `models`: parameters by name of the cost model. Stored parameters of other cost models stay.
+    """
     file = calibration_file(device)
     calibration = calibration_of(device)
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
@@ -74,5 +77,5 @@ def _load(file: Path, _version: FileVersion) -> Calibration | None:
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return Calibration(digest, content["measured"], content["models"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _log.warning("a calibration cannot be read; run `djinn calibrate` again", file=str(file), error=repr(error))
+        _log.warning("a calibration cannot be read: run `djinn calibrate` again", file=str(file), error=repr(error))
         return None

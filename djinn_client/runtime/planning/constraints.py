@@ -27,11 +27,11 @@ class MemoryInUse:
     """Bytes of this client on a device.
 
     Attributes:
-        held: all bytes of the client.
-        unused_by_program: bytes that a program does not use.
+        all_bytes: bytes of all values of the client on the device.
+        unused_by_program: bytes of those values that the program does not use.
     """
 
-    held: int = 0
+    all_bytes: int = 0
     unused_by_program: int = 0
 
 
@@ -40,7 +40,7 @@ NOT_OCCUPIED: Mapping[str, MemoryInUse] = {}
 
 
 def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
-    """Return the configured limit in bytes for plans, by device id.
+    """Return the memory limits for plans from the setting `memory_limits`, in bytes by device id.
 
     Raises:
         ConfigurationError: a limit names an unknown device.
@@ -50,7 +50,8 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
         matching = [d for n, d in enumerate(devices) if name in {"", str(n), d, d.partition("/")[2]}]
         if not matching:
             raise ConfigurationError(
-                f"memory_limits names the device {name!r}; there are {', '.join(devices)} (or 0 to {len(devices) - 1})"
+                f"the setting memory_limits names the device {name!r}. Use one of {', '.join(devices)}, or a number from 0 to "
+                f"{len(devices) - 1}"
             )
         limits |= {device: min(size, limits.get(device, size)) for device in matching}
     return limits
@@ -59,7 +60,13 @@ def limits_of(settings: Settings, devices: Sequence[str]) -> dict[str, int]:
 def within(
     topology: NetworkTopology, limits: Mapping[str, int], occupied: Mapping[str, MemoryInUse]
 ) -> tuple[NetworkTopology, dict[str, int]]:
-    """Return the devices with the memory that a program can use on them, and the rest of the program's limits."""
+    """Return the devices with the memory that a program can use, and the part of `limits` that it can use.
+
+    Args:
+        topology: the devices.
+        limits: memory limits in bytes, by device id.
+        occupied: memory that the client already uses, by device id.
+    """
     devices = tuple(_within(d, limits.get(d.id, 0), occupied.get(d.id, NOTHING)) for d in topology.devices)
     remaining = {
         device: max(1, limit - occupied.get(device, NOTHING).unused_by_program) for device, limit in limits.items()
@@ -67,14 +74,14 @@ def within(
     return (topology if devices == topology.devices else attrs.evolve(topology, devices=devices)), remaining
 
 
-def _within(device: DeviceCapabilities, limit: int, there: MemoryInUse) -> DeviceCapabilities:
+def _within(device: DeviceCapabilities, limit: int, usage: MemoryInUse) -> DeviceCapabilities:
     memory = min(device.memory, limit) if device.memory and limit else device.memory or limit
     bounds = [bytes_ for bytes_ in (device.memory_free, limit or None) if bytes_ is not None]
     free = min(bounds, default=None)
-    if not there.held and (memory, free) == (device.memory, device.memory_free):
+    if not usage.all_bytes and (memory, free) == (device.memory, device.memory_free):
         return device
     return attrs.evolve(
         device,
-        memory=max(1, memory - there.unused_by_program) if memory else 0,  # 0 means unknown
-        memory_free=None if free is None else max(0, free - there.held),
+        memory=max(1, memory - usage.unused_by_program) if memory else 0,  # 0 means unknown
+        memory_free=None if free is None else max(0, free - usage.all_bytes),
     )

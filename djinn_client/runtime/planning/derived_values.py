@@ -26,63 +26,63 @@ class DerivedValues:
     The caller holds the sink's lock.
 
     Attributes:
-        some: True once a value was computed.
+        has_values: True once a value was computed.
     """
 
     def __init__(self, submit: Callable[[Submission], int]) -> None:
         """Create an empty cache. `submit`: submits the program that computes derived values."""
         self._submit = submit
-        self._made: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
+        self._cached: LruCache[Key, tuple[int, ...]] = LruCache(LIMIT)
         self._users: dict[int, set[Key]] = {}
         self._stale: list[int] = []
-        self.some = False
+        self.has_values = False
 
     def extend(self, prepared: PreparedTemplate, values: Words) -> Words:
-        """Return the values of a run, followed by the derived values that it uses. Compute missing derived values."""
+        """Return `values`, the values of a run, followed by the derived values that it uses.
+
+        Derived values that are not cached are computed first.
+        """
         if prepared.rewrite is None:
             return values
         rows = [values]
         for recipe, identity, positions in prepared.rewrite.recipes:
             sources = tuple([int(values[i]) for i in positions])
             key = (identity, sources)
-            rows.append(np.array(self.made(key) or self.make(key, recipe, self._submit), np.int64))
+            rows.append(np.array(self.cached(key) or self.compute(key, recipe, self._submit), np.int64))
         return np.concatenate(rows)
 
-    def made(self, key: Key) -> tuple[int, ...] | None:
-        """Return the cached values of a key (a recipe with its source weights).
+    def cached(self, key: Key) -> tuple[int, ...] | None:
+        """Return the cached values of a key (a recipe with its source weights), or None if they are missing or stale."""
+        return self._cached.use(key)
 
-        Return None if they are missing or stale.
-        """
-        return self._made.use(key)
-
-    def make(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
-        """Compute the values of a recipe from the sources in `key`."""
+    def compute(self, key: Key, recipe: Recipe, submit: Callable[[Submission], object]) -> tuple[int, ...]:
+        """Compute the values of a recipe from the weights in `key`, cache them, and return their handles."""
         from djinn_client.interception.recording.substitute import recipe_for  # few programs have recipes
 
         sources = key[1]
         handles = _fresh(recipe.placeholders)
         names = dict(zip(recipe.placeholders, handles, strict=True))
         submit(Submission(recipe_for(recipe, dict(zip(recipe.sources, sources, strict=True)), names)))
-        self.some = True
-        for evicted in self._made.store(key, handles):
+        self.has_values = True
+        for evicted in self._cached.store(key, handles):
             self._stale += evicted
         for storage in {storage_of(v) for v in sources}:
             self._users.setdefault(storage, set()).add(key)
         return handles
 
-    def touched(self, values: Iterable[int]) -> None:
+    def invalidate(self, values: Iterable[int]) -> None:
         """Invalidate values that were derived from these values, because a program writes or drops them."""
         for value in values:
             for key in self._users.pop(storage_of(value), ()):
                 self._forget(key)
 
     def take_stale(self) -> tuple[int, ...]:
-        """Return stale derived values, to be freed with the next submission."""
+        """Forget the stale derived values, and return them to be freed with the next submission."""
         stale, self._stale = tuple(self._stale), []
         return stale
 
     def take_all(self) -> tuple[int, ...]:
-        """Return all derived values, to be freed. The caller guarantees that nothing uses them any more."""
+        """Forget all derived values, and return them to be freed. The caller guarantees that no program uses them."""
         for keys in list(self._users.values()):
             for key in keys:
                 self._forget(key)
@@ -90,11 +90,11 @@ class DerivedValues:
         return self.take_stale()
 
     def _forget(self, key: Key) -> None:
-        self._stale += self._made.pop(key, ())
+        self._stale += self._cached.pop(key, ())
 
 
 def _fresh(placeholders: Sequence[int]) -> tuple[int, ...]:
     """Return new handles that share memory like the placeholders."""
-    looked_into = storages_of(placeholders)
-    storages = {storage: new_storage() for storage in dict.fromkeys(looked_into)}
-    return tuple(map(make_handle, map(storages.__getitem__, looked_into), views_of(placeholders)))
+    storage_ids = storages_of(placeholders)
+    storages = {storage: new_storage() for storage in dict.fromkeys(storage_ids)}
+    return tuple(map(make_handle, map(storages.__getitem__, storage_ids), views_of(placeholders)))

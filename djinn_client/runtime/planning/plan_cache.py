@@ -21,13 +21,13 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 import numpy as np
 
-from djinn_client.runtime.planning.size_range import FACTOR, Place, SizeRange, SlotKind, size_range, slot_kinds
+from djinn_client.runtime.planning.size_range import FACTOR, InputOperand, SizeRange, SlotKind, size_range, slot_kinds
 from djinn_core.ir.program import Program, Slot
 from djinn_core.ir.slot_arrays import Words, decoded_slots
 from djinn_core.system.lru import LruCache
 from djinn_core.wire.templates import TemplateCache
 
-_REMEMBERED: Final = 65536
+_SCALARS_LIMIT: Final = 65536
 
 
 class ScalarClasses:
@@ -40,15 +40,15 @@ class ScalarClasses:
     def __init__(self, exact_below: int) -> None:
         """Create classes. Each integer with an absolute value below `exact_below` has its own class."""
         self._exact_below = exact_below
-        self._known: dict[Slot, Slot | str] = {}
+        self._classes: dict[Slot, Slot | str] = {}
 
     def of(self, slots: tuple[Slot, ...]) -> tuple[Slot | str, ...]:
         """Return the class of each scalar."""
-        classes = self._known
+        classes = self._classes
         slot_classes = list(map(classes.get, slots))
         if None not in slot_classes:
             return tuple(slot_classes)  # type: ignore[arg-type] # no None is left
-        if len(classes) > _REMEMBERED:
+        if len(classes) > _SCALARS_LIMIT:
             classes.clear()
         classes.update((slot, self._class_of(slot)) for slot in slots if slot not in classes)
         return tuple([classes[slot] if slot in classes else self._class_of(slot) for slot in slots])
@@ -73,9 +73,11 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
     """The plans for programs of one structure with similar sizes.
 
     Attributes:
-        by_call: for each call the places of its inputs, by position in the range.
+        sizes: the range.
+        by_call: for each call of the program, the inputs that it reads first, as indexes of `SizeRange.inputs`.
         positions: positions of the sizes among the slots.
-        last: call numbers, their generation, and sizes of the last program in the range.
+        variants: the plans.
+        last: generation of the call numbers, call numbers, and sizes of the last program in the range.
     """
 
     sizes: SizeRange
@@ -87,7 +89,7 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
     def covers(self, program: Program) -> bool:
         """Return True if the sizes of a program with this structure are in the range.
 
-        Compares only differences from the last program.
+        This compares only the differences from the last program.
         """
         if (numbers := program.call_numbers) is None:
             return self.sizes.covers(program)
@@ -95,38 +97,42 @@ class SizeRangePlans(msgspec.Struct, Generic[P]):
         bits, kinds = program.scalars
         sizes = bits[self.positions]
         if self.last is None or self.last[0] != generation:
-            near = self.sizes.covers(program)
+            is_covered = self.sizes.covers(program)
         else:
-            of_calls, others = np.flatnonzero(self.last[1] != calls).tolist(), np.flatnonzero(self.last[2] != sizes)
-            slots = decoded_slots(sizes[others], kinds[self.positions[others]])
-            places = [i for call in of_calls for i in self.by_call.get(call, ())]
-            near = self.sizes.covers_parts(program, places, zip(others.tolist(), slots, strict=True))
-        if near:
+            changed_calls, changed_sizes = (
+                np.flatnonzero(self.last[1] != calls).tolist(),
+                np.flatnonzero(self.last[2] != sizes),
+            )
+            slots = decoded_slots(sizes[changed_sizes], kinds[self.positions[changed_sizes]])
+            inputs = [i for call in changed_calls for i in self.by_call.get(call, ())]
+            is_covered = self.sizes.covers_parts(program, inputs, zip(changed_sizes.tolist(), slots, strict=True))
+        if is_covered:
             self.last = generation, calls.copy(), sizes
-        return near
+        return is_covered
 
 
 class _StructurePlans(msgspec.Struct, Generic[P]):
     """Plans for programs of one structure, by the classes of their scalars.
 
     Attributes:
-        modes: positions among the slots of scalars that are modes.
-        quantities: positions among the slots of scalars that are quantities.
-        picked: positions of both.
-        sizes: positions of the sizes.
-        places: as in `SizeRange`.
-        ranges: plans by classes and sizes, most recently used first.
-        of_scalars: plans by exact scalars.
+        modes: positions, among the slots, of scalars that are modes.
+        quantities: positions, among the slots, of scalars that are quantities.
+        class_slots: positions of modes and quantities.
+        sizes: positions, among the slots, of sizes.
+        inputs: as in `SizeRange`.
+        by_call: as in `SizeRangePlans`.
+        ranges: plans by classes of modes and quantities. Size ranges are ordered by their last use, latest first.
+        by_scalars: the lists in `ranges`, by exact modes and quantities.
     """
 
     modes: Sequence[int]
     quantities: Sequence[int]
-    picked: Words
+    class_slots: Words
     sizes: Words
-    places: tuple[Place, ...]
+    inputs: tuple[InputOperand, ...]
     by_call: dict[int, list[int]]
     ranges: LruCache[Hashable, list[SizeRangePlans[P]]] = msgspec.field(default_factory=lambda: LruCache(CLASSES_LIMIT))
-    of_scalars: LruCache[Hashable, list[SizeRangePlans[P]]] = msgspec.field(
+    by_scalars: LruCache[Hashable, list[SizeRangePlans[P]]] = msgspec.field(
         default_factory=lambda: LruCache(CLASSES_LIMIT)
     )
 
@@ -156,47 +162,47 @@ class PlanCache(Generic[P]):
         The caller appends new plans to the list.
         """
         structure = program.structure
-        plan = self._exact.get(same := (structure, program.exact))
+        plan = self._exact.get(exact_key := (structure, program.exact))
         if plan is None:
             plan = self._find(structure, program)
-            self._exact.store(same, plan)
+            self._exact.store(exact_key, plan)
         return plan.variants, program.values
 
     def _find(self, structure: Hashable, program: Program) -> SizeRangePlans[P]:
-        alike = self._structures.get(structure)
-        if alike is None:
-            alike = _alike_of(program)
-            self._structures.put(structure, alike, len(program))
+        plans = self._structures.get(structure)
+        if plans is None:
+            plans = _new_structure(program)
+            self._structures.put(structure, plans, len(program))
         bits, kinds = program.scalars
-        scalars = bits[alike.picked].tobytes(), kinds[alike.picked].tobytes()
-        if (ranges := alike.of_scalars.use(scalars)) is None:
+        scalars = bits[plans.class_slots].tobytes(), kinds[plans.class_slots].tobytes()
+        if (ranges := plans.by_scalars.use(scalars)) is None:
             slots = program.slots
-            modes, quantities = (tuple([slots[p] for p in places]) for places in (alike.modes, alike.quantities))
+            modes, quantities = (tuple([slots[p] for p in positions]) for positions in (plans.modes, plans.quantities))
             classes = (self._modes.of(modes), self._quantities.of(quantities))
-            if (ranges := alike.ranges.use(classes)) is None:
-                alike.ranges.store(classes, ranges := [])
-            alike.of_scalars.store(scalars, ranges)
-        for index, one in enumerate(ranges):
-            if one.covers(program):
+            if (ranges := plans.ranges.use(classes)) is None:
+                plans.ranges.store(classes, ranges := [])
+            plans.by_scalars.store(scalars, ranges)
+        for index, size_plans in enumerate(ranges):
+            if size_plans.covers(program):
                 if index:
                     ranges.insert(0, ranges.pop(index))
-                return one
+                return size_plans
         if ranges:
             self.ranges_left += 1
-        sizes = size_range(program, alike.places, alike.sizes.tolist(), self.factor)
-        ranges.insert(0, SizeRangePlans(sizes, alike.by_call, alike.sizes))
+        sizes = size_range(program, plans.inputs, plans.sizes.tolist(), self.factor)
+        ranges.insert(0, SizeRangePlans(sizes, plans.by_call, plans.sizes))
         del ranges[RANGES_LIMIT:]
         return ranges[0]
 
 
-def _alike_of(program: Program) -> _StructurePlans[Any]:
+def _new_structure(program: Program) -> _StructurePlans[Any]:
     positions: dict[SlotKind, list[int]] = {kind: [] for kind in SlotKind}
     for position, kind in enumerate(kind for call in program.calls for kind in slot_kinds(call)):
         positions[kind].append(position)
     modes, quantities, sizes = (positions[kind] for kind in (SlotKind.MODE, SlotKind.QUANTITY, SlotKind.SIZE))
-    places = tuple(program.inputs().values())
+    inputs = tuple(program.inputs().values())
     by_call: dict[int, list[int]] = {}
-    for index, (call, _) in enumerate(places):
+    for index, (call, _) in enumerate(inputs):
         by_call.setdefault(call, []).append(index)
-    picked = np.array([*modes, *quantities], np.int64)
-    return _StructurePlans(modes, quantities, picked, np.array(sizes, np.int64), places, by_call)
+    class_slots = np.array([*modes, *quantities], np.int64)
+    return _StructurePlans(modes, quantities, class_slots, np.array(sizes, np.int64), inputs, by_call)

@@ -52,36 +52,36 @@ class PlanMaker:
         self._earlier = ResidencyHistory(recent)
 
     def plan(self, program: Program, without: Without = NOTHING_LEFT_OUT) -> PlannedProgram:
-        """Plan a program."""
+        """Plan a program without the optimizations in `without`."""
         started = time.monotonic()
         result = self._result(program, without, "schedule")
-        about = result.recorded_profile or result.profile
-        assert about is not None
+        profile = result.recorded_profile or result.profile
+        assert profile is not None
         report_planned(self._context, result, len(program), started)
-        return PlannedProgram(result, about)
+        return PlannedProgram(result, profile)
 
     def analyse(self, prepared: PreparedTemplate, program: Program) -> WorkloadProfile:
         """Return the profile of a program that runs without a plan."""
         result = self._result(program, NOTHING_LEFT_OUT, "annotate")
         assert result.profile is not None
-        self.made(prepared, program, PlannedProgram(result, result.profile))
+        self.note_plan(prepared, program, PlannedProgram(result, result.profile))
         return result.profile
 
     def _result(self, program: Program, without: Without, until: Stage) -> PipelineResult:
-        opened = self._context.opened
-        device = opened[0].attached.device if opened else NOWHERE
+        sessions = self._context.opened
+        device = sessions[0].attached.device if sessions else NOWHERE
         make = partial(plan, known=self._earlier.residency(program))
         return plan_program(program, *self._context.configured(), device, until, without=without, make=make)
 
-    def made(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
+    def note_plan(self, prepared: PreparedTemplate, program: Program, planned: PlannedProgram) -> None:
         """Record facts about a template's values, from a plan or an analysis."""
-        self._earlier.planned(prepared, program, planned.profile.residency, planned.profile.lineage)
+        self._earlier.note_plan(prepared, program, planned.profile.residency, planned.profile.lineage)
         if self._context.opened:
             prepared.hints = hints_for(prepared, program, planned.profile, planned.result)
 
 
 def growth_intolerant_plugins_in(registry: Registry, settings: Settings, devices: int) -> tuple[str, ...]:
-    """Return the active plugins for programs on `devices` devices that require a new plan when sizes change much."""
+    """Return the names of plugins in use that require a new plan if sizes change much, for plans on `devices` devices."""
     policy = policy_for(settings, registry.placement_policies, devices)
     return growth_intolerant_plugins(registry, exact=settings.exact, policy=policy, scheduler=settings.scheduler)
 
@@ -92,18 +92,21 @@ def judge_among(optimizations: Iterable[Optimization]) -> Judge | None:
 
 
 def begin_planning(context: ClientContext, devices: int, recent: Recent) -> Planning:
-    """Begin the planning for a session on `devices` devices, without facts about earlier programs."""
+    """Return planning functions for a session on `devices` devices, without facts about earlier programs."""
     registry, settings = context.configured()
     plans = PlanMaker(context, recent)
     context.growth_intolerant_plugins = growth_intolerant_plugins_in(registry, settings, devices)
     unsure = frozenset(o.name for o in registry.optimizations if not o.tolerates_growth)
     factor = NARROW_FACTOR if context.growth_intolerant_plugins else FACTOR
     judge = judge_among(registry.optimizations)
-    return Planning(plans.plan, plans.analyse, plans.made, factor, judge, unsure)
+    return Planning(plans.plan, plans.analyse, plans.note_plan, factor, judge, unsure)
 
 
 def report_planned(context: ClientContext, result: PipelineResult, instructions: int, started: float) -> None:
-    """Notify observers and plan collectors of a plan. `started`: time at which planning began."""
+    """Emit the event `planned`, and add the plan to active recordings (`record_plans`).
+
+    `instructions`: number of instructions of the program. `started`: time on the monotonic clock at which planning began.
+    """
     context.observers.emit("planned", instructions=instructions, duration=time.monotonic() - started)
     for recording in context.recordings:
         recording.append(result)
@@ -116,22 +119,27 @@ def hints_for(
     kinds, activation = profile.residency, DataResidency.EPHEMERAL_ACTIVATION
     letters = [_LETTERS[kinds.get(value) or activation] for value in dict.fromkeys(program.operands)]
 
-    def taken(positions: Words) -> bytes:
+    def letters_at(positions: Words) -> bytes:
         return "".join([letters[p] if p < len(letters) else _LETTERS[activation] for p in positions.tolist()]).encode()
 
     decisions = tuple(islice(_decisions(len(program), result), limits.DECISIONS))
-    return ValueHints(prepared.digest, profile.phase.value, taken(prepared.inputs), taken(prepared.outputs), decisions)
+    return ValueHints(
+        prepared.digest, profile.phase.value, letters_at(prepared.inputs), letters_at(prepared.outputs), decisions
+    )
 
 
 def _decisions(ops: int, result: PipelineResult) -> Iterator[str]:
-    """Yield the decisions of a plan with reasons, one per line: placements, applied optimizations, then other optimizations."""
-    placed = result.placement.decisions if result.placement is not None else ()
-    where = Counter((one.device, one.reason) for one in placed)
-    for (device, reason), count in where.most_common(2):
+    """Yield the decisions of a plan with reasons, one per line: the two most frequent placements, then optimizations.
+
+    Applied optimizations precede other optimizations. `ops`: number of ops of the program.
+    """
+    placements = result.placement.decisions if result.placement is not None else ()
+    counts = Counter((decision.device, decision.reason) for decision in placements)
+    for (device, reason), count in counts.most_common(2):
         yield _line(f"{count} of {ops} ops on {device}: {reason}")
-    outcomes = result.plan.results if result.plan is not None else ()
-    for one in sorted(outcomes, key=lambda one: not one.applied):
-        yield _line(f"{one.optimization} {'applied' if one.applied else 'left out'}: {one.reason}")
+    results = result.plan.results if result.plan is not None else ()
+    for outcome in sorted(results, key=lambda outcome: not outcome.applied):
+        yield _line(f"{outcome.optimization} {'applied' if outcome.applied else 'not applied'}: {outcome.reason}")
 
 
 def _line(text: str) -> str:

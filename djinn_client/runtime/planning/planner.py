@@ -19,7 +19,7 @@ import msgspec
 from djinn_client.runtime.planning.ab_tests import NOTHING, AbTests, Verdicts, Without, substituting_optimizations
 from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_client.runtime.planning.size_range import FACTOR
-from djinn_client.runtime.sending.template import PreparedTemplate, make_template, relied_on
+from djinn_client.runtime.sending.template import PreparedTemplate, make_template, plan_dependencies
 from djinn_client.runtime.stats import Stats
 from djinn_client.torch_dispatch import modes_as_before
 from djinn_core.ir.program import Program
@@ -40,7 +40,12 @@ _SIZES_CHANGE = "the program's sizes keep changing, and this substitution is val
 
 
 class PlannedProgram(msgspec.Struct, frozen=True):
-    """A planned program: results of the stages, and its profile."""
+    """A planned program.
+
+    Attributes:
+        result: results of the planning stages.
+        profile: workload profile of the recorded program.
+    """
 
     result: PipelineResult
     profile: WorkloadProfile
@@ -56,16 +61,16 @@ class Planning(msgspec.Struct, frozen=True):
     Attributes:
         plan: returns a plan for a program.
         analyse: returns the profile of a program without a plan.
-        made: callback for each new plan and its program.
+        on_plan: callback for each new plan and its program.
         factor: as in `PlanCache`.
-        judge: decides which optimizations are faster; None if no plugin has a judge.
+        judge: decides which optimizations are faster, or None if no plugin has a judge.
         unsure: names of optimizations whose rewrites may depend on sizes and scalars. Their plans hold only for these
             sizes and scalars.
     """
 
     plan: PlanProgram
     analyse: Analyse
-    made: Callable[[PreparedTemplate, Program, PlannedProgram], None] = lambda *_: None
+    on_plan: Callable[[PreparedTemplate, Program, PlannedProgram], None] = lambda *_: None
     factor: int = FACTOR
     judge: Judge | None = None
     unsure: Container[str] = frozenset()
@@ -75,8 +80,9 @@ class Planner:
     """Return prepared templates for programs. Not thread-safe: the caller holds the session's lock.
 
     Attributes:
-        recent: requested templates, latest last.
-        asks_optimizations: True if optimizations are asked whether they request a program.
+        recent: the last requested templates, each with its program, latest last.
+        verdicts: verdicts of A/B tests and of trials of placements.
+        asks_optimizations: True if `is_wanted` is called for programs. False until the optimizations are loaded.
     """
 
     asks_optimizations = False
@@ -94,15 +100,16 @@ class Planner:
 
         Args:
             stats: counts plans.
-            planning: called with `recent` before the first program is planned. It imports the planning modules.
+            planning: returns the planning functions. Called with `recent` before the first program is planned, because
+                it imports the planning modules.
             plans_all: returns True while every program is planned.
             is_wanted: returns True if an optimization requests a program.
-            are_loaded: returns True if the optimizations are loaded. Otherwise the caller calls `ask_optimizations`
-                after it has loaded them.
-            describes_values: returns True if submissions tell the executor the kinds of values without a plan, too.
+            are_loaded: returns True if the optimizations are loaded. Otherwise the caller of this class loads them, and
+                then calls `ask_optimizations`.
+            describes_values: returns True if submissions of programs without a plan also send the kinds of values.
         """
         self._begin_planning = planning
-        self._begun: Planning | None = None
+        self._planning: Planning | None = None
         self._plans_all, self._is_wanted, self._are_loaded = plans_all, is_wanted, are_loaded
         self._describes_values = describes_values
         self.recent: Recent = deque(maxlen=RECENT)
@@ -114,12 +121,12 @@ class Planner:
     @property
     def planning(self) -> Planning:
         """Return the planning functions. The first access creates them."""
-        if self._begun is None:
-            self._begun = planning = self._begin_planning(self.recent)
+        if self._planning is None:
+            self._planning = planning = self._begin_planning(self.recent)
             self._trials = AbTests(planning.judge, self._make_without, self._stats, self.verdicts)
             if planning.factor != FACTOR:
                 self._plans = PlanCache(planning.factor)
-        return self._begun
+        return self._planning
 
     def prepare(self, program: Program) -> tuple[PreparedTemplate, Words]:
         """Return the template for `program`, and its value ids in order of first use."""
@@ -132,9 +139,9 @@ class Planner:
             prepared = self._new(program, variants, self._plans.ranges_left > ranges_left)
             self.recent.append((prepared, program))
             return prepared, values
-        if prepared.planned:
+        if prepared.is_planned:
             self._stats.plans_reused += 1
-            if self._trials.tried:
+            if self._trials.experiments:
                 prepared = self._trials.choose(prepared, program)
         elif not self.asks_optimizations and self._are_loaded():
             self.ask_optimizations()
@@ -145,12 +152,12 @@ class Planner:
         return prepared, values
 
     def ask_optimizations(self) -> None:
-        """Ask optimizations from now on whether they request a program, including programs that have run as recorded."""
+        """Call `is_wanted` from now on, also for programs that have run without a plan."""
         self.asks_optimizations = True
         self._plans = PlanCache(self._plans.factor)
 
     def _new(self, program: Program, variants: list[PreparedTemplate], for_sizes: bool) -> PreparedTemplate:
-        """Return a plan of the program if a plan can have an effect, otherwise the program as recorded."""
+        """Return the template of a plan if a plan can have an effect, otherwise the template of the program as recorded."""
         if self._plans_all() or (self.asks_optimizations and self._is_wanted(program)):
             return self._plan(program, variants, for_sizes)
         prepared = make_template(program, range(len(program)), {}, ())
@@ -160,27 +167,30 @@ class Planner:
         return prepared
 
     def _plan(self, program: Program, variants: list[PreparedTemplate], for_sizes: bool) -> PreparedTemplate:
-        """Plan a program. `for_sizes`: True if a plan for other sizes exists."""
-        if self._begun is None and self.planning.factor != FACTOR:
+        """Return the template of a new plan, and add it to `variants`.
+
+        `for_sizes`: True if a plan of this structure for other sizes exists.
+        """
+        if self._planning is None and self.planning.factor != FACTOR:
             variants, _ = self._plans.find(program)
-        without = {**self.verdicts.about(program), **self._bound_to_sizes(variants)}
+        without = {**self.verdicts.switched_off(program), **self._bound_to_sizes(variants)}
         began = time.perf_counter()
-        if for_sizes or any(one.held_by_sizes for one in variants):
+        if for_sizes or any(variant.depends_on_sizes for variant in variants):
             self._stats.plans_for_sizes += 1
         planned = self._planned_program(program, without)
         prepared = self._prepared(planned, program)
         self._trials.begin(prepared, substituting_optimizations(planned.result), time.perf_counter() - began, program)
-        variants[:] = [*[one for one in variants if one.planned][1 - VARIANTS_LIMIT :], prepared]
+        variants[:] = [*[variant for variant in variants if variant.is_planned][1 - VARIANTS_LIMIT :], prepared]
         return prepared
 
     def _bound_to_sizes(self, variants: Sequence[PreparedTemplate]) -> Without:
-        """Return the optimizations with substitutions in all plans so far. Their plans hold only for exact sizes.
+        """Return optimizations to leave out if all plans so far hold only for exact sizes: those that bind plans to sizes.
 
-        Without this, a program with ever changing sizes would be planned again each time.
+        Otherwise a program whose sizes always change would be planned at each run.
         """
-        if len(variants) < VARIANTS_LIMIT - 1 or not all(one.held_by_sizes for one in variants):
+        if len(variants) < VARIANTS_LIMIT - 1 or not all(variant.depends_on_sizes for variant in variants):
             return NOTHING
-        return dict.fromkeys((name for one in variants for name in one.substituted), _SIZES_CHANGE)
+        return dict.fromkeys((name for variant in variants for name in variant.size_bound), _SIZES_CHANGE)
 
     def _make_without(self, program: Program, without: Without) -> PreparedTemplate:
         return self._prepared(self._planned_program(program, without), program)
@@ -201,16 +211,16 @@ class Planner:
         prepared = make_template(
             schedule.program, nodes, schedule.replace, schedule.equal_slots, rewritten=schedule.rewritten
         )
-        prepared.relied, prepared.fixed = relied_on(program, result, self.planning.unsure)
+        prepared.relied_calls, prepared.fixed_slots = plan_dependencies(program, result, self.planning.unsure)
         results = result.plan.results if result.plan is not None else ()
         unsure = (r.optimization for r in results if r.applied and r.optimization in self.planning.unsure)
-        prepared.substituted = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
-        prepared.planned, prepared.profile = True, planned.profile
+        prepared.size_bound = tuple(dict.fromkeys((*substituting_optimizations(result), *unsure)))
+        prepared.is_planned, prepared.profile = True, planned.profile
         if result.costs is not None:
             device = next(iter(schedule.steps))
-            prepared.predicted = result.costs.seconds(device)
+            prepared.predicted_seconds = result.costs.seconds(device)
             prepared.calibrated = result.topology.device(device).calibration is not None
-        self.planning.made(prepared, program, planned)
+        self.planning.on_plan(prepared, program, planned)
         return prepared
 
     def _analyse(self, prepared: PreparedTemplate, program: Program) -> None:
@@ -221,8 +231,8 @@ class Planner:
     def last_profile(self) -> WorkloadProfile | None:
         """Return the workload profile of the last submitted program, or None.
 
-        Programs that ran without a plan are analysed now, earliest first, because earlier programs identify values of
-        later ones.
+        Programs that ran without a plan are analysed by this call, earliest first, because the kinds of a program's
+        values may follow from earlier programs.
         """
         recent = list(self.recent)
         for prepared, program in recent:

@@ -29,7 +29,12 @@ _CARRIED = frozenset({
 
 @attrs.frozen
 class _CarriedKinds:
-    """Kinds of values that outlive a plan's programs, by position among their values."""
+    """Kinds of values that outlive the programs of a plan.
+
+    Attributes:
+        plan: the plan. This reference keeps it alive, because the history finds it by its identity.
+        facts: (position among the program's values, kind).
+    """
 
     plan: object
     facts: tuple[tuple[int, DataResidency | Modality], ...]
@@ -43,14 +48,21 @@ class ResidencyHistory:
         self._recent: Recent = deque(maxlen=0) if recent is None else recent
         self._carried: LruCache[int, _CarriedKinds] = LruCache(_PLANS)
 
-    def planned(
+    def note_plan(
         self,
         plan: object,
         program: Program,
         residency: Mapping[int, DataResidency],
         lineage: Sequence[Lineage] = (),
     ) -> None:
-        """Register a new plan: its program, the lifetimes of its values, and the sources of its results."""
+        """Record the kinds of values of a new plan.
+
+        Args:
+            plan: the plan.
+            program: the plan's first program.
+            residency: residency of the program's values, by handle.
+            lineage: for each instruction, the kinds of data from which its results were computed.
+        """
         kinds: dict[int, DataResidency | Modality] = {}
         for instruction, bits in zip(program.instructions(), lineage, strict=False):
             if (kind := kind_of(int(bits))) is not Modality.UNKNOWN:
@@ -63,19 +75,22 @@ class ResidencyHistory:
         self._carried.store(id(plan), _CarriedKinds(plan, tuple(facts)))
 
     def residency(self, program: Program) -> Known:
-        """Return known kinds of a new program's values. The latest program that used a tensor's memory decides."""
+        """Return the known kinds of a new program's values, by handle.
+
+        The kind of a value is that of the latest program that used its storage.
+        """
         if not any(carried.facts for carried in self._carried.values()):
             return {}
         by_storage: defaultdict[int, list[int]] = defaultdict(list)
         for value in dict.fromkeys(program.operands):
             by_storage[storage_of(value)].append(value)
-        residencies: dict[int, DataResidency | Modality] = {}
-        for plan, ran in reversed(self._recent):
+        kinds: dict[int, DataResidency | Modality] = {}
+        for plan, earlier_program in reversed(self._recent):
             carried = self._carried.get(id(plan))
             if carried is None or not carried.facts:
                 continue
-            values = [*dict.fromkeys(ran.operands)]
+            values = [*dict.fromkeys(earlier_program.operands)]
             for position, kind in carried.facts:
                 for value in by_storage.pop(storage_of(values[position]), ()):
-                    residencies[value] = kind
-        return residencies
+                    kinds[value] = kind
+        return kinds

@@ -62,12 +62,18 @@ def plan_program(
 ) -> PipelineResult:
     """Plan a program for one device, up to the stage `until`.
 
-    `without`: optimizations to exclude, each with the reason. `make`: the planning function: `plan`, or `planned`
-    with a cache.
+    Args:
+        program: the program.
+        registry: plugins in use.
+        settings: settings in force.
+        device: the device.
+        until: last stage to run.
+        without: optimizations to exclude, each with the reason.
+        make: runs the pipeline's stages, with or without a cache.
     """
     graph = program if isinstance(program, Graph) else Graph(program)
     # A single device leaves no choice. The executor reports missing ops and memory, op by op.
-    topology = unmeasured(unparticular(topology_of(device)))
+    topology = unmeasured(supporting_all_ops(topology_of(device)))
     topology, memory_limits = within(topology, limits_of(settings, [device.id]), NOT_OCCUPIED)
     request = Request(
         topology,
@@ -80,13 +86,13 @@ def plan_program(
         latency_target=settings.latency_target,
         rewrite=rewrite,
     )
-    rest: Plugins = registry
+    plugins: Plugins = registry
     if without:
-        rest = PluginOverrides(
+        plugins = PluginOverrides(
             registry, optimizations=tuple(o for o in registry.optimizations if o.name not in without)
         )
     try:
-        result = make(graph, rest, request)
+        result = make(graph, plugins, request)
     except DoesNotFit as error:
         if memory_limits:
             raise
@@ -94,25 +100,25 @@ def plan_program(
             "a program may not fit", error=str(error), instead="ops that run out of memory raise OutOfMemoryError"
         )
         request = attrs.evolve(request, topology=unmeasured(topology, total=True))
-        result = make(graph, rest, request)
+        result = make(graph, plugins, request)
     return with_reasons(result, without)
 
 
 def with_reasons(result: PipelineResult, without: Mapping[str, str]) -> PipelineResult:
-    """Return the result with the reasons why some optimizations were excluded."""
+    """Return `result` with a not-applied result for each excluded optimization in `without`."""
     if not without or result.plan is None:
         return result
-    left_out = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
-    return attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*result.plan.results, *left_out)))
+    excluded = [OptimizationResult(name, applied=False, reason=reason) for name, reason in without.items()]
+    return attrs.evolve(result, plan=attrs.evolve(result.plan, results=(*result.plan.results, *excluded)))
 
 
-def unparticular(topology: NetworkTopology) -> NetworkTopology:
+def supporting_all_ops(topology: NetworkTopology) -> NetworkTopology:
     """Return the devices as if they supported all dtypes and ops."""
     devices = tuple(attrs.evolve(d, dtypes=frozenset(), unsupported=frozenset()) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)
 
 
 def unmeasured(topology: NetworkTopology, *, total: bool = False) -> NetworkTopology:
-    """Return the devices without measured free memory. `total`: also without total memory."""
+    """Return the devices with unknown free memory. `total`: True to make the total memory unknown, too."""
     devices = tuple(attrs.evolve(d, memory_free=None, memory=0 if total else d.memory) for d in topology.devices)
     return topology if devices == topology.devices else attrs.evolve(topology, devices=devices)

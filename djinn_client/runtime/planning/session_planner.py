@@ -61,8 +61,7 @@ def _begin(context: ClientContext, devices: int, recent: Recent) -> Planning:
 def plans_all(context: ClientContext) -> bool:
     """Return True while every program is planned.
 
-    Plans are necessary for memory limits, and for a chosen scheduler or placement policy. They are also created while
-    somebody collects them.
+    Memory limits, and a configured scheduler or placement policy, need plans. `record_plans` also needs them.
     """
     settings = context.settings
     assert settings is not None, "a session is open"
@@ -71,9 +70,9 @@ def plans_all(context: ClientContext) -> bool:
 
 
 def describes_values(context: ClientContext) -> bool:
-    """Return True if the executor evicts values. The client then names the KV caches, for `kv_session` and `djinn status`."""
-    here = context.session.executors.current if context.session is not None else ()
-    return bool(here and here[0].opened.attached.device.spill)
+    """Return True if the first executor may evict values, so that submissions tell it the kinds of values."""
+    executors = context.session.executors.current if context.session is not None else ()
+    return bool(executors and executors[0].opened.attached.device.spill)
 
 
 def is_wanted(context: ClientContext, program: Program) -> bool:
@@ -82,8 +81,8 @@ def is_wanted(context: ClientContext, program: Program) -> bool:
     if not are_loaded(context, "optimizations"):
         return False
     ops = frozenset([call.op for call in program.calls])
-    applicable = any(_wants(one, ops) for one in registry.optimizations if one.exact or not settings.exact)
-    return applicable and are_loaded(context, *PLANNING)
+    is_requested = any(_wants(o, ops) for o in registry.optimizations if o.exact or not settings.exact)
+    return is_requested and are_loaded(context, *PLANNING)
 
 
 def are_loaded(context: ClientContext, *kinds: str) -> bool:
@@ -99,7 +98,7 @@ def are_loaded(context: ClientContext, *kinds: str) -> bool:
 
 
 def load_plugins(context: ClientContext) -> None:
-    """Load the plugins that `are_loaded` marked, and ask optimizations from now on.
+    """Load the plugins that `are_loaded` marked, and call `Planner.ask_optimizations`.
 
     The caller must not hold the sink's lock.
     """
@@ -115,7 +114,7 @@ def _wants(optimization: Optimization, ops: frozenset[str]) -> bool:
         return bool(optimization.wants(ops))
     except Exception as error:
         log.warning(
-            "a plugin failed and is left out",
+            "a plugin failed and is not used for a program",
             plugin=f"optimization {optimization.name!r} ({type(optimization).__module__})",
             error=f"{type(error).__name__}: {error}",
             instead="the program is not planned for this optimization",
@@ -137,13 +136,13 @@ def drop_plans(context: ClientContext) -> None:
 
 def switched_off(context: ClientContext, program: Program | Graph) -> Without:
     """Return the optimizations that the session has switched off for programs of this structure, each with the reason."""
-    return context.planner.verdicts.about(program) if context.planner is not None else NOTHING
+    return context.planner.verdicts.switched_off(program) if context.planner is not None else NOTHING
 
 
 def with_measured(
     context: ClientContext, result: PipelineResult, program: Program | Graph | None = None
 ) -> PipelineResult:
-    """Return `result` with the times of A/B tests of `program`. None: the program that the schedule was made for."""
+    """Return `result` with the times of A/B tests of `program`, by default the recorded program of `result`."""
     if context.planner is None:
         return result
     if program is None:
@@ -153,6 +152,9 @@ def with_measured(
 
 
 def plan_in_session(context: ClientContext, graph: Graph) -> PipelineResult | None:
-    """Return the plan that a program would get now in the open session over several executors; None without such a session."""
+    """Return the plan that a program would get now in the open session.
+
+    Return None if no session is open, or if its program would be planned for one device.
+    """
     with port.lock:
         return None if context.session is None else context.session.router.plan(graph)

@@ -24,7 +24,7 @@ from djinn_core.torch_private import schema_named
 
 FACTOR: Final = 16  # factor if all plugins in use tolerate growth
 NARROW_FACTOR: Final = 4  # factor if a plugin does not, so that it plans again sooner
-Place = tuple[int, int]  # a call of a program, and a position among its operands
+InputOperand = tuple[int, int]  # a call of a program, and a position among its operands
 
 _NOT_SIZES = CONVOLUTION | POOLING  # strides and kernel sizes, which belong to a model
 _CALCULATING = frozenset({  # the value does not affect the data flow
@@ -41,15 +41,15 @@ class SizeRange(msgspec.Struct, frozen=True):
     """Sizes of inputs and size scalars of a plan's program.
 
     Attributes:
-        places: places of the program's inputs.
+        inputs: for each input of the program, the first operand that reads it.
         weights: for each input, True if it is certainly a weight.
         metas: metadata of the inputs.
-        numbers: positions of sizes among the slots.
-        sizes: the sizes.
-        factor: maximum ratio to other sizes.
+        numbers: positions, among the slots, of the size scalars.
+        sizes: the size scalars.
+        factor: maximum ratio of a size in the range to the plan's own size, and the reverse.
     """
 
-    places: tuple[Place, ...]
+    inputs: tuple[InputOperand, ...]
     weights: tuple[bool, ...]
     metas: tuple[TensorMeta, ...]
     numbers: tuple[int, ...]
@@ -59,22 +59,22 @@ class SizeRange(msgspec.Struct, frozen=True):
     def covers(self, program: Program) -> bool:
         """Return True if a program of this structure has sizes in the range."""
         calls, slots = program.calls, program.slots
-        for (call, operand), weight, meta in zip(self.places, self.weights, self.metas, strict=True):
+        for (call, operand), weight, meta in zip(self.inputs, self.weights, self.metas, strict=True):
             other = calls[call].operands[operand]
             if other is not meta and (weight or not self._are_near(meta.shape, other.shape)):
                 return False
         return self._are_near(self.sizes, [slots[p] for p in self.numbers])
 
-    def covers_parts(self, program: Program, places: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
+    def covers_parts(self, program: Program, inputs: Iterable[int], sizes: Iterable[tuple[int, Slot]]) -> bool:
         """Return True if some inputs and sizes of a program are in the range.
 
         Args:
             program: the program.
-            places: operands to check.
-            sizes: positions in `numbers`, with sizes to check.
+            inputs: indexes of the inputs to check.
+            sizes: (index in `numbers`, size) of the sizes to check.
         """
-        for i in places:
-            (call, operand), meta = self.places[i], self.metas[i]
+        for i in inputs:
+            (call, operand), meta = self.inputs[i], self.metas[i]
             other = program.call(call).operands[operand]
             if other is not meta and (self.weights[i] or not self._are_near(meta.shape, other.shape)):
                 return False
@@ -95,24 +95,27 @@ class SizeRange(msgspec.Struct, frozen=True):
         return True
 
 
-def size_range(program: Program, places: Iterable[Place], numbers: Sequence[int], factor: int) -> SizeRange:
-    """Return the sizes of `program`, with inputs and sizes among the slots at these places."""
+def size_range(program: Program, inputs: Iterable[InputOperand], numbers: Sequence[int], factor: int) -> SizeRange:
+    """Return the range around the sizes of `program`.
+
+    `inputs`, `numbers` and `factor` are as in `SizeRange`.
+    """
     calls = program.calls
-    fixed_places = tuple(places)
+    input_operands = tuple(inputs)
     return SizeRange(
-        places=fixed_places,
-        weights=tuple(_are_weights(calls, fixed_places)),
-        metas=tuple([calls[call].operands[operand] for call, operand in fixed_places]),
+        inputs=input_operands,
+        weights=tuple(_are_weights(calls, input_operands)),
+        metas=tuple([calls[call].operands[operand] for call, operand in input_operands]),
         numbers=tuple(numbers),
         sizes=tuple([program.slots[p] for p in numbers]),
         factor=factor,
     )
 
 
-def _are_weights(calls: Sequence[Call], places: Iterable[Place]) -> Iterator[bool]:
-    """Yield True for each place that certainly holds a weight. Places of one call are adjacent."""
+def _are_weights(calls: Sequence[Call], inputs: Iterable[InputOperand]) -> Iterator[bool]:
+    """Yield, for each operand, True if it is certainly a weight. Operands of one call are adjacent."""
     last, weights = -1, weights_in(calls[0])
-    for call, operand in places:
+    for call, operand in inputs:
         if call != last:
             last, weights = call, weights_in(calls[call])
         yield operand in weights
@@ -124,7 +127,7 @@ class SlotKind(IntEnum):
     SIZE = 1  # a length, start or shape
     QUANTITY = 2  # a number in a computation
     MODE = 3  # any other scalar: it may select the op's behaviour
-    PLACE = 4  # an index: its value does not change the op's behaviour
+    INDEX = 4  # its value does not change the op's behaviour
 
 
 def slot_kinds(call: Call) -> tuple[SlotKind, ...]:
@@ -153,7 +156,7 @@ def _slot_count(argument: Argument) -> int:
 
 @functools.cache
 def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
-    """Return the kind of each parameter of an op, by name; empty for ops that this PyTorch lacks."""
+    """Return (name, kind) for each parameter of an op. Return an empty tuple for ops that this PyTorch lacks."""
     if op in OWN_OPERATORS:
         return ()
     packet, overload = split_name(op)
@@ -172,7 +175,7 @@ def _kinds_of(op: str) -> tuple[tuple[str, SlotKind], ...]:
 
 def _kind_of(packet: str, name: str, type_: str | None) -> SlotKind:
     if type_ == "SymInt":
-        return SlotKind.PLACE if name == "index" else SlotKind.SIZE
+        return SlotKind.INDEX if name == "index" else SlotKind.SIZE
     if packet in _CALCULATING and type_ is not None:
         return SlotKind.QUANTITY
     return SlotKind.MODE

@@ -42,36 +42,36 @@ class Failures:
 
     def __init__(self) -> None:
         self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)
-        self.unseen: dict[tuple[int, int, int], Failure] = {}
-        # By op, the executors that reported it. Programs are kept, so that their ids are not reused.
-        self._told: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
-        self._read: dict[int, Callable[[int], None]] = {}
+        self.unreported: dict[tuple[int, int, int], Failure] = {}
+        # By op, the first executor that reported a failure. The program is stored, so that its id is not reused.
+        self._reported: LruCache[_Op, tuple[int, Program]] = LruCache(REMEMBERED)
+        self._readers: dict[int, Callable[[int], None]] = {}
 
-    def read_by(self, executor: int, read: Callable[[int], None]) -> None:
-        """Register `read`, a function that reads an executor's messages about a submission.
+    def register_reader(self, executor: int, read: Callable[[int], None]) -> None:
+        """Register `read`, a function that reads an executor's messages until a submission is answered.
 
-        The messages may arrive after other executors' replies.
+        `error` calls it, because these messages may arrive after another executor's reply that mentions the failure.
         """
-        self._read[executor] = read
+        self._readers[executor] = read
 
     def note(self, run: _Run, failures: Sequence[Failure], program: Program, nodes: Sequence[int]) -> None:
-        """Record the failures of a run. Instruction `i` of the run is node `nodes[i]` of `program`.
+        """Record the failures of a run, which executed `program`. An op that failed on several executors counts once.
 
-        An op that failed on several executors counts once.
+        `nodes`: for each instruction of the run, its node in `program`.
         """
         self.remember(run, program, nodes)
         for failure in failures:
-            if len(self.unseen) < REMEMBERED and not self._is_known(failure):
-                self.unseen[_key(failure)] = failure
+            if len(self.unreported) < REMEMBERED and not self._is_known(failure):
+                self.unreported[_key(failure)] = failure
 
     def remember(self, run: _Run, program: Program, nodes: Sequence[int]) -> None:
-        """Record an executed program, so that errors of its failed values can name lines."""
+        """Record the program of a run, so that errors of its failed values can name lines of the user's code."""
         self._programs.store(run, (program, nodes))
 
     def error(self, failure: Failure) -> DjinnError:
         """Return the error for a failed value, with op, shapes and the user's line."""
-        if failure.executor in self._read:
-            self._read[failure.executor](failure.sequence)
+        if failure.executor in self._readers:
+            self._readers[failure.executor](failure.sequence)
         self._mark_reported(failure)
         if failure.kind == "SessionLost":
             return SessionLost(failure.message)
@@ -88,22 +88,22 @@ class Failures:
         op = self._op(failure)
         if op is None or not failure.executor:
             return False
-        earlier = [self._told[op][0]] if op in self._told else []
-        earlier += [other.executor for other in self.unseen.values() if self._op(other) == op]
+        earlier = [self._reported[op][0]] if op in self._reported else []
+        earlier += [unreported.executor for unreported in self.unreported.values() if self._op(unreported) == op]
         return any(executor != failure.executor for executor in earlier)
 
     def _mark_reported(self, failure: Failure) -> None:
         """Mark a failure as reported, on every executor that ran its op."""
-        self.unseen.pop(_key(failure), None)
+        self.unreported.pop(_key(failure), None)
         op = self._op(failure)
         if op is None or not failure.executor:
             return
-        for key in [key for key, other in self.unseen.items() if self._op(other) == op]:
-            del self.unseen[key]
-        self._told.store(op, (failure.executor, self._programs[_run(failure)][0]))
+        for key in [key for key, unreported in self.unreported.items() if self._op(unreported) == op]:
+            del self.unreported[key]
+        self._reported.store(op, (failure.executor, self._programs[_run(failure)][0]))
 
     def _op(self, failure: Failure) -> _Op | None:
-        """Return the failed op of a program, if known."""
+        """Return the op that failed, or None if its program is not recorded."""
         program, nodes = self._programs.get(_run(failure), (None, ()))
         if program is None or not 0 <= failure.instruction < len(nodes):
             return None
@@ -120,19 +120,21 @@ class Failures:
         return _Origin(program.site(node), operands, module, path.path if path is not None else "")
 
     def mark_unobserved(self, after: _Run) -> None:
-        """Forget the unreported failures of an executor that come after the submission `after`.
+        """Forget the unreported failures of submissions to the same executor after the submission `after`.
 
-        Using a failed value still raises.
+        The use of a failed value still raises the error.
         """
         executor, sequence = after
-        self.unseen = {key: failure for key, failure in self.unseen.items() if key[0] != executor or key[1] <= sequence}
+        self.unreported = {
+            key: failure for key, failure in self.unreported.items() if key[0] != executor or key[1] <= sequence
+        }
 
     def take_check(self, until: _Run) -> DjinnError | None:
-        """Return a failure that no fetch will report, because its op is a check without results, such as an assertion.
+        """Return the error of a failed check without results, such as an assertion, which no fetch will report.
 
-        `until`: executor and number of a submission. Later submissions do not count.
+        Return None if no check failed. `until`: (executor, number) of the last submission to consider.
         """
-        for failure in self.unseen.values():
+        for failure in self.unreported.values():
             if failure.executor != until[0] or failure.sequence > until[1]:
                 continue
             program, nodes = self._programs.get(_run(failure), (None, ()))
@@ -142,22 +144,32 @@ class Failures:
                     return self.error(failure)
         return None
 
-    def take_unseen(self) -> DjinnError | None:
-        """Return the first failure since the last call that no fetch has reported, with further failures as notes."""
-        if not self.unseen:
+    def take_unreported(self) -> DjinnError | None:
+        """Return the error of the first failure that no fetch has reported, with further failures as notes, and forget them.
+
+        Return None if every failure was reported.
+        """
+        if not self.unreported:
             return None
-        unseen = list(self.unseen.values())
-        self.unseen.clear()
-        error, *others = [self.error(failure) for failure in unseen]
-        for other in others[:SHOWN]:
-            error.add_note(f"also: {other}")
-        if len(others) > SHOWN:
-            error.add_note(f"and {len(others) - SHOWN} more ops failed")
-        return error
+        unreported = list(self.unreported.values())
+        self.unreported.clear()
+        first_error, *later_errors = [self.error(failure) for failure in unreported]
+        for error in later_errors[:SHOWN]:
+            first_error.add_note(f"also: {error}")
+        if len(later_errors) > SHOWN:
+            first_error.add_note(f"and {len(later_errors) - SHOWN} more ops failed")
+        return first_error
 
 
 class _Origin(msgspec.Struct, frozen=True):
-    """Source location of an instruction as text; empty if unknown."""
+    """Origin of an instruction, as texts that are empty if unknown.
+
+    Attributes:
+        site: file and line in the user's code.
+        operands: dtypes and shapes of the operands.
+        module: the module call or backward pass, for messages.
+        path: path of the module.
+    """
 
     site: str = ""
     operands: str = ""
@@ -212,5 +224,8 @@ _KINDS: Final[Mapping[str, type[RemoteError]]] = {
 def remote_error(
     kind: str, message: str, op: str = "", site: str = "", module_path: str = "", words: str = ""
 ) -> RemoteError:
-    """Return the local exception for a remote failure of type name `kind`. Unknown kinds become `RemoteError`."""
+    """Return the local exception for an executor's exception of the class `kind`, by default a `RemoteError`.
+
+    `words`: the executor's own message. The other parameters are as in `RemoteError`.
+    """
     return _KINDS.get(kind, RemoteError)(message, op, site, module_path, words)

@@ -13,8 +13,8 @@ from djinn_client.interception.device.device_state import device_state
 from djinn_client.interception.tap import Cause, cause_of_wait, taps
 from djinn_client.runtime.executor_link import ExecutorLink
 from djinn_client.runtime.receiving.reply_reader import ReplyReader
-from djinn_client.runtime.sending.binding import PendingSubmission, settle_claims
-from djinn_client.runtime.sending.cancellation import Cancellation, cancelled
+from djinn_client.runtime.sending.binding import PendingSubmission, confirm_claims
+from djinn_client.runtime.sending.cancellation import Cancellation, cancelled_error
 from djinn_client.runtime.stats import Stats
 from djinn_client.sink import SubmissionReply
 from djinn_core.errors import DeadlineExceeded, ProtocolError, SessionLost, TransportError
@@ -44,40 +44,43 @@ class DeferredReplies:
     """Replies that the program will read later, and the number of bytes that the executor has read.
 
     Attributes:
-        left: numbers of the submissions with deferred replies.
-        read: number of sent bytes that the executor has read.
+        numbers: numbers of the submissions with deferred replies.
+        read: number of bytes that the executor has read from the connection.
         large: submissions with large deferred replies, oldest first.
-        forgotten: discarded replies.
+        discarded: numbers of submissions whose deferred replies are not needed.
     """
 
     def __init__(self) -> None:
         self.large: deque[int] = deque()
-        self.left: set[int] = set()
-        self.forgotten: deque[int] = deque()  # finalizers only append
+        self.numbers: set[int] = set()
+        self.discarded: deque[int] = deque()  # finalizers only append
         self.read = 0
 
     def defer(self, number: int, nbytes: int) -> None:
         """Defer the reply to submission `number`, of `nbytes` bytes."""
-        self.left.add(number)
+        self.numbers.add(number)
         if nbytes > LARGE_BYTES:
             self.large.append(number)
 
     def discard(self, number: int) -> None:
         """Mark a deferred reply as not needed."""
-        self.forgotten.append(number)
+        self.discarded.append(number)
 
     def blocked_by(self, position: int, pending: Container[int]) -> int | None:
-        """Return the large reply that must be read before the connection's bytes up to `position` can be sent, or None."""
+        """Return the number of a submission whose large reply must be read before bytes up to `position` are sent, or None.
+
+        `pending`: numbers of the unanswered submissions.
+        """
         while self.large and self.large[0] not in pending:
             self.large.popleft()
         return self.large[0] if self.large and position - self.read > ROOM_BYTES else None
 
-    def take_forgotten(self) -> list[int]:
-        """Return the discarded replies, and forget them."""
+    def take_discarded(self) -> list[int]:
+        """Return the numbers in `discarded`, and forget these replies."""
         numbers: list[int] = []
-        while self.forgotten:
-            number = self.forgotten.popleft()
-            self.left.discard(number)
+        while self.discarded:
+            number = self.discarded.popleft()
+            self.numbers.discard(number)
             numbers.append(number)
         return numbers
 
@@ -86,39 +89,39 @@ class RoundTrips:
     """Round-trip time of the link: the recent minimum over lone submissions, without the server's own time.
 
     Attributes:
-        alone: the last submission that was sent while no other was pending, and its send time (`time.perf_counter`).
+        last_lone: the last submission that was sent while no other was pending, and its send time (`time.perf_counter`).
     """
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=_SAMPLES)
-        self.alone = 0, 0.0
+        self.last_lone = 0, 0.0
 
     @property
     def seconds(self) -> float | None:
-        """Round-trip time in seconds. None before the first measurement."""
+        """Round-trip time in seconds, or None before the first measurement."""
         return min(self._samples, default=None)
 
     def record(self, number: int, server_seconds: float) -> None:
         """Record a reply that a thread has waited for. The server spent `server_seconds` of the wait."""
-        alone, began = self.alone
-        if alone == number:
+        lone_number, began = self.last_lone
+        if lone_number == number:
             seconds = time.perf_counter() - began - server_seconds
             self._samples.append(max(0.0, seconds))
 
 
 class UploadOffers:
-    """Uploads that the executor has not answered, or with unsent bytes.
+    """Offers of uploads that the executor has not answered, or whose bytes it needs.
 
     Attributes:
         open: offers by handle.
-        asked: digests of each query without a reply.
+        unanswered_queries: digests of each query without a reply.
         unsent: handles with bytes that the executor needs, oldest first.
         send_wanted: sends these bytes. The executor does not reply before it has them.
     """
 
     def __init__(self) -> None:
         self.open: dict[int, Any] = {}
-        self.asked: deque[list[bytes]] = deque()
+        self.unanswered_queries: deque[list[bytes]] = deque()
         self.unsent: deque[int] = deque()
         self.send_wanted: Callable[[], None] = _nothing
 
@@ -128,21 +131,22 @@ class Replies:
 
     Attributes:
         pending: the unanswered submissions by number, oldest first.
-        abandoned: numbers of submissions with replies that no thread waits for any more.
+        reader: decodes replies.
+        abandoned: numbers of submissions for whose replies no thread waits any more.
         deferred: deferred replies.
         offers: upload offers.
         cancellation: stops submissions.
-        while_waiting: called after each `PATIENCE` seconds of a wait without a message.
-        when_links_seen: called with the executor's measurements of its links to other executors.
-        when_room_told: called with the memory that the session can use on the executor.
+        while_waiting: called after every `PATIENCE` seconds of a wait in which no message arrived.
+        on_link_measurements: called with the executor's measurements of its links to other executors.
+        on_headroom: called when the executor reports the memory that the session can use.
     """
 
     def __init__(self, link: ExecutorLink, reader: ReplyReader, stats: Stats) -> None:
         self.pending: OrderedDict[int, PendingSubmission] = OrderedDict()
         self.cancellation = Cancellation(link, self.pending)
         self.while_waiting: Callable[[], None] = _nothing
-        self.when_links_seen: Callable[[Sequence[LinkMeasurement]], None] = _ignored
-        self.when_room_told: Callable[[Room], None] = _ignored
+        self.on_link_measurements: Callable[[Sequence[LinkMeasurement]], None] = _ignored
+        self.on_headroom: Callable[[Room], None] = _ignored
         self.reader = reader
         self._link = link
         self._stats = stats
@@ -154,9 +158,9 @@ class Replies:
         self.deferred = DeferredReplies()
         self._round_trips = RoundTrips()
         self._spent = 0.0  # seconds that the executor has spent
-        self._told: list[Message] = []  # replies to questions
-        self._unheard = 0  # expected replies to interrupted questions
-        self._asked: deque[Message] = deque()  # unanswered questions
+        self._answers: list[Message] = []  # replies to questions
+        self._answers_to_drop = 0  # expected replies to interrupted questions
+        self._questions: deque[Message] = deque()  # unanswered questions
 
     def handle(self, kind: type[Message], handler: Handler) -> None:
         """Register `handler` for messages of a kind."""
@@ -167,7 +171,7 @@ class Replies:
     def expect(self, number: int, pending: PendingSubmission) -> None:
         """Record that submission `number` is being sent."""
         if not self.pending and (number < SAMPLED_AT_FIRST or number % SAMPLED_EVERY == 0):
-            self._round_trips.alone = number, time.perf_counter()
+            self._round_trips.last_lone = number, time.perf_counter()
         self.pending[number] = pending
 
     def await_reply(self, number: int) -> None:
@@ -184,12 +188,15 @@ class Replies:
         return time.perf_counter()
 
     def notify_waited(self, begun: float, number: int = 0, cause: Cause | None = None) -> None:
-        """Notify taps of a round trip that the program has waited for. `number`: the number of its submission, if any."""
+        """Notify taps of a round trip for which the program has waited since `begun`.
+
+        `number`: number of the submission, or 0 for a question. `cause`: by default, the cause that the thread has set.
+        """
         for notify in taps.waited:
             notify(cause or cause_of_wait(), begun, self.reader.number, number)
 
     def make_room(self, nbytes: int) -> None:
-        """Read deferred replies, if the executor might otherwise be busy sending them instead of reading `nbytes` more."""
+        """Read large deferred replies so that the executor, which may be busy sending them, can read `nbytes` more bytes."""
         position = self._link.channel.bytes_sent + nbytes
         while (number := self.deferred.blocked_by(position, self.pending)) is not None:
             self.await_reply(number)
@@ -206,51 +213,51 @@ class Replies:
             with interrupt_mask:
                 return self.wait(number)
         deferred = self.deferred
-        late, there = number in deferred.left, number not in self.pending
-        counts = not (late and there)  # also if another thread has read the reply meanwhile
+        is_deferred, has_arrived = number in deferred.numbers, number not in self.pending
+        counts = not (is_deferred and has_arrived)  # also if another thread has read the reply meanwhile
         self._stats.round_trips += counts
         begun = time.perf_counter() if taps.waited else 0.0
         try:
-            if not there:
-                limited = device_state.wait_timeout or device_state.thread.waits_until is not None
-                self.receive_until(number, wait_deadline() if limited else None, wanted=True)
+            if not has_arrived:
+                is_limited = device_state.wait_timeout or device_state.thread.waits_until is not None
+                self.receive_until(number, wait_deadline() if is_limited else None, wanted=True)
         except BaseException:
-            if not late:  # a deferred reply may be awaited again
+            if not is_deferred:  # a deferred reply may be awaited again
                 self.abandoned.add(number)
             raise
         if begun and counts:
             self.notify_waited(begun, number)
-        completed, body, synchronize, spent, seconds = self._arrived.pop(number)
-        if late:
-            deferred.left.discard(number)
-        if not there and self._round_trips.alone[0] == number:
+        completed, body, synchronize, total_seconds, seconds = self._arrived.pop(number)
+        if is_deferred:
+            deferred.numbers.discard(number)
+        if not has_arrived and self._round_trips.last_lone[0] == number:
             self._round_trips.record(number, seconds)
         reader = self.reader
         tensors = reader.tensors(completed, body)
-        described = reader.described(completed) if completed.described else ()
-        if reader.failures.unseen:
+        descriptions = reader.described(completed) if completed.described else ()
+        if reader.failures.unreported:
             failures = reader.failures
-            unseen = failures.take_unseen() if synchronize else failures.take_check((reader.number, number))
-            if unseen is not None:
-                raise unseen
-        return SubmissionReply(tensors, described, spent)
+            error = failures.take_unreported() if synchronize else failures.take_check((reader.number, number))
+            if error is not None:
+                raise error
+        return SubmissionReply(tensors, descriptions, total_seconds)
 
     def discard(self, number: int) -> None:
-        """Discard a deferred result. Safe in finalizers."""
+        """Discard the deferred reply to submission `number` on arrival. Finalizers may call this."""
         self.deferred.discard(number)
 
     def abandon(self, number: int) -> None:
-        """Give up waiting for the reply to submission `number`."""
+        """Discard the reply to submission `number` on arrival, because its thread no longer waits."""
         self.abandoned.add(number)
 
     def mark_unobserved(self, number: int) -> None:
         """Do not report errors of this thread's later submissions, except where the program uses their results."""
-        with interrupt_mask, collect_later, self._link.reading:
+        with interrupt_mask, collect_later, self._link.read_lock:
             self.cancellation.mark_unobserved_after(number)
             self.reader.failures.mark_unobserved((self.reader.number, number))
 
-    def has_come(self, number: int) -> bool:
-        """Return True if `wait` would not block. Read arrived replies; never block."""
+    def has_arrived(self, number: int) -> bool:
+        """Return True if `wait` would not block. This reads replies that have arrived, and never blocks."""
         require_stack_room()
         if number in self.pending and not self._link.lost:
             try:
@@ -262,13 +269,15 @@ class Replies:
 
     @property
     def round_trip_seconds(self) -> float | None:
-        """Return the network round trip in seconds, without the executor's time; None if unknown."""
+        """Return the network round trip in seconds, without the executor's own time, or None if unknown."""
         return self._round_trips.seconds
 
     # --- questions -----------------------------------------------------------------------------------------------
 
     def ask(self, question: Message, kind: type[M], until: float | None = None) -> M:
-        """Return the executor's reply to a question; one round trip. The caller holds the sink's lock.
+        """Send `question`, and return the reply, a message of the class `kind`: one round trip.
+
+        The caller holds the sink's lock.
 
         Raises:
             SessionLost: the executor is gone.
@@ -276,40 +285,45 @@ class Replies:
         """
         begun = self._begin_round_trip()
         self._handlers.setdefault(kind, self._replied)
-        with interrupt_mask, collect_later, self._link.reading:
-            self._asked.append(question)
+        with interrupt_mask, collect_later, self._link.read_lock:
+            self._questions.append(question)
             try:
                 self.send(question)
             except BaseException:
-                self._asked.pop()
+                self._questions.pop()
                 raise
             try:
-                while not self._told:
+                while not self._answers:
                     interrupt_mask.check()
                     self._receive_one(self._wait_seconds(until))
             except (KeyboardInterrupt, DeadlineExceeded):
-                self._unheard += 1
+                self._answers_to_drop += 1
                 raise
-            reply = self._told.pop()
+            reply = self._answers.pop()
         self.notify_waited(begun)
         if not isinstance(reply, kind):
-            self._link.lose(ProtocolError(f"{type(question).__name__} was answered with {type(reply).__name__}"))
+            self._link.lose(
+                ProtocolError(f"the executor answered {type(question).__name__} with {type(reply).__name__}")
+            )
         return reply
 
     def awaits(self, *kinds: type[Message]) -> bool:
-        """Return True if a question of these kinds is unanswered, even if Ctrl-C interrupted its caller. Thread-safe."""
-        return any(isinstance(question, kinds) for question in list(self._asked))
+        """Return True if a message of one of these classes is unanswered, even if Ctrl-C interrupted its caller.
+
+        Any thread may call this.
+        """
+        return any(isinstance(question, kinds) for question in list(self._questions))
 
     def _replied(self, reply: Message, _: Sequence[Buffer]) -> None:
-        if self._asked:
-            self._asked.popleft()
-        if self._unheard:
-            self._unheard -= 1
+        if self._questions:
+            self._questions.popleft()
+        if self._answers_to_drop:
+            self._answers_to_drop -= 1
         else:
-            self._told.append(reply)
+            self._answers.append(reply)
 
     def send_and_await(self, message: Message, complete: Callable[[], bool]) -> None:
-        """Send a message and receive until its result is `complete`.
+        """Send a message, and receive messages until `complete` returns True.
 
         Ctrl-C takes effect afterwards. The caller holds the sink's lock.
 
@@ -317,7 +331,7 @@ class Replies:
             SessionLost: the executor is gone.
         """
         begun = self._begin_round_trip()
-        with interrupt_mask.uninterruptible, collect_later, self._link.reading:
+        with interrupt_mask.uninterruptible, collect_later, self._link.read_lock:
             self.send(message)
             while not complete():
                 self._receive_one(PATIENCE)
@@ -346,18 +360,18 @@ class Replies:
             KeyboardInterrupt: Ctrl-C came. Inside `uninterruptible`, it ends the wait by stopping this thread's
                 submissions.
         """
-        stopped = False
+        is_stopped = False
         link = self._link
         while number in self.pending:
             if interrupt_mask.caught is not None:
                 interrupt_mask.check()
-                if interrupt_mask.pending and not stopped:
+                if interrupt_mask.pending and not is_stopped:
                     self.cancellation.stop_waiting()
-                    stopped = True
+                    is_stopped = True
             if wanted and number in self.cancellation.cancelled:
-                raise cancelled(link.server)
+                raise cancelled_error(link.server)
             seconds_left = self._wait_seconds(until)
-            if link.reading.acquire(timeout=seconds_left):
+            if link.read_lock.acquire(timeout=seconds_left):
                 try:
                     if collect_later.thread.depth:
                         if number in self.pending:
@@ -367,7 +381,7 @@ class Replies:
                             if number in self.pending:
                                 self._receive_one(seconds_left)
                 finally:
-                    link.reading.release()
+                    link.read_lock.release()
             if number in self.pending:
                 collect_later.catch_up()
 
@@ -380,28 +394,28 @@ class Replies:
         seconds_left = PATIENCE if until is None else min(until - time.monotonic(), PATIENCE)
         if seconds_left <= 0:
             self.cancellation.stop_waiting()
-            raise deadline_error(self._link.called)
+            raise deadline_error(self._link.name)
         return seconds_left
 
-    def take_what_came(self) -> None:
-        """Read all replies that have arrived, so that neither end waits for the other to read.
+    def read_arrived(self) -> None:
+        """Read all replies that have arrived, so that neither end waits for the other end to read.
 
-        A requested reply that no thread has awaited may be large, so wait until all of it has arrived.
+        An abandoned reply may be large, so wait until all of it has arrived.
         """
         for number in list(self.abandoned):
             self.receive_until(number)
             self.abandoned.discard(number)
             self._arrived.pop(number, None)
-        self._read_pending(self._awaits)
+        self._read_pending(self._awaits_reply)
 
-    def take_next(self) -> None:
-        """Wait up to `PATIENCE` seconds for a reply to an offer. Another thread may read the reply."""
+    def await_offer_reply(self) -> None:
+        """Wait at most `PATIENCE` seconds for the reply to an offer of an upload. Another thread may read the reply."""
         interrupt_mask.check()
-        with collect_later, self._link.reading:
-            if self.offers.open or self.offers.asked:
+        with collect_later, self._link.read_lock:
+            if self.offers.open or self.offers.unanswered_queries:
                 self._receive_one(PATIENCE)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read messages that have arrived, unless another thread is reading. Reconnect a broken connection.
 
         Raises:
@@ -410,21 +424,21 @@ class Replies:
         self._read_pending(lambda: True)
 
     def _read_pending(self, awaited: Callable[[], bool]) -> None:
-        """Read messages that have arrived while a reply is due, unless another thread is reading."""
-        if awaited() and self._link.reading.acquire(blocking=False):
+        """Read messages that have arrived, while `awaited` returns True. Do nothing if another thread is reading."""
+        if awaited() and self._link.read_lock.acquire(blocking=False):
             try:
-                self._drop_forgotten()
+                self._drop_discarded()
                 while awaited() and self._receive_one(0.0):
                     pass
             finally:
-                self._link.reading.release()
+                self._link.read_lock.release()
 
-    def _awaits(self) -> bool:
-        """Return True if a reply of the executor is due."""
-        return bool(self.pending or self.offers.open or self.offers.asked)
+    def _awaits_reply(self) -> bool:
+        """Return True if the executor has not answered a submission, an offer or a query."""
+        return bool(self.pending or self.offers.open or self.offers.unanswered_queries)
 
-    def _drop_forgotten(self) -> None:
-        for number in self.deferred.take_forgotten():
+    def _drop_discarded(self) -> None:
+        for number in self.deferred.take_discarded():
             if number in self.pending:
                 self._dropped.add(number)
             else:
@@ -469,28 +483,28 @@ class Replies:
         if pending is None:
             raise ProtocolError(f"the executor answered submission {number}, which is not pending")
         timing, cancellation = completed.timing, self.cancellation
-        self.deferred.read = pending.position
+        self.deferred.read = pending.end_offset
         if completed.links:
-            self.when_links_seen(completed.links)
+            self.on_link_measurements(completed.links)
         if completed.room is not None:
-            self.when_room_told(completed.room)
+            self.on_headroom(completed.room)
         for notify in taps.answered:
             notify(self.reader.number, number, completed, sum(map(len, body)))
         self._stats.spent(timing)
-        if pending.prepared is not None and pending.prepared.took is not None:
-            pending.prepared.took(timing.execute)
+        if pending.prepared is not None and pending.prepared.note_seconds is not None:
+            pending.prepared.note_seconds(timing.execute)
         seconds = timing.queue + timing.decode + timing.execute + timing.encode
         self._spent += seconds
         if completed.failures:
-            self.reader.failed(completed, pending, unobserved=number in cancellation.unobserved)
+            self.reader.note_failures(completed, pending, unobserved=number in cancellation.unobserved)
         if cancellation.unobserved:
             cancellation.unobserved.discard(number)
-        if pending.claimed and pending.prepared is not None:
-            settle_claims(pending.prepared, pending.program, pending.claimed, completed)
+        if pending.claimed_instructions and pending.prepared is not None:
+            confirm_claims(pending.prepared, pending.program, pending.claimed_instructions, completed)
         if number in self.abandoned or number in self._dropped:
             self.abandoned.discard(number)
             self._dropped.discard(number)
-        elif pending.answered:
+        elif pending.is_awaited:
             self._arrived[number] = (completed, body, pending.synchronize, self._spent, seconds)
         if cancellation.cancelled:
             cancellation.cancelled.discard(number)
@@ -498,8 +512,8 @@ class Replies:
 
 
 def _nothing() -> None:
-    """Do nothing. Default of callbacks for waiting threads, and for sessions without uploads."""
+    """Do nothing: the default of `while_waiting` and `send_wanted`."""
 
 
 def _ignored(_: Sequence[LinkMeasurement] | Room) -> None:
-    """Ignore links and memory, because there is only one executor."""
+    """Do nothing: the default of `on_link_measurements` and `on_headroom`, which only several executors need."""

@@ -23,13 +23,18 @@ _LARGEST: Final = 2**63 - 1  # the largest element count of PyTorch
 
 
 class ReplyReader(msgspec.Struct, frozen=True):
-    """Decode the replies of one executor, number `number` in its pool. Failures are raised as errors of the op."""
+    """Decode the replies of one executor. Failures are raised as errors of the op.
+
+    Attributes:
+        failures: the session's failures.
+        number: number of the executor in its pool.
+    """
 
     failures: Failures
     number: int
 
-    def failed(self, completed: Completed, pending: PendingSubmission, *, unobserved: bool) -> None:
-        """Record failures. `unobserved`: raise them only when a dependent value is used."""
+    def note_failures(self, completed: Completed, pending: PendingSubmission, *, unobserved: bool) -> None:
+        """Record the failures in a reply. `unobserved`: True to raise them only when a failed value is used."""
         nodes = pending.prepared.nodes if pending.prepared is not None else ()
         run = (self.number, completed.sequence)
         if unobserved:
@@ -45,33 +50,33 @@ class ReplyReader(msgspec.Struct, frozen=True):
             ProtocolError: the data are not tensors.
         """
         tensors: list[torch.Tensor] = []
-        came = len(body)
+        buffer_count = len(body)
         for number, result in enumerate(completed.results):
             if not isinstance(result, TensorHeader):
                 raise self.failures.error(self._own(result))
-            if number >= came:
-                raise ProtocolError("the executor announces more tensors than it sends")
+            if number >= buffer_count:
+                raise ProtocolError("the executor announced more tensors than it sent")
             tensors.append(tensor_from_wire(result, body[number]))
         return tuple(tensors)
 
     def described(self, completed: Completed) -> tuple[DescribedValue, ...]:
-        """Return the requested descriptions.
+        """Return the requested descriptions of values, in the order of the request.
 
         Raises:
             RemoteError: a value could not be computed.
         """
-        return tuple([self._described(one) for one in completed.described])
+        return tuple([self._described(description) for description in completed.described])
 
-    def _described(self, described: ValueDescription | Failure) -> DescribedValue:
-        if isinstance(described, Failure):
-            raise self.failures.error(self._own(described))
-        if not _is_possible(described.shape, described.stride):
+    def _described(self, description: ValueDescription | Failure) -> DescribedValue:
+        if isinstance(description, Failure):
+            raise self.failures.error(self._own(description))
+        if not _is_possible(description.shape, description.stride):
             raise ProtocolError(
-                f"the executor describes an impossible tensor, of shape {described.shape} and stride {described.stride}"
+                f"the executor described an impossible tensor, of shape {description.shape} and stride {description.stride}"
             )
-        dtype = dtype_from_name(described.dtype)
-        meta = tensor_meta(described.shape, described.stride, described.offset, dtype)
-        return DescribedValue(meta, described.scalar)
+        dtype = dtype_from_name(description.dtype)
+        meta = tensor_meta(description.shape, description.stride, description.offset, dtype)
+        return DescribedValue(meta, description.scalar)
 
     def _own(self, failure: Failure) -> Failure:
         """Return a failure with this executor's number, unless the failure names another executor."""

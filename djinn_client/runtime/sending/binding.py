@@ -16,15 +16,15 @@ from djinn_core.wire.messages import Claim, Completed, InitialBindings, Workload
 from djinn_core.wire.tensors import dtype_name
 
 
-class Bound(msgspec.Struct, frozen=True):
+class Bindings(msgspec.Struct, frozen=True):
     """Bindings of one run of a template.
 
     Attributes:
         bits: contents of the slots.
         kinds: types of the slots.
-        inputs: handles of the inputs.
-        values: values of the program.
-        written: positions of the written values.
+        inputs: handles of the template's inputs.
+        values: handles of the program's values, in order of first use.
+        written: positions, in `values`, of the values that the template writes.
     """
 
     bits: Words
@@ -33,54 +33,54 @@ class Bound(msgspec.Struct, frozen=True):
     values: Words
     written: tuple[int, ...]
 
-    def as_first(self, workload: Workload | None) -> InitialBindings:
+    def initial(self, workload: Workload | None) -> InitialBindings:
         """Return all bindings, for an executor that has not run the template before."""
         handles = [int(self.values[i]) for i in self.written]
         return InitialBindings(
             decoded_slots(self.bits, self.kinds), pack_handles(self.inputs.tolist()), pack_handles(handles), workload
         )
 
-    def input_changes(self, before: Bound) -> InputChanges:
-        """Return the inputs that differ from another run."""
+    def input_changes(self, before: Bindings) -> InputChanges:
+        """Return the inputs that differ from the run `before`."""
         if self.inputs.tobytes() == before.inputs.tobytes():  # takes a fifth of the time if few differ
             return ()
-        (at,) = (self.inputs != before.inputs).nonzero()
-        return pack_inputs(at.tolist(), self.inputs[at].tolist())
+        (positions,) = (self.inputs != before.inputs).nonzero()
+        return pack_inputs(positions.tolist(), self.inputs[positions].tolist())
 
-    def slot_changes(self, before: Bound) -> SlotChanges:
-        """Return the slots that differ from another run."""
+    def slot_changes(self, before: Bindings) -> SlotChanges:
+        """Return the slots that differ from the run `before`."""
         same_kinds = self.kinds.tobytes() == before.kinds.tobytes()
         if same_kinds and self.bits.tobytes() == before.bits.tobytes():
             return ()
         differ = self.bits != before.bits
         if not same_kinds:
             differ |= self.kinds != before.kinds
-        (at,) = differ.nonzero()
-        return pack_slots(at.tolist(), decoded_slots(self.bits[at], self.kinds[at]))
+        (positions,) = differ.nonzero()
+        return pack_slots(positions.tolist(), decoded_slots(self.bits[positions], self.kinds[positions]))
 
 
-def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bound:
-    """Return the bindings of a template for a program with these `values`, by first appearance."""
+def bind(prepared: PreparedTemplate, program: Program, values: Words) -> Bindings:
+    """Return the bindings of a template for a run of `program`. `values`: as in `Bindings`."""
     bits, kinds = program.scalars
     if prepared.rewrite is not None and prepared.rewrite.constants:
         constant_bits, constant_kinds = slot_arrays(prepared.rewrite.constants)
         bits, kinds = np.concatenate((bits, constant_bits)), np.concatenate((kinds, constant_kinds))
     if prepared.slots is not None:
         bits, kinds = bits[prepared.slots], kinds[prepared.slots]
-    return Bound(bits, kinds, values[prepared.inputs], values, prepared.written)
+    return Bindings(bits, kinds, values[prepared.inputs], values, prepared.written)
 
 
 def open_claims(prepared: PreparedTemplate, program: Program) -> tuple[Claim, ...]:
-    """Return the predicted layouts of results that no executor has confirmed for their signature."""
+    """Return the predicted layouts of results that no executor has confirmed yet for their signature."""
     claims: list[Claim] = []
-    doubtful: list[int] = []
+    unconfirmed: list[int] = []
     for instruction in prepared.claims:
         call = prepared.call(instruction, program)
-        made = [] if call.signature.layout_trusted else _claims_of(instruction, call)
-        if made:
-            claims += made
-            doubtful.append(instruction)
-    prepared.claims = tuple(doubtful)
+        instruction_claims = [] if call.signature.layout_trusted else _claims_of(instruction, call)
+        if instruction_claims:
+            claims += instruction_claims
+            unconfirmed.append(instruction)
+    prepared.claims = tuple(unconfirmed)
     return tuple(claims)
 
 
@@ -92,25 +92,39 @@ def _claims_of(instruction: int, call: Call) -> list[Claim]:
     ]
 
 
-def settle_claims(prepared: PreparedTemplate, program: Program, claimed: Sequence[int], completed: Completed) -> None:
-    """Mark the predicted layouts that the executor has confirmed. Learn the actual layouts of the other results."""
+def confirm_claims(prepared: PreparedTemplate, program: Program, claimed: Sequence[int], completed: Completed) -> None:
+    """Mark the predicted layouts that a reply confirms, and learn the actual layouts of other results.
+
+    `claimed`: instructions of the template whose layouts the submission claimed.
+    """
     calls = [prepared.call(instruction, program) for instruction in range(len(prepared.nodes))]
     for mismatch in completed.layout_mismatches:
         port.interception.learn(calls[mismatch.instruction], mismatch.result, mismatch.stride)
-    doubtful = {f.instruction for f in completed.failures} | {r.instruction for r in completed.layout_mismatches}
+    unconfirmed = {f.instruction for f in completed.failures} | {r.instruction for r in completed.layout_mismatches}
     for instruction in claimed:
-        if instruction not in doubtful:
+        if instruction not in unconfirmed:
             calls[instruction].signature.layout_trusted = True
 
 
 class PendingSubmission(msgspec.Struct, frozen=True):
-    """A pending submission, with the data to handle its reply."""
+    """A pending submission, with the data to handle its reply.
+
+    Attributes:
+        program: the recorded program.
+        prepared: the template that runs, or None if none runs.
+        bindings: the run's bindings, or None if no template runs.
+        claimed_instructions: instructions whose layouts the submission claims.
+        is_awaited: True if a caller waits for the results.
+        synchronize: as in `Submission`.
+        end_offset: end of the submission's frame in the connection's byte stream.
+        thread: identity of the sending thread.
+    """
 
     program: Program
     prepared: PreparedTemplate | None
-    bound: Bound | None
-    claimed: tuple[int, ...]
-    answered: bool  # True if a caller waits for the results
+    bindings: Bindings | None
+    claimed_instructions: tuple[int, ...]
+    is_awaited: bool
     synchronize: bool
-    position: int  # end of its frame in the connection's byte stream
-    thread: int  # identity of the sending thread
+    end_offset: int
+    thread: int

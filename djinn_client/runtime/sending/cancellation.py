@@ -24,8 +24,8 @@ class Cancellation:
     """Stop pending submissions, and record the submissions whose failures `synchronize()` ignores.
 
     Attributes:
-        unobserved: submissions with failures that are raised only when a dependent value is used.
-        cancelled: submissions for which no thread may wait any more.
+        unobserved: numbers of submissions whose failures are raised only when a failed value is used.
+        cancelled: numbers of submissions for which no thread may wait any more.
     """
 
     def __init__(self, link: ExecutorLink, pending: Mapping[int, PendingSubmission]) -> None:
@@ -35,17 +35,17 @@ class Cancellation:
         self.unobserved: set[int] = set()
         self.cancelled: set[int] = set()
 
-    def interrupted(self) -> None:
-        """Stop this thread's pending submissions after an interrupted wait, unless they are nearly done."""
+    def stop_after_interrupt(self) -> None:
+        """Stop this thread's pending submissions after an interrupted wait, unless they end within `GRACE_SECONDS`."""
         self.stop_waiting(GRACE_SECONDS)
 
     def stop_waiting(self, grace: float = 0.0) -> None:
-        """Cancel this thread's pending submissions. The stop message is sent after `grace` seconds."""
+        """Stop this thread's pending submissions that do not end within `grace` seconds."""
         thread = threading.get_ident()
         self._stop_submissions([n for n, p in list(self._pending.items()) if p.thread == thread], grace)
 
     def cancel(self, thread: int | None = None) -> None:
-        """Stop the pending submissions of a thread; None: of all threads."""
+        """Stop the pending submissions of a thread, by its identity, or of all threads. End their waits."""
         numbers = [n for n, p in list(self._pending.items()) if thread is None or p.thread == thread]
         self.cancelled.update(numbers)
         self._stop_submissions(numbers)
@@ -70,12 +70,12 @@ class Cancellation:
             if numbers:
                 self._link.channel.send(Frame(encode(CancelSubmissions(numbers))))
         except TransportError as error:
-            log.debug("the stop message for submissions could not be sent to the executor", reason=str(error))
+            log.debug("the request to stop submissions could not be sent to the executor", reason=str(error))
 
 
-def cancelled(server: str) -> ProgramStopped:
-    """Return the error for a wait that `djinn.cancel` ended."""
+def cancelled_error(server: str) -> ProgramStopped:
+    """Return the error for a wait for `server` that `djinn.cancel` ended."""
     return ProgramStopped(
-        f"djinn.cancel() was called while this thread waited for {server}. What was sent is stopped between two ops: values that it "
-        "was to make or write raise ProgramStopped, all others can be used"
+        f"djinn.cancel() was called while this thread waited for {server}. The executor stops the cancelled programs between "
+        "two ops. Values that they did not compute or write raise ProgramStopped; other values stay usable"
     )

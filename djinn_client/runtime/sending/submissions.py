@@ -17,7 +17,7 @@ from djinn_client.runtime.observing import Observers
 from djinn_client.runtime.planning.derived_values import DerivedValues
 from djinn_client.runtime.planning.planner import Planner
 from djinn_client.runtime.receiving.replies import Replies
-from djinn_client.runtime.sending.binding import Bound, PendingSubmission, bind, open_claims
+from djinn_client.runtime.sending.binding import Bindings, PendingSubmission, bind, open_claims
 from djinn_client.runtime.sending.template import PreparedTemplate, dying_inputs
 from djinn_client.runtime.sending.workload import workload_of
 from djinn_client.runtime.stats import Stats
@@ -38,20 +38,20 @@ class KnownTemplates:
     """The templates that one executor has cached. Client and executor evict templates in the same order.
 
     Attributes:
-        bound: the last bindings of each template.
+        bindings: the last bindings of each template, by its digest.
     """
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self.bound: TemplateCache[Bound] = TemplateCache()
+        self.bindings: TemplateCache[Bindings] = TemplateCache()
 
     def forget(self, prepared: PreparedTemplate) -> None:
-        """Forget the last bindings of a template, because it is sent again."""
-        self.bound.drop(prepared.digest)
+        """Forget a template, so that its next run sends it again."""
+        self.bindings.drop(prepared.digest)
 
-    def send_anew(self, prepared: PreparedTemplate, bound: Bound) -> None:
-        """Store the bindings of a template that the executor lacks and that is being sent."""
-        self.bound.put(prepared.digest, bound, len(prepared.template.code))
+    def put(self, prepared: PreparedTemplate, bindings: Bindings) -> None:
+        """Store the bindings of a template that is being sent, because the executor lacks it."""
+        self.bindings.put(prepared.digest, bindings, len(prepared.template.code))
         self._stats.templates_sent += 1
 
 
@@ -71,14 +71,14 @@ def framed(message: Submit) -> Frame:
     frame = Frame(encode(message))
     if len(frame.head) > limits.HEAD_BYTES - _BESIDE_BYTES:
         raise UnsupportedOperation(
-            f"the message of a program has {len(frame.head):,} bytes; the executor's limit is "
-            f"{limits.HEAD_BYTES:,}. Call the op with shorter lists, several times"
+            f"the message of a program has {len(frame.head):,} bytes, but the executor accepts at most "
+            f"{limits.HEAD_BYTES:,}. Call the op several times with shorter lists"
         )
     return frame
 
 
-def refusing(submit: Submit, submission: Submission, reason: str) -> Submit:
-    """Return `submit` without a program to run. The executor refuses the results of its program because of `reason`."""
+def refused_submit(submit: Submit, submission: Submission, reason: str) -> Submit:
+    """Return `submit` without a template to run. The executor marks the results of its program as failed with `reason`."""
     program = submission.program
     results: list[int] = []
     targets: dict[int, None] = {}
@@ -117,8 +117,8 @@ class Submissions:
         self._observers = observers
         self._numeric_settings = NumericSettings()  # the last settings sent to the executor
         self._derived = DerivedValues(self.submit)
-        self._known = KnownTemplates(stats)
-        replies.handle(TemplateRequest, self._define)
+        self._templates = KnownTemplates(stats)
+        replies.handle(TemplateRequest, self._send_template)
 
     def submit(self, submission: Submission) -> int:
         """Send a submission without waiting for the reply.
@@ -134,7 +134,7 @@ class Submissions:
         program = submission.program
         derived = self._derived
         has_ops = len(program) > 0
-        if not has_ops and not derived.some:
+        if not has_ops and not derived.has_values:
             return self.run(submission)
         try:
             prepared, values = self.planner.prepare(program) if has_ops else (None, NO_VALUES)
@@ -143,7 +143,7 @@ class Submissions:
             raise
         if prepared is not None and prepared.rewrite is not None:
             values = derived.extend(prepared, values)
-        if derived.some:
+        if derived.has_values:
             return self._run_derived(submission, prepared, values)
         if thread != interrupt_mask.main:
             return self._run(submission, prepared, values, thread=thread)
@@ -158,11 +158,11 @@ class Submissions:
             interrupt_mask.depth -= 1
 
     def _run_derived(self, submission: Submission, prepared: PreparedTemplate | None, values: Words) -> int:
-        """Send a submission. Add the stale derived values, which the executor frees."""
+        """Send a submission in a session with derived values: invalidate and free the values that it makes stale."""
         derived = self._derived
         with interrupt_mask.uninterruptible:
             handles = [values[i] for i in prepared.written] if prepared is not None else ()
-            derived.touched([*submission.free, *submission.program.dead, *handles])
+            derived.invalidate([*submission.free, *submission.program.dead, *handles])
             free = (*submission.free, *derived.take_stale())
             return self._run(msgspec.structs.replace(submission, free=free), prepared, values)
 
@@ -173,13 +173,14 @@ class Submissions:
         self._numeric_settings = settings
 
     def take_derived(self) -> tuple[int, ...]:
-        """Return all derived values, to be freed. The caller guarantees that nothing uses them any more."""
+        """Forget all derived values, and return them to be freed. The caller guarantees that no program uses them."""
         return self._derived.take_all()
 
     def make_ready(self, unread: int = UNREAD) -> None:
         """Wait until a submission can be sent at once.
 
-        `unread`: maximum number of unread replies, as `UNREAD`. Use a smaller limit if replies affect the next plan.
+        `unread`: number of pending submissions at which arrived replies are read first. Use a smaller number than `UNREAD`
+        if replies affect the next plan.
 
         Raises:
             SessionLost: the executor is gone.
@@ -193,19 +194,22 @@ class Submissions:
         deferred, offers = replies.deferred, replies.offers
         try:
             # Messages may have arrived that must be read before the next send.
-            late = replies.abandoned or deferred.large or deferred.forgotten or offers.open or offers.asked
-            if late or len(replies.pending) >= unread:
-                self._await_room()
-            with self._link.writing:  # `send` waits for these as well, but without checking for an interrupt
+            must_read = (
+                replies.abandoned or deferred.large or deferred.discarded or offers.open or offers.unanswered_queries
+            )
+            if must_read or len(replies.pending) >= unread:
+                self._read_replies()
+            with self._link.write_lock:  # `send` waits for the lock as well, but without checking for an interrupt
                 pass
         except KeyboardInterrupt:
-            replies.cancellation.interrupted()
+            replies.cancellation.stop_after_interrupt()
             raise
 
-    def _await_room(self) -> None:
+    def _read_replies(self) -> None:
+        """Read arrived replies. Wait until fewer than `WINDOW` submissions are pending."""
         replies = self._replies
         replies.make_room(0)
-        replies.take_what_came()
+        replies.read_arrived()
         while len(replies.pending) >= WINDOW:
             replies.await_reply(next(iter(replies.pending)))
 
@@ -216,22 +220,25 @@ class Submissions:
         values: Sequence[int] | Words = NO_VALUES,
         refused: str = "",
     ) -> int:
-        """Send a submission in which the executor runs `prepared`, over `values` of its program.
+        """Send a submission in which the executor runs `prepared`. Return its number. Call `make_ready` before.
 
-        The caller has called `make_ready`.
-
-        `refused`: the reason why the program does not run. Its results and written values become poison.
+        Args:
+            submission: the program and the requests.
+            prepared: the template to run, or None to run nothing.
+            values: handles of the program's values, in order of first use.
+            refused: the reason why the program does not run, or an empty text. Its results and written values become
+                poison.
 
         Raises:
             SessionLost: the executor is gone.
         """
-        of_program = np.asarray(values, np.int64)
+        handles = np.asarray(values, np.int64)
         if len(self._replies.pending) >= UNREAD:
             self.make_ready()
         if interrupt_mask.uninterruptible.depth:
-            return self._run(submission, prepared, of_program, refused)
+            return self._run(submission, prepared, handles, refused)
         with interrupt_mask.uninterruptible:
-            return self._run(submission, prepared, of_program, refused)
+            return self._run(submission, prepared, handles, refused)
 
     def _run(
         self,
@@ -248,31 +255,31 @@ class Submissions:
         begun = time.perf_counter() if observe else 0.0
         program = submission.program
         number = self.last_number + 1
-        bound: Bound | None = None
+        bindings: Bindings | None = None
         frame: Frame | None = None
-        claimed: tuple[int, ...] = ()
+        claimed_instructions: tuple[int, ...] = ()
         if prepared is not None:
             try:
-                bound = bind(prepared, program, values)
-                message = self._message(number, submission, prepared, bound)
+                bindings = bind(prepared, program, values)
+                message = self._message(number, submission, prepared, bindings)
                 frame = framed(message)
             except UNSENDABLE as error:
-                self._known.forget(prepared)
+                self._templates.forget(prepared)
                 refused = str(error) or type(error).__name__
-                prepared = bound = None
+                prepared = bindings = None
         if frame is None:
             message = self._message(number, submission)
             if refused:
-                message = refusing(message, submission, refused)
+                message = refused_submit(message, submission, refused)
             frame = framed(message)
         size = len(frame.head)
-        if prepared is not None and prepared.hints is not None and (message.template or not prepared.hinted):
+        if prepared is not None and prepared.hints is not None and (message.template or not prepared.hints_sent):
             # Sent before the template that they describe, or after it if the template ran as recorded before it was
             # planned.
             self._link.send_message(prepared.hints)
-            prepared.hinted = True
+            prepared.hints_sent = True
         if message.claims:
-            claimed = tuple(dict.fromkeys(c.instruction for c in message.claims))
+            claimed_instructions = tuple(dict.fromkeys(c.instruction for c in message.claims))
         expects_reply = bool(submission.fetch or submission.describe or submission.synchronize)
         replies = self._replies
         if replies.deferred.large:
@@ -281,8 +288,8 @@ class Submissions:
         pending = PendingSubmission(
             program,
             prepared,
-            bound,
-            claimed,
+            bindings,
+            claimed_instructions,
             expects_reply,
             submission.synchronize,
             self._link.channel.bytes_sent + size,
@@ -298,7 +305,11 @@ class Submissions:
         return number
 
     def _message(
-        self, number: int, submission: Submission, prepared: PreparedTemplate | None = None, bound: Bound | None = None
+        self,
+        number: int,
+        submission: Submission,
+        prepared: PreparedTemplate | None = None,
+        bindings: Bindings | None = None,
     ) -> Submit:
         """Return the message of a submission. If `prepared` is given, the message runs it."""
         digest = b""
@@ -309,20 +320,20 @@ class Submissions:
         first: InitialBindings | None = None
         template: Template | None = None
         free = submission.free
-        if prepared is not None and bound is not None:
+        if prepared is not None and bindings is not None:
             digest = prepared.digest
             if prepared.outputs.size:
-                outputs = pack_handles(bound.values[prepared.outputs].tolist())
-            if (before := self._known.bound.replace(digest, bound)) is None:
-                self._known.send_anew(prepared, bound)
-                first, template = bound.as_first(workload_of(submission.program)), prepared.template
+                outputs = pack_handles(bindings.values[prepared.outputs].tolist())
+            if (before := self._templates.bindings.replace(digest, bindings)) is None:
+                self._templates.put(prepared, bindings)
+                first, template = bindings.initial(workload_of(submission.program)), prepared.template
             else:
                 self._stats.templates_reused += 1
-                slot_changes, input_changes = bound.slot_changes(before), bound.input_changes(before)
+                slot_changes, input_changes = bindings.slot_changes(before), bindings.input_changes(before)
             if prepared.claims:
                 claims = open_claims(prepared, submission.program)
             if prepared.unused:
-                free = (*free, *[int(bound.values[i]) for i in prepared.unused])
+                free = (*free, *[int(bindings.values[i]) for i in prepared.unused])
         observers = self._observers
         return Submit(
             number,
@@ -342,12 +353,12 @@ class Submissions:
             else "",
         )
 
-    def _define(self, needed: TemplateRequest, _: Sequence[Buffer]) -> None:
-        pending = self._replies.pending.get(needed.sequence)
-        if pending is None or pending.prepared is None or pending.bound is None:
-            raise ProtocolError(f"the executor requested the template of submission {needed.sequence}, which has none")
+    def _send_template(self, request: TemplateRequest, _: Sequence[Buffer]) -> None:
+        pending = self._replies.pending.get(request.sequence)
+        if pending is None or pending.prepared is None or pending.bindings is None:
+            raise ProtocolError(f"the executor requested the template of submission {request.sequence}, which has none")
         self._link.send(
             Frame(
-                encode(TemplateReply(pending.prepared.template, pending.bound.as_first(workload_of(pending.program))))
+                encode(TemplateReply(pending.prepared.template, pending.bindings.initial(workload_of(pending.program))))
             )
         )

@@ -31,31 +31,36 @@ class TemplateRewrite(msgspec.Struct, frozen=True, eq=False):
         rewritten: the rewrite.
         calls: calls that the rewrite added, by instruction of the template.
         constants: slots that the rewrite added.
-        fixed: positions of the program's slots with numbers that must not change, and these numbers.
-        recipes: recipes, each with its identity and the positions of its source weights.
+        fixed_slots: (position among the program's slots, number) of numbers that must not change.
+        recipes: recipes, each with its identity and the positions of its source weights among the program's values.
     """
 
     rewritten: RewrittenProgram
     calls: Mapping[int, Call]
     constants: tuple[Slot, ...]
-    fixed: tuple[tuple[int, Slot], ...]
+    fixed_slots: tuple[tuple[int, Slot], ...]
     recipes: tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]
 
     def holds_for(self, program: Program) -> bool:
         """Return True if `program` equals the original in every rewritten instruction, including sizes and numbers."""
-        return are_as_they_were(program, self.rewritten.required_calls, self.fixed)
+        return are_unchanged(program, self.rewritten.required_calls, self.fixed_slots)
 
 
-def are_as_they_were(program: Program, relied: Iterable[tuple[int, Call]], fixed: Iterable[tuple[int, Slot]]) -> bool:
-    """Return True if the operands of these instructions have unchanged metadata, and these slots unchanged numbers."""
+def are_unchanged(
+    program: Program, relied_calls: Iterable[tuple[int, Call]], fixed_slots: Iterable[tuple[int, Slot]]
+) -> bool:
+    """Return True if `program` has equal operand metadata in these calls, and equal numbers in these slots.
+
+    `relied_calls` and `fixed_slots` are as in `PreparedTemplate`.
+    """
     calls, slots = program.calls, program.slots
-    return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied) and all(
-        interchangeable(slots[position], slot) for position, slot in fixed
+    return all(calls[node] is call or calls[node].operands == call.operands for node, call in relied_calls) and all(
+        interchangeable(slots[position], slot) for position, slot in fixed_slots
     )
 
 
-def nodes_rewritten(graph: Graph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
-    """Return the nodes that rewrites drop, replace, or add as replacements."""
+def rewritten_nodes(graph: Graph, rewrites: Iterable[Rewrite]) -> tuple[int, ...]:
+    """Return, in order, the nodes that rewrites drop, and the nodes of replaced values and of their replacements."""
     nodes: set[int] = set()
     for rewrite in rewrites:
         nodes.update(rewrite.drop)
@@ -64,14 +69,14 @@ def nodes_rewritten(graph: Graph, rewrites: Iterable[Rewrite]) -> tuple[int, ...
     return tuple(sorted(nodes))
 
 
-Relied = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
+Dependencies = tuple[tuple[tuple[int, Call], ...], tuple[tuple[int, Slot], ...]]
 
 
-def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) -> Relied:
-    """Return the instructions with calls, and the slots with numbers, on which the plan of `program` depends.
+def plan_dependencies(program: Program, result: PipelineResult, unsure: Container[str]) -> Dependencies:
+    """Return the fields `relied_calls` and `fixed_slots` of a prepared template for the plan `result` of `program`.
 
-    The optimizations named in `unsure` have rewritten these instructions and slots, and may depend on sizes. If the
-    program was recorded again, all instructions and slots count, because its nodes have new numbers.
+    They contain the nodes that the optimizations named in `unsure` have rewritten. If the program was recorded again,
+    they contain all nodes, because the new program's nodes have other numbers.
     """
     results = result.plan.results if result.plan is not None else ()
     rewrites = [r.rewrite for r in results if r.applied and r.optimization in unsure]
@@ -80,7 +85,7 @@ def relied_on(program: Program, result: PipelineResult, unsure: Container[str]) 
     from djinn_core.ir.graph import Graph  # imported here, because only planning needs it
 
     rerecorded = result.schedule is not None and result.schedule.rewritten is not None
-    nodes = range(len(program)) if rerecorded else nodes_rewritten(Graph(program), rewrites)
+    nodes = range(len(program)) if rerecorded else rewritten_nodes(Graph(program), rewrites)
     _, starts = _laid_out(program)
     positions = [p for node in nodes for p in range(starts[node], starts[node + 1])]
     return tuple((node, program.calls[node]) for node in nodes), tuple((p, program.slots[p]) for p in positions)
@@ -92,10 +97,10 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     Attributes:
         template: the template for the executor.
         digest: digest of the template.
-        inputs: positions of the template's inputs in the program's values by first appearance.
-        outputs: positions of the template's outputs in these values.
+        inputs: positions of the template's inputs among the program's values, in order of first use.
+        outputs: positions of the template's outputs among these values.
         nodes: for each instruction of the template, its index in the program.
-        slots: positions of the template's slots in the program's slots; None: all, in order.
+        slots: positions of the template's slots among the program's slots. None: all slots, in order.
         equal_slots: pairs of slot positions that must hold equal numbers.
         unused: positions of dying values that no instruction of the template uses, because their instructions do not
             run. They are freed separately.
@@ -103,16 +108,16 @@ class PreparedTemplate(msgspec.Struct, eq=False):
         written: positions of the program's values that are written.
         rewrite: additions of a template of a rewritten program. Positions and nodes are then those of the original
             program, and negative positions of slots count `rewrite.constants` from the end.
-        predicted: estimated seconds of a run; None without a cost model.
+        predicted_seconds: estimated seconds of a run, or None without a cost model.
         calibrated: True if the estimate uses measured speeds.
-        took: callback with the executor's seconds of a run.
-        relied: instructions with calls that must not change, because a rewrite may depend on them.
-        fixed: slots with numbers that must not change, because a rewrite may depend on them.
-        substituted: names of the optimizations that restrict it to some sizes.
-        hints: kinds of its values, for an executor that may evict.
-        hinted: True once the hints were sent.
-        profile: profile of its first program. None: not analysed.
-        planned: True if a planner created it. False: it runs the program as recorded.
+        note_seconds: called with the executor's seconds of each run, or None.
+        relied_calls: (node, call) of calls whose operand metadata must not change, because a rewrite may depend on them.
+        fixed_slots: (position among the program's slots, number) of numbers that must not change, likewise.
+        size_bound: names of the optimizations that restrict the template to exact sizes.
+        hints: kinds of the template's values, for an executor that may evict, or None.
+        hints_sent: True once the hints were sent.
+        profile: workload profile of the template's first program, or None if it was not analysed.
+        is_planned: True if the template comes from a plan. False if it runs the program as recorded.
     """
 
     template: Template
@@ -126,37 +131,37 @@ class PreparedTemplate(msgspec.Struct, eq=False):
     written: tuple[int, ...] = ()
     unused: tuple[int, ...] = ()
     rewrite: TemplateRewrite | None = None
-    predicted: float | None = None
+    predicted_seconds: float | None = None
     calibrated: bool = False
-    took: Callable[[float], None] | None = None
-    relied: tuple[tuple[int, Call], ...] = ()
-    fixed: tuple[tuple[int, Slot], ...] = ()
-    substituted: tuple[str, ...] = ()
+    note_seconds: Callable[[float], None] | None = None
+    relied_calls: tuple[tuple[int, Call], ...] = ()
+    fixed_slots: tuple[tuple[int, Slot], ...] = ()
+    size_bound: tuple[str, ...] = ()
     hints: ValueHints | None = None
-    hinted: bool = False
+    hints_sent: bool = False
     profile: WorkloadProfile | None = None
-    planned: bool = False
+    is_planned: bool = False
 
     def __repr__(self) -> str:
         return f"PreparedTemplate({self.digest.hex()})"  # a longer text would take time proportional to the program
 
     @property
-    def held_by_sizes(self) -> bool:
-        """True if the template is valid only for the exact sizes of some instructions."""
-        return self.rewrite is not None or bool(self.relied)
+    def depends_on_sizes(self) -> bool:
+        """Return True if the template is valid only for the exact sizes of some instructions."""
+        return self.rewrite is not None or bool(self.relied_calls)
 
     def holds_for(self, program: Program) -> bool:
-        """Return True if the plan is valid for the calls and scalars of `program`, which has the template's structure."""
+        """Return True if the template is valid for `program`, which has the template's structure."""
         if self.rewrite is not None and not self.rewrite.holds_for(program):
             return False
-        if self.relied and not are_as_they_were(program, self.relied, self.fixed):
+        if self.relied_calls and not are_unchanged(program, self.relied_calls, self.fixed_slots):
             return False
         return not self.equal_slots or conditions_hold(self.equal_slots, program.slots)
 
     def call(self, instruction: int, program: Program) -> Call:
-        """Return the call of an instruction of the template in a run for `program`."""
-        if self.rewrite is not None and (own := self.rewrite.calls.get(instruction)) is not None:
-            return own
+        """Return the call of the template's instruction `instruction` in a run for `program`."""
+        if self.rewrite is not None and (new_call := self.rewrite.calls.get(instruction)) is not None:
+            return new_call
         return program.calls[self.nodes[instruction]]
 
 
@@ -172,11 +177,11 @@ def make_template(
 
     Args:
         program: the program.
-        nodes: its nodes that run, in order.
-        replace: replacement values, by value.
-        equal_slots: pairs of positions of slots that must be equal.
-        dead: values to free after the template; None: the values that die with the program.
-        rewritten: the rewrite that created the program. The result is then valid for the original program.
+        nodes: the nodes that run, in order.
+        replace: for each replaced value, its replacement.
+        equal_slots: pairs of positions of slots that must hold equal numbers.
+        dead: values to free after the template. None: the values that die with the program.
+        rewritten: the rewrite that created `program`, or None. The template is then for runs of the original program.
     """
     builder = _Builder(program, replace, program.dead if dead is None else dead)
     instructions, starts = _laid_out(program)
@@ -191,8 +196,8 @@ def make_template(
         values, origin = rewritten.values, rewritten.origin
         prepared = _for_origin(builder.finish(tuple(nodes), slots, (), values), rewritten, equal_slots)
     if dead is None and origin.dead:
-        dying = {value for value in dying_inputs(origin) if value not in builder.numbers}
-        prepared.unused = tuple([i for i, value in enumerate(values) if value in dying]) if dying else ()
+        unused = {value for value in dying_inputs(origin) if value not in builder.numbers}
+        prepared.unused = tuple([i for i, value in enumerate(values) if value in unused]) if unused else ()
     return prepared
 
 
@@ -240,7 +245,7 @@ def _for_origin(
 def _conditions(
     rewritten: RewrittenProgram, equal_slots: tuple[tuple[int, int], ...]
 ) -> tuple[tuple[tuple[int, Slot], ...], tuple[tuple[Recipe, Hashable, tuple[int, ...]], ...]]:
-    """Return the fields `fixed` and `recipes` of a `TemplateRewrite`."""
+    """Return the fields `fixed_slots` and `recipes` of a `TemplateRewrite`."""
     _, starts = _laid_out(rewritten.origin)
     compared = {rewritten.slots[i] for pair in equal_slots for i in pair} - {-1}
     compared.update(p for node, _ in rewritten.required_calls for p in range(starts[node], starts[node + 1]))
@@ -263,8 +268,8 @@ class _Builder:
         self.references: list[int] = []
         self.numbers: dict[int, int] = {}
         self.inputs: list[int] = []
-        self.made: list[int] = []
-        self.written: dict[int, None] = {}
+        self.new_values: list[int] = []
+        self.written_values: dict[int, None] = {}
 
     def add(self, instruction: Instruction) -> None:
         form = instruction.call.signature.form
@@ -274,9 +279,9 @@ class _Builder:
             if handle not in self.numbers:
                 self.inputs.append(handle)
             self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
-        self.written.update(dict.fromkeys(self.replace.get(h, h) for h in instruction.writes))
+        self.written_values.update(dict.fromkeys(self.replace.get(h, h) for h in instruction.writes))
         for handle in instruction.outputs:
-            self.made.append(handle)
+            self.new_values.append(handle)
             self.references.append(self.numbers.setdefault(handle, len(self.numbers)))
 
     def finish(
@@ -287,7 +292,7 @@ class _Builder:
         values: Iterable[int],
     ) -> PreparedTemplate:
         dead = self.dead
-        outputs = [h for h in self.made if h not in dead]
+        outputs = [h for h in self.new_values if h not in dead]
         template = Template(
             forms=tuple(self.forms),
             code=tuple(self.code),
@@ -306,5 +311,5 @@ class _Builder:
             slots=None if slots is None else _array(slots),
             equal_slots=equal_slots,
             claims=tuple(range(len(nodes))),
-            written=tuple(positions[h] for h in self.written),
+            written=tuple(positions[h] for h in self.written_values),
         )

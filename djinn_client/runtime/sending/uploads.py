@@ -42,13 +42,21 @@ HELD_BYTES: Final = 256 << 20  # limit of all copies that wait for replies
 
 
 class _Upload(msgspec.Struct):
-    """A tensor that is being uploaded: its bytes, and the number of bytes sent."""
+    """A tensor that is being uploaded.
+
+    Attributes:
+        header: dtype, shape and strides.
+        data: the tensor's bytes.
+        is_copy: True if `data` is not the caller's memory.
+        is_promised: True if the executor reported that it has these bytes.
+        sent_bytes: number of bytes that were sent.
+    """
 
     header: TensorHeader
     data: memoryview
-    copied: bool = False  # True if `data` is not the caller's memory
-    promised: bool = False  # True if the executor reported that it has these bytes
-    sent: int = 0
+    is_copy: bool = False
+    is_promised: bool = False
+    sent_bytes: int = 0
 
 
 _Content = tuple[int, int, int]
@@ -60,19 +68,24 @@ def _content(tensor: torch.Tensor) -> _Content:
 
 
 class _ExpectedUpload(msgspec.Struct, frozen=True):
-    """A tensor that will be uploaded next. The object keeps it alive, so that no other tensor gets its memory."""
+    """A tensor that will be uploaded soon.
+
+    Attributes:
+        tensor: the tensor. This reference keeps its memory, so that no other tensor gets the same address.
+        digest: digest of the tensor's bytes.
+    """
 
     tensor: torch.Tensor
     digest: bytes
 
 
 class Uploader:
-    """Send tensors to the executor, and hold unanswered offers.
+    """Send tensors to the executor. Offer large tensors by digest first.
 
     Attributes:
-        open: as in `UploadOffers`.
-        unsent: as in `UploadOffers`.
-        asked: as in `UploadOffers`.
+        open: as `UploadOffers.open`.
+        unsent: as `UploadOffers.unsent`.
+        queries: as `UploadOffers.unanswered_queries`.
     """
 
     def __init__(
@@ -94,14 +107,14 @@ class Uploader:
         self._observers = observers
         self._offers = offers
         self._compressor = compressor
-        waiting = replies.offers
-        self.open: dict[int, _Upload] = waiting.open
-        self.unsent, self.asked = waiting.unsent, waiting.asked
-        waiting.send_wanted = self.send_wanted
-        self._held = 0
-        self._promised: set[bytes] = set()
-        self._expected: dict[_Content, _ExpectedUpload] = {}
-        self._sending = False
+        upload_offers = replies.offers
+        self.open: dict[int, _Upload] = upload_offers.open
+        self.unsent, self.queries = upload_offers.unsent, upload_offers.unanswered_queries
+        upload_offers.send_wanted = self.send_wanted
+        self._copied_bytes = 0
+        self._promised_digests: set[bytes] = set()
+        self._expected_uploads: dict[_Content, _ExpectedUpload] = {}
+        self._is_sending = False
         for kind in (BlobNeeded, BlobHit, BlobQueryReply):
             replies.handle(kind, self._answered)
 
@@ -119,16 +132,16 @@ class Uploader:
 
     def _upload(self, handle: int, source: torch.Tensor) -> None:
         while handle in self.open:  # an earlier value of this handle, whose bytes the executor may still request
-            self._replies.take_next()
+            self._replies.await_offer_reply()
         header, data = tensor_to_wire(source)
         if self._offers and data.nbytes >= OFFER_BYTES:
-            digest = self._expected.pop(_content(source), None)
-            self._offer(handle, header, data, digest.digest if digest is not None else b"")
+            expected = self._expected_uploads.pop(_content(source), None)
+            self._offer(handle, header, data, expected.digest if expected is not None else b"")
         else:
             self._send_or_withdraw(handle, _Upload(header, data))
 
     def read(self, handle: int, stored: StoredTensor) -> None:
-        """Ask the executor to read the value `handle` itself."""
+        """Ask the executor to read the stored tensor `stored` as the value `handle`."""
         message = ReadWeights(
             handle,
             stored.address,
@@ -147,46 +160,50 @@ class Uploader:
         self._stats.bytes_read += stored.nbytes
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Ask in one message which of these large tensors the executor has. They will be uploaded next.
+        """Ask in one message which of these tensors, which will be uploaded next, the executor has.
 
-        They replace the tensors of an earlier call.
+        Small tensors are ignored. A call forgets the tensors of earlier calls.
         """
-        self._expected.clear()
+        self._expected_uploads.clear()
         large = [t for t in tensors if t.nbytes > COPY_BYTES][: limits.BLOBS_ASKED] if self._offers else []
         if len(large) < 2:
             return
         digests = [digest_of_content(tensor_to_wire(tensor)[1]) for tensor in large]
-        self._expected = {
+        self._expected_uploads = {
             _content(t): _ExpectedUpload(t.detach(), digest) for t, digest in zip(large, digests, strict=True)
         }
-        self.asked.append(digests)
+        self.queries.append(digests)
         self._link.send(Frame(encode(BlobQuery(tuple([tensor.nbytes for tensor in large]), tuple(digests)))))
         self._stats.round_trips += 1
         begun = time.perf_counter()
-        while self.asked:
-            self._replies.take_next()
+        while self.queries:
+            self._replies.await_offer_reply()
         self._replies.notify_waited(begun, cause=Cause.UPLOAD)
 
     def _answered(self, reply: BlobNeeded | BlobHit | BlobQueryReply, _: Sequence[Buffer]) -> None:
         """Record the executor's reply to an offer or a query. The next `send_wanted` sends the bytes that it needs.
 
         Raises:
-            ProtocolError: there is no such offer, or the executor requests bytes that it said it had.
+            ProtocolError: the client made no such offer, or the executor requests bytes that it had reported to have.
         """
         if isinstance(reply, BlobQueryReply):
-            digests = self.asked.popleft() if self.asked else []
+            digests = self.queries.popleft() if self.queries else []
             if len(digests) != len(reply.found):
                 raise ProtocolError(
-                    f"the executor answered for {len(reply.found)} tensors; it was asked about {len(digests)}"
+                    f"the executor answered for {len(reply.found)} tensors, but the client asked about {len(digests)}"
                 )
-            self._promised = {digest for digest, is_present in zip(digests, reply.found, strict=True) if is_present}
+            self._promised_digests = {
+                digest for digest, is_present in zip(digests, reply.found, strict=True) if is_present
+            }
             return
         upload = self.open.get(reply.handle)
         if upload is None:
-            raise ProtocolError(f"the executor answered an offer of {reply.handle}, which the client did not make")
+            raise ProtocolError(
+                f"the executor answered an offer of the value {reply.handle}, but the client made no such offer"
+            )
         if isinstance(reply, BlobNeeded):
-            if upload.promised:
-                raise ProtocolError("the executor requested bytes that it said it had")
+            if upload.is_promised:
+                raise ProtocolError("the executor requested bytes that it had reported to have")
             self.unsent.append(reply.handle)
         else:
             size = self._close(reply.handle)
@@ -196,11 +213,11 @@ class Uploader:
     def send_wanted(self) -> None:
         """Send the bytes that the executor needs, including bytes that it requests meanwhile.
 
-        A nested call does nothing. After an interrupt, the next call sends the rest.
+        A nested call does nothing. After an interrupt, the next call sends the remaining bytes.
         """
-        if self._sending:
+        if self._is_sending:
             return
-        self._sending = True
+        self._is_sending = True
         try:
             while self.unsent:
                 handle = self.unsent[0]
@@ -208,23 +225,23 @@ class Uploader:
                 self.unsent.popleft()
                 self._close(handle)
         finally:
-            self._sending = False
+            self._is_sending = False
 
     def _offer(self, handle: int, header: TensorHeader, data: memoryview, digest: bytes) -> None:
-        """Offer `data`. Keep a copy unless the executor has the data.
+        """Offer a tensor to the executor. Store a copy of `data` if the executor may request the bytes later.
 
-        If the data are large, wait for the reply instead.
+        If the data exceed `COPY_BYTES`, wait for the reply instead of copying them.
 
-        `digest`: digest of the data. Empty: compute it from the copy, which no other thread can write.
+        `digest`: digest of the data. If empty, it is computed from the copy, which no other thread can write.
         """
-        promised = digest in self._promised
-        self._promised.discard(digest)  # once
-        large = not promised and data.nbytes > COPY_BYTES
-        must_copy = not promised and not large
-        upload = _Upload(header, memoryview(bytes(data)) if must_copy else data, must_copy, promised)
+        is_promised = digest in self._promised_digests
+        self._promised_digests.discard(digest)  # once
+        large = not is_promised and data.nbytes > COPY_BYTES
+        must_copy = not is_promised and not large
+        upload = _Upload(header, memoryview(bytes(data)) if must_copy else data, must_copy, is_promised)
         digest = digest or digest_of_content(upload.data)
         self.open[handle] = upload
-        self._held += data.nbytes if must_copy else 0
+        self._copied_bytes += data.nbytes if must_copy else 0
         try:
             self._link.send(
                 Frame(encode(BlobOffer(handle, header.dtype, header.shape, header.stride, data.nbytes, digest)))
@@ -234,26 +251,26 @@ class Uploader:
             raise
         self._await(handle, upload, large)
 
-    def _await(self, handle: int, offered: _Upload, large: bool) -> None:
-        """Wait until the caller's memory is no longer needed, and copies have at most `HELD_BYTES`."""
+    def _await(self, handle: int, upload: _Upload, large: bool) -> None:
+        """Wait until the caller's memory is no longer needed, and all copies have at most `HELD_BYTES`."""
         try:
-            self._replies.take_what_came()
+            self._replies.read_arrived()
             waits, begun = large and handle in self.open, time.perf_counter()
             self._stats.round_trips += waits
-            while (large and handle in self.open) or self._held > HELD_BYTES:
-                self._replies.take_next()
+            while (large and handle in self.open) or self._copied_bytes > HELD_BYTES:
+                self._replies.await_offer_reply()
             if waits:
                 self._replies.notify_waited(begun, cause=Cause.UPLOAD)
         except BaseException:  # the caller's memory is free again; the executor still waits for the bytes
             if large and handle in self.open:
-                offered.data = memoryview(bytes(offered.data))
+                upload.data = memoryview(bytes(upload.data))
             raise
 
     def _close(self, handle: int) -> int:
-        """Remove an answered offer without unsent bytes. Return the number of its bytes."""
+        """Remove an offer that is answered and sent. Return its size in bytes."""
         upload = self.open.pop(handle, None)
         size = upload.data.nbytes if upload is not None else 0
-        self._held -= size if upload is not None and upload.copied else 0
+        self._copied_bytes -= size if upload is not None and upload.is_copy else 0
         return size
 
     def _send_or_withdraw(self, handle: int, upload: _Upload) -> None:
@@ -268,26 +285,27 @@ class Uploader:
         size = upload.data.nbytes
         while True:
             interrupt_mask.check()
-            self._replies.take_what_came()
-            part = upload.data[upload.sent : upload.sent + CHUNK]
-            started = time.perf_counter()
+            self._replies.read_arrived()
+            part = upload.data[upload.sent_bytes : upload.sent_bytes + CHUNK]
+            begun = time.perf_counter()
             self._send_part(handle, upload, part)
-            upload.sent += part.nbytes
+            upload.sent_bytes += part.nbytes
             self._stats.bytes_uploaded += part.nbytes
-            seconds = time.perf_counter() - started
+            seconds = time.perf_counter() - begun
             self._observers.emit("uploaded", bytes=part.nbytes, recalled=False, duration=seconds)
-            if upload.sent >= size:
+            if upload.sent_bytes >= size:
                 return
 
     def _send_part(self, handle: int, upload: _Upload, part: memoryview) -> None:
         header, size = upload.header, upload.data.nbytes
-        coded = self._compressor.compress(part, dtype_from_name(header.dtype).itemsize)
-        coding = (PLANES_ZSTD, part.nbytes) if coded is not None else ("", 0)
-        message = UploadPart(handle, header.dtype, header.shape, header.stride, size, upload.sent, *coding)
-        body = part if coded is None else coded
-        started = time.perf_counter()
+        compressed_part = self._compressor.compress(part, dtype_from_name(header.dtype).itemsize)
+        coding = (PLANES_ZSTD, part.nbytes) if compressed_part is not None else ("", 0)
+        message = UploadPart(handle, header.dtype, header.shape, header.stride, size, upload.sent_bytes, *coding)
+        body = part if compressed_part is None else compressed_part
+        begun = time.perf_counter()
         self._link.send(Frame(encode(message), [body]))
-        self._compressor.note_sent(part.nbytes, time.perf_counter() - started, compressed=coded is not None)
+        seconds = time.perf_counter() - begun
+        self._compressor.note_sent(part.nbytes, seconds, compressed=compressed_part is not None)
 
 
 SMALLEST: Final = 1 << 20  # bytes of the smallest part that is compressed
@@ -303,12 +321,12 @@ _RENEWED: Final = 256 << 20  # compressed bytes after which some bytes are sent 
 class UploadCompressor:
     """Compress the uploads of a connection if that saves time."""
 
-    def __init__(self, theirs: Sequence[str]) -> None:
-        """Begin without measurements. `theirs`: the compressions that the executor supports."""
-        self._possible = PLANES_ZSTD in theirs and PLANES_ZSTD in supported_compressions()
-        self._sent = 0
-        self._seconds = 0.0
-        self._compressed = 0  # bytes since the last measurement
+    def __init__(self, compressions: Sequence[str]) -> None:
+        """Begin without measurements. `compressions`: those that the executor supports."""
+        self._is_possible = PLANES_ZSTD in compressions and PLANES_ZSTD in supported_compressions()
+        self._measured_bytes = 0
+        self._measured_seconds = 0.0
+        self._compressed_bytes = 0  # since the last measurement
 
     def note_sent(self, nbytes: int, seconds: float, *, compressed: bool) -> None:
         """Record that sending `nbytes` took `seconds`. Recent rates have more weight.
@@ -316,30 +334,32 @@ class UploadCompressor:
         Compressed bytes do not measure the link, because the executor may decompress them more slowly than they arrive.
         """
         if compressed:
-            self._compressed += nbytes
+            self._compressed_bytes += nbytes
             return
-        self._compressed = 0
-        if self._sent > 4 * SEEN:
-            self._sent, self._seconds = self._sent // 2, self._seconds / 2
-        self._sent += nbytes
-        self._seconds += seconds
+        self._compressed_bytes = 0
+        if self._measured_bytes > 4 * SEEN:
+            self._measured_bytes, self._measured_seconds = self._measured_bytes // 2, self._measured_seconds / 2
+        self._measured_bytes += nbytes
+        self._measured_seconds += seconds
 
     def compress(self, data: memoryview, item: int) -> bytes | None:
-        """Return `data` (elements of `item` bytes) compressed. Return None if sending it uncompressed is faster."""
-        if not self._possible or len(data) < SMALLEST or not self._pays(data, item):
+        """Return `data` (elements of `item` bytes) compressed, or None if sending the data uncompressed is faster."""
+        if not self._is_possible or len(data) < SMALLEST or not self._pays(data, item):
             return None
-        coded = compressed(data, item)
-        return coded if len(coded) < len(data) else None
+        compressed_data = compressed(data, item)
+        return compressed_data if len(compressed_data) < len(data) else None
 
     def _pays(self, data: memoryview, item: int) -> bool:
         """Return True if compression saves time, including decompression. The estimate uses a sample of the data."""
-        if self._sent < SEEN or self._sent > FASTEST * self._seconds or self._compressed > _RENEWED:
+        measured_bytes, measured_seconds = self._measured_bytes, self._measured_seconds
+        if measured_bytes < SEEN or measured_bytes > FASTEST * measured_seconds or self._compressed_bytes > _RENEWED:
             return False
-        link = self._seconds / self._sent  # seconds a byte
+        link_seconds = measured_seconds / measured_bytes  # per byte
         middle = len(data) // 2 // item * item
         sample = data[middle : middle + SAMPLE // item * item]
-        started = time.thread_time()
-        coded = compressed(sample, item)
-        expanded(coded, PLANES_ZSTD, item, len(sample))  # takes about as long as on the executor
-        coding = (time.thread_time() - started) / len(sample)
-        return coding + len(coded) / len(sample) * link < _GAIN * link
+        begun = time.thread_time()
+        compressed_sample = compressed(sample, item)
+        expanded(compressed_sample, PLANES_ZSTD, item, len(sample))  # takes about as long as on the executor
+        coding_seconds = (time.thread_time() - begun) / len(sample)  # per byte
+        ratio = len(compressed_sample) / len(sample)
+        return coding_seconds + ratio * link_seconds < _GAIN * link_seconds

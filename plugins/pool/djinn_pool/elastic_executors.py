@@ -148,8 +148,8 @@ class ElasticExecutors:
             member = self.executors.members[number]
             if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
                 raise DoesNotFit(
-                    f"an executor cannot leave: {member.link.called} has no free memory to pin the KV caches of "
-                    f"that executor ({reason}). They are on {member.link.called} now, unpinned; free tensors, and scale again"
+                    f"an executor cannot leave: {member.link.name} has no free memory to pin the KV caches of "
+                    f"that executor ({reason}). They are on {member.link.name} now, unpinned; free tensors, and scale again"
                 )
 
     def _drop(self, executor: int, peer: int) -> None:
@@ -201,7 +201,7 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
     Raises:
         UnsupportedOperation: the executor holds a value that cannot move.
     """
-    figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.called
+    figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.name
     if bound := figures.get("bound_values", 0):
         raise UnsupportedOperation(
             f"an executor cannot leave: {called} has {bound} values that cannot be moved, such as events. Free these first"

@@ -99,6 +99,6 @@ class LoadBalancer:
 
     def _load(self, executor: int) -> int:
         unanswered, member = self._unanswered[executor], self._executors.members[executor]
-        while unanswered and member.replies.has_come(unanswered[0]):
+        while unanswered and member.replies.has_arrived(unanswered[0]):
             unanswered.popleft()
         return len(unanswered)

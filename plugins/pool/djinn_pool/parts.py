@@ -7,7 +7,7 @@ from typing import Final
 
 import attrs
 
-from djinn_client.runtime.sending.template import PreparedTemplate, Relied, TemplateRewrite, are_as_they_were
+from djinn_client.runtime.sending.template import Dependencies, PreparedTemplate, TemplateRewrite, are_unchanged
 from djinn_core.ir.handles import make_handle, new_storage, storage_of, storages_of, views_of
 from djinn_core.ir.profile import WorkloadProfile
 from djinn_core.ir.program import Program, conditions_hold
@@ -66,7 +66,7 @@ class FreeStep:
 PoolStep = UploadStep | RunPart | TransferStep | AwaitStep | FreeStep
 
 
-_ON_NOTHING: Final[Relied] = ((), ())
+_ON_NOTHING: Final[Dependencies] = ((), ())
 
 
 @attrs.define(eq=False)
@@ -95,7 +95,7 @@ class PooledPlan:
         turn: the executor whose turn it was, if independent programs take turns on the executors; None otherwise.
         link_changes: number of link changes when the plan was made.
         profile: profile of the first program.
-        relied: instructions and slots that must be unchanged, as in `relied_on`.
+        relied: instructions and slots that must be unchanged, as in `plan_dependencies`.
         alone: True if the plan uses one executor although several were predicted to be faster.
         executors: executors that run parts, in order.
         uploads: True if the plan sends deferred uploads.
@@ -121,7 +121,7 @@ class PooledPlan:
     link_changes: int = 0
     crowded: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)
-    relied: Relied = _ON_NOTHING
+    relied: Dependencies = _ON_NOTHING
     alone: bool = False
     executors: tuple[int, ...] = attrs.field(init=False)
     uploads: bool = attrs.field(init=False)
@@ -140,7 +140,7 @@ class PooledPlan:
         """Return True if all values are at the locations, and the scalars have the values, that the plan requires."""
         if self.random is not None and self.drew_from != random:
             return False
-        if self.relied != _ON_NOTHING and not are_as_they_were(program, *self.relied):
+        if self.relied != _ON_NOTHING and not are_unchanged(program, *self.relied):
             return False
         where = locations.of(map(values.__getitem__, self.inputs))
         return where == self.where and (not self.equal_slots or conditions_hold(self.equal_slots, program.slots))

@@ -170,9 +170,9 @@ class PredictionErrors:
             measured.append(seconds)
             if len(measured) < RUNS:
                 return
-            prepared.took = None
+            prepared.note_seconds = None
             middle = statistics.median(measured[1:])
             if max(middle, predicted) >= NOTICED:
                 self.found.append(abs(predicted - middle) / max(middle, 1e-9))
 
-        prepared.took = took
+        prepared.note_seconds = took

@@ -9,7 +9,7 @@ import attrs
 from djinn_client.interception.recording.substitute import rewrite
 from djinn_client.runtime.context import ClientContext
 from djinn_client.runtime.planning.constraints import MemoryInUse, limits_of, policy_for, within
-from djinn_client.runtime.planning.run_pipeline import unmeasured, unparticular
+from djinn_client.runtime.planning.run_pipeline import supporting_all_ops, unmeasured
 from djinn_core.errors import DoesNotFit, InvalidStage
 from djinn_core.ir.costs import NetworkTopology
 from djinn_core.ir.graph import Graph
@@ -116,7 +116,7 @@ def plan_for_pool(
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
     instead = "free memory and missing features of devices are ignored; executors report errors"
     _log.warning("a program may not fit", error=str(last_error), instead=instead)
-    anywhere = attrs.evolve(blind, topology=unparticular(blind.topology))
+    anywhere = attrs.evolve(blind, topology=supporting_all_ops(blind.topology))
     return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)
 
 

@@ -12,7 +12,7 @@ from djinn_client.runtime.planning.constraints import MemoryInUse
 from djinn_client.runtime.planning.plan_cache import PlanCache
 from djinn_client.runtime.planning.planner import RECENT, Recent
 from djinn_client.runtime.planning.residency_history import ResidencyHistory
-from djinn_client.runtime.sending.template import relied_on
+from djinn_client.runtime.sending.template import plan_dependencies
 from djinn_client.runtime.stats import Stats
 from djinn_client.torch_dispatch import modes_as_before
 from djinn_core.ir.costs import DeviceCapabilities
@@ -114,7 +114,7 @@ class PoolPlanner:
         del alike.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, program))
         if (profile := plan.profile) is not None:
-            self._earlier.planned(plan, program, profile.residency, profile.lineage)
+            self._earlier.note_plan(plan, program, profile.residency, profile.lineage)
         return plan, self.derived.extended(plan, values)
 
     def _again(
@@ -202,13 +202,13 @@ class PoolPlanner:
         program_placement = ProgramPlacement(result.graph, homes, executors, result.schedule, graph, names)
         plan = build_plan(program_placement, self._locations, self.random)
         plan.link_changes = self.link_changes
-        plan.relied = relied_on(program, result, self._rules.unsure)
+        plan.relied = plan_dependencies(program, result, self._rules.unsure)
         plan.profile = result.recorded_profile or result.profile
         plan.crowded = not self._has_room(plan)  # because no plan fits either
         runs = list(plan.runs())
         if len(runs) == 1 and result.costs is not None:
             rows = result.costs.by_device
-            runs[0].prepared.predicted = sum(rows[d.device][d.node].seconds for d in result.placement.decisions)
+            runs[0].prepared.predicted_seconds = sum(rows[d.device][d.node].seconds for d in result.placement.decisions)
         return plan
 
     def _divided_or_not(
@@ -245,7 +245,7 @@ class PoolPlanner:
     def _watch(self, plan: PooledPlan) -> None:
         """Compare the predicted seconds of a plan on one executor with the measured seconds."""
         runs = list(plan.runs())
-        if len(runs) == 1 and (predicted := runs[0].prepared.predicted) is not None:
+        if len(runs) == 1 and (predicted := runs[0].prepared.predicted_seconds) is not None:
             self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:

@@ -39,7 +39,7 @@ class PooledDerivedValues:
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
         """Return the locations of a recipe's values. Return None if they have not been computed."""
-        results = self.values.made((recipe.identity, recipe.sources))
+        results = self.values.cached((recipe.identity, recipe.sources))
         if results is None:
             return None
         homes = tuple(self._devices[self._locations.homes[storage_of(v)]] for v in results)
@@ -48,17 +48,17 @@ class PooledDerivedValues:
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
         """Compute missing derived values on the executors that a plan chose. Return True if any were missing."""
-        missing = [r for r in rewritten.recipes if self.values.made((r.identity, r.sources)) is None]
+        missing = [r for r in rewritten.recipes if self.values.cached((r.identity, r.sources)) is None]
         for recipe in missing:
             executor = self._devices.index(placed[recipe.placeholders[0]])
-            self.values.make((recipe.identity, recipe.sources), recipe, self._on(executor))
+            self.values.compute((recipe.identity, recipe.sources), recipe, self._on(executor))
         return bool(missing)
 
     def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
         """Return the handles of the recipes' values."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
-            names |= zip(recipe.placeholders, self.values.made((recipe.identity, recipe.sources)) or (), strict=True)
+            names |= zip(recipe.placeholders, self.values.cached((recipe.identity, recipe.sources)) or (), strict=True)
         return names
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
@@ -68,7 +68,7 @@ class PooledDerivedValues:
         extended = list(values)
         for recipe, identity, positions in plan.rewrite.recipes:
             key = (identity, tuple([values[i] for i in positions]))
-            extended += self.values.made(key) or self.values.make(
+            extended += self.values.cached(key) or self.values.compute(
                 key, recipe, self._on(self._home(plan, len(extended)))
             )
         return extended + named(plan.own, values)

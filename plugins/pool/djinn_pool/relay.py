@@ -23,8 +23,8 @@ class Relay:
         self._room: Room | None = None
         self._frames: list[Frame] = []
         self._missing = 0
-        session.replies.when_links_seen = self._add_measurements
-        session.replies.when_room_told = self._set_room
+        session.replies.on_link_measurements = self._add_measurements
+        session.replies.on_headroom = self._set_room
         for kind in (TransferHeader, TransferChunk):
             session.replies.handle(kind, self._take)
 
@@ -80,10 +80,10 @@ def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
     """
     every = [session.replies for session in sessions]
 
-    def look(replies: Replies) -> None:
+    def poll_others(replies: Replies) -> None:
         for session in every:
             if session is not replies:
-                session.look()
+                session.poll()
 
     for replies in every:
-        replies.while_waiting = partial(look, replies)
+        replies.while_waiting = partial(poll_others, replies)

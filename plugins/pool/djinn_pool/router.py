@@ -296,7 +296,7 @@ class PoolRouter(Router):
             if alike.tried is not None and not any(member.replies.pending for member in self.executors.current):
                 took = alike.clock()  # otherwise the reply would wait for earlier work
             requests = self._requests(submission, self._record_locations(plan, values))
-            if self._planner.derived.values.some:
+            if self._planner.derived.values.has_values:
                 handles = [values[i] for i in plan.written]
                 self._forget_derived(requests, submission.free, submission.program.dead, handles)
             pending = self._run_parts(plan, values, submission, requests)
@@ -304,7 +304,7 @@ class PoolRouter(Router):
                 self._uploads.drop([values[i] for i in plan.dead])
         else:
             requests = self._requests(submission, [])
-            if self._planner.derived.values.some:
+            if self._planner.derived.values.has_values:
                 self._forget_derived(requests, submission.free)
             self._follow_reads(submission)
         for executor in self.executors.present if requests else ():
@@ -346,7 +346,7 @@ class PoolRouter(Router):
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
         """Free derived values, because their weights were written or dropped."""
         derived = self._planner.derived.values
-        derived.touched([*itertools.chain(*touched)])
+        derived.invalidate([*itertools.chain(*touched)])
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
 

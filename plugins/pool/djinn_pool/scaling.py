@@ -198,9 +198,9 @@ def leave(leaving: Sequence[OpenSession]) -> None:
     executors = session.executors
     numbers = [number for number in executors.present if executors.members[number].opened in leaving]
     current().send_then(lambda: session.router.leave(numbers))
-    context.closed = (
-        context.closed[0] + sum(one.connection.bytes_sent for one in leaving),
-        context.closed[1] + sum(one.connection.bytes_received for one in leaving),
+    context.ended_bytes = (
+        context.ended_bytes[0] + sum(one.connection.bytes_sent for one in leaving),
+        context.ended_bytes[1] + sum(one.connection.bytes_received for one in leaving),
     )
     for one in leaving:
         if one.executor is not None:

@@ -250,8 +250,8 @@ class _Builder:
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
         plan = record.prepared
         facts: dict[str, Any] = {"instructions": record.instructions, "measured": one.measured}
-        if plan is not None and plan.predicted is not None:
-            facts["predicted_seconds"] = plan.predicted
+        if plan is not None and plan.predicted_seconds is not None:
+            facts["predicted_seconds"] = plan.predicted_seconds
         if record.failures:
             facts["failures"] = record.failures
         if ranges := _ranges_of(record):

@@ -352,7 +352,7 @@ class Recording(Tap, Observer):
         site = sites[-1] if sites else self._places.find(sys._getframe(1), Cause.OTHER)[:2]  # noqa: SLF001 - the public ways build a list of all frames
         count = len(prepared.nodes) if prepared is not None else 0
         program = pending.program if self.ops and count else None
-        where = executor, number, mine, -1, begun, sending, now, nbytes, site, pending.answered, count
+        where = executor, number, mine, -1, begun, sending, now, nbytes, site, pending.is_awaited, count
         record = SubmissionRecord(*where, prepared, program)
         self.submissions.append(record)
         mine.unplaced.append(record)

@@ -234,8 +234,10 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
     numbers = dict.fromkeys(one.record.executor for one in assembled.phases)
     for number in numbers:
         mine = [one for one in assembled.phases if one.record.executor == number]
-        told = [one for one in mine if one.record.prepared is not None and one.record.prepared.predicted is not None]
-        predicted = sum(one.record.prepared.predicted or 0.0 for one in told if one.record.prepared is not None)
+        told = [
+            one for one in mine if one.record.prepared is not None and one.record.prepared.predicted_seconds is not None
+        ]
+        predicted = sum(one.record.prepared.predicted_seconds or 0.0 for one in told if one.record.prepared is not None)
         seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
         is_calibrated = bool(told) and all(
             one.record.prepared is not None and one.record.prepared.calibrated for one in told

@@ -16,7 +16,7 @@ from djinn import DjinnError
 from djinn.errors import ConfigurationError, SessionLost
 from djinn.hooks import CostModel, Probe
 from djinn_client.runtime import client
-from djinn_client.runtime.planning.calibrations import keep_calibration
+from djinn_client.runtime.planning.calibrations import store_calibration
 from djinn_core.wire.messages import DeviceInfo
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, warm_up, without_collection
 
@@ -56,7 +56,7 @@ def calibrate_session(
             bench.round()
         device = client.device()
     assert device is not None
-    file = keep_calibration(device, bench.fit())
+    file = store_calibration(device, bench.fit())
     names = tuple(model.name for model in models)
     return CalibrationResult(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - began)
 
