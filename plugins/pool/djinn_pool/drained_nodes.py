@@ -1,4 +1,4 @@
-"""Replace executors on nodes that their engine drains: they leave the session, and new executors join it."""
+"""Replace executors on nodes that their engine drains: the executors leave the session, and new executors join it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _log = get_logger("djinn.client")
 
 
 def watch() -> None:
-    """Watch the executors of the open session, if their engine can announce drained nodes."""
+    """Start a thread that replaces executors of the open session when their engine announces that it drains their node."""
     registry, settings = context.configured()
     plugin = registry.owner("executors", settings.engine)
     threading.Thread(target=_watch_nodes, args=(plugin,), name="djinn-places", daemon=True).start()
 
 
 def _watch_nodes(plugin: str) -> None:
-    """Check all executors periodically until the session ends. `plugin`: name of the engine's plugin, for messages."""
+    """Replace executors on drained nodes until the session ends. `plugin`: name of the engine's plugin, for messages."""
     session_number, pause = port.sessions_ended, threading.Event()
     notified: list[OpenSession] = []
     while not pause.wait(LOOK_SECONDS):
@@ -41,11 +41,17 @@ def _watch_nodes(plugin: str) -> None:
                 try:
                     _replace(session)
                 except DjinnError as error:
-                    _log.error("an executor on a drained node cannot leave the session", error=str(error))
+                    _log.error(
+                        "an executor on a drained node cannot leave the session, its values will be lost",
+                        error=str(error),
+                    )
 
 
 def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
-    """Return the engine's reason to drain an executor's node, or "". Ignore executors whose handle has raised."""
+    """Return why the engine drains an executor's node, or an empty string.
+
+    If the executor's handle raises, append the executor to `told`, so that it is not asked again.
+    """
     if one.executor is None:
         return ""
     try:
@@ -53,20 +59,20 @@ def _notice(one: OpenSession, told: list[OpenSession], plugin: str) -> str:
     except Exception as error:
         told.append(one)
         _log.warning(
-            "an engine does not report drained nodes, and is not asked again", plugin=plugin, error=shown(error)
+            "the engine failed to report drained nodes and is not asked again", plugin=plugin, error=shown(error)
         )
         return ""
 
 
 def _is_same_session(ended: int) -> bool:
-    """Return True while the session is open that began after `ended` earlier sessions."""
+    """Return True while the session is open that began when `ended` sessions had ended."""
     return port.sessions_ended == ended and port.is_open() and not interpreter_shutdown.has_begun()
 
 
 def _replace(one: OpenSession) -> None:
     """Replace an executor.
 
-    If the other executors have room for its values, it leaves first. Otherwise the replacement joins first.
+    If its values fit on the other executors, it leaves first. Otherwise the replacement joins first.
 
     Raises:
         DjinnError: the executor cannot leave, or the session is lost.
@@ -76,7 +82,7 @@ def _replace(one: OpenSession) -> None:
         try:
             has_left = _leave(one)
         except DjinnError as error:
-            _log.info("an executor cannot leave yet: its replacement starts first", reason=str(error))
+            _log.info("an executor cannot leave before its replacement has joined", reason=str(error))
     try:
         (registry, settings), session_number = context.configured(), port.sessions_ended
         with scaling.numbers_for(1) as numbers:
@@ -88,7 +94,7 @@ def _replace(one: OpenSession) -> None:
                     return  # the session has ended meanwhile
                 scaling.join(joining)
     except DjinnError as error:
-        _log.warning("an executor that left was not replaced: start another with djinn.scale()", error=str(error))
+        _log.warning("an executor on a drained node was not replaced: add one with djinn.scale()", error=str(error))
         if not has_left:
             raise
     if not has_left:
@@ -96,7 +102,7 @@ def _replace(one: OpenSession) -> None:
 
 
 def _leave(one: OpenSession) -> bool:
-    """Remove an executor from the session. Return False if it is the only executor."""
+    """Remove an executor from the session if it is in it. Return False if it is the only executor, which must stay."""
     with context.lock:
         if one in context.opened:
             if len(context.opened) < 2:

@@ -51,13 +51,15 @@ class ElasticExecutors:
     peer_reconnection: PeerReconnection
 
     def join(self, numbers: Sequence[int]) -> None:
-        """Use executors that have joined the session, and measure the links to and from them.
+        """Include executors that have joined the session in plans, and measure their links.
+
+        `numbers`: numbers of the new executors.
 
         Raises:
             ConfigurationError: a memory limit names a device that does not exist.
             SessionLost: an executor was lost.
         """
-        # Members that failed to join have numbers, too.
+        # Executors that failed to join before also have a number.
         for number in range(len(self.relays), len(self.executors.members)):
             executor = self.executors.members[number]
             device = capabilities_in_pool(number, executor)
@@ -70,7 +72,7 @@ class ElasticExecutors:
         self._discard_plans(self.routes.links(self.planner.devices))
 
     def undo_join(self, numbers: Sequence[int]) -> None:
-        """Remove executors again after a failed `join`."""
+        """Remove the executors with these numbers after a failed `join`."""
         with interrupt_mask.uninterruptible:
             for number in numbers:
                 self.executors.leave(number, self.executors.present[0])
@@ -78,7 +80,7 @@ class ElasticExecutors:
             self._discard_plans(self.routes.links(self.planner.devices))  # these links were measured before
 
     def _discard_plans(self, links: Sequence[Link]) -> None:
-        """Discard all plans, because the executors have changed."""
+        """Discard all plans, because the executors have changed. `links`: measured links between the present executors."""
         executors = self.executors
         limits = limits_of(context.configured()[1], self.planner.devices)
         self.links.change_executors(executors.present, links, executors.indexes)
@@ -89,7 +91,12 @@ class ElasticExecutors:
         self.planner.discard_plans()
 
     def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
-        """Update plans and deferred uploads with the executors' free memory. `devices`: all devices, by number."""
+        """Update planner and deferred uploads with the free memory of executors.
+
+        Args:
+            devices: the device of each executor, by the executor's number.
+            limits: bytes that a device may use, by device id.
+        """
         topology, _ = within(NetworkTopology(tuple(devices)), limits, {})
         self.planner.memory = [device.memory_free for device in topology.devices]
         self.uploads.fill(self.planner.memory)
@@ -97,12 +104,12 @@ class ElasticExecutors:
     # --- leaving -----------------------------------------------------------------------------------------------
 
     def leave(self, numbers: Sequence[int]) -> None:
-        """Move the values of some executors to the others, then remove these executors. Other sessions stay open.
+        """Move the values of executors to the staying executors, then remove the executors with these numbers.
 
         Raises:
             UnsupportedOperation: an executor holds a value that cannot move. Nothing has changed.
-            DoesNotFit: the others have too little memory. Nothing has changed, unless pinned KV caches do not fit. These
-                have moved and are unpinned.
+            DoesNotFit: the staying executors have too little memory. Nothing has changed, except if pinned KV caches do
+                not fit. Then all values have moved, and the KV caches are unpinned.
             SessionLost: an executor was lost, and its values with it.
         """
         executors = self.executors
@@ -148,8 +155,8 @@ class ElasticExecutors:
             member = self.executors.members[number]
             if reason := member.replies.ask(CacheRequest("pin", pack_handles(values)), CacheReply).refused:
                 raise DoesNotFit(
-                    f"an executor cannot leave: {member.link.name} has no free memory to pin the KV caches of "
-                    f"that executor ({reason}). They are on {member.link.name} now, unpinned; free tensors, and scale again"
+                    f"an executor cannot leave, because {member.link.name} has too little free memory to pin its KV caches ({reason}). "
+                    f"The caches have moved to {member.link.name} and are unpinned: free tensors, and call djinn.scale() again"
                 )
 
     def _drop(self, executor: int, peer: int) -> None:
@@ -172,9 +179,8 @@ class ElasticExecutors:
             target = next((e for e, free in room.items() if free is None or free >= size), None)
             if target is None:
                 raise DoesNotFit(
-                    f"an executor cannot leave: the {len(rest)} other executors are too full for its values "
-                    f"({size:,} more bytes are needed, and {sum(free or 0 for free in room.values()):,} are "
-                    "free). Free tensors, or let fewer executors leave"
+                    f"an executor cannot leave, because no other executor has {size:,} free bytes for one of its values (all {len(rest)} "
+                    f"together have {sum(free or 0 for free in room.values()):,}): free tensors, or let fewer executors leave"
                 )
             if (free := room[target]) is not None:
                 room[target] = free - size
@@ -196,26 +202,26 @@ class ElasticExecutors:
 
 
 def _pinned_values(member: ExecutorClient) -> list[int]:
-    """Return the values of the pinned KV caches on an executor.
+    """Return the handles of the values in pinned KV caches of an executor.
 
     Raises:
-        UnsupportedOperation: the executor holds a value that cannot move.
+        UnsupportedOperation: the executor holds a value that cannot move, or does not report its pinned caches.
     """
     figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.name
     if bound := figures.get("bound_values", 0):
         raise UnsupportedOperation(
-            f"an executor cannot leave: {called} has {bound} values that cannot be moved, such as events. Free these first"
+            f"{called} cannot leave, because {bound} of its values cannot be moved, such as events: delete them first"
         )
     if not figures.get("pinned_caches", 0):
         return []
     if handles := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
         return handles
     raise UnsupportedOperation(
-        f"an executor cannot leave: {called} has pinned KV caches and does not report which. Unpin them first"
+        f"{called} cannot leave, because it has pinned KV caches and does not report their values: unpin them first"
     )
 
 
 def capabilities_in_pool(number: int, executor: ExecutorClient) -> DeviceCapabilities:
-    """Return the description of an executor's device, with its name in plans and its measured calibration."""
+    """Return the capabilities of an executor's device, with its id in plans (`NUMBER/DEVICE`) and its calibration."""
     info = executor.device
     return attrs.evolve(capabilities_of(info), id=f"{number}/{info.id}")

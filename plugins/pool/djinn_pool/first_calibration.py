@@ -1,7 +1,7 @@
-"""Calibration at first use: background processes measure devices of a pool that were never measured.
+"""Calibration at first use: background processes measure devices of a pool that have no stored calibration.
 
-The program does not wait for these processes, and they may outlive it. The results are stored in the cache directory. If
-the session is still open afterwards, it plans its programs again.
+The program does not wait for these processes, which may outlive it. The results are stored in the cache directory. If the
+session is still open afterwards, it plans its programs again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ _log = get_logger("djinn.calibration")
 
 
 def command_among(models: Iterable[CostModel]) -> Sequence[str]:
-    """Return the arguments of a Python command with which a cost model measures a device; empty if no model can."""
+    """Return Python's arguments for a command that measures a device, or an empty tuple if no cost model has one."""
     return next((command for m in models if (command := tuple(m.background_command()))), ())
 
 
 def never_measured(opened: Iterable[OpenSession]) -> list[OpenSession]:
-    """Return sessions on devices that were never measured, one session per device model."""
+    """Return one session for each device model without a stored calibration."""
     makes = {calibration_file(session.attached.device): session for session in opened}
     return [session for session in makes.values() if calibration_of(session.attached.device) is None]
 
 
 def environment_for(one: OpenSession, settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of a process that measures only the device of `one`."""
+    """Return environment variables for a process whose only device is the device of the session `one`.
+
+    Args:
+        one: the session with the device.
+        settings: settings of this program.
+        environment: environment variables of this program.
+    """
     variables = {
         name: value for name, value in environment.items() if name not in {"DJINN_CONNECTION_FILE", "DJINN_SERVERS"}
     }
@@ -56,10 +62,10 @@ def environment_for(one: OpenSession, settings: Settings, environment: Mapping[s
 def calibrate_in_background(
     opened: Sequence[OpenSession], settings: Settings, models: Iterable[CostModel], done: Callable[[], None]
 ) -> threading.Thread | None:
-    """Measure devices that were never measured, in background processes, then call `done`.
+    """Measure devices without a stored calibration in background processes. Call `done` if at least one was measured.
 
-    Return the thread that waits for them. Return None if no device needs a measurement, no cost model can measure, or the
-    setting `calibrate` is off. A single executor is not measured, as assumed speeds suffice to compare ops on one device.
+    Return the thread that runs the processes. Return None if no device needs a measurement, no cost model can measure, or
+    the setting `calibrate` is off. A single executor is not measured, because assumed speeds suffice to compare its ops.
     """
     if len(opened) < 2 or not settings.calibrate or not (command := command_among(models)):
         return None
@@ -87,11 +93,11 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            _log.info("a device could not be measured in the background", error=repr(error))
+            _log.info("a device could not be calibrated in the background, plans use assumed speeds", error=repr(error))
             continue
         measured += process.returncode == 0
         if process.returncode:
             error_text = process.stderr.decode(errors="replace")[-500:]
-            _log.info("a device could not be measured in the background; try `djinn calibrate`", error=error_text)
+            _log.info("a device could not be calibrated in the background: try `djinn calibrate`", error=error_text)
     if measured:
         done()

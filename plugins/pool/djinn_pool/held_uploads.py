@@ -1,4 +1,4 @@
-"""Deferred uploads: tensors, and names of weights, that are sent once it is known which executor uses them."""
+"""Deferred uploads: tensors and references to stored weights that are sent when a plan chooses their executor."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FILL = 0.8  # share of an executor's free memory to fill before the next execut
 
 
 class HeldUploads:
-    """Tensors that no program has used yet, by handle. Not thread-safe.
+    """Deferred uploads by handle. Not thread-safe.
 
     Attributes:
-        reads: handles of deferred weights that the receiving executor reads itself.
+        reads: handles of the uploads that are references (`StoredTensor`) to weights that the executor reads itself.
     """
 
     def __init__(self, executors: Executors[ExecutorClient], locations: ValueLocations) -> None:
@@ -31,7 +31,7 @@ class HeldUploads:
         self.reads: set[int] = set()
 
     def fill(self, memory_free: Sequence[int | None]) -> None:
-        """Set how many bytes the session may use on each executor; None if unknown."""
+        """Set the bytes that the session may use on each executor, by number. None stands for unknown."""
         self._free = [
             free or 0 for free in memory_free
         ]  # executors of unknown memory are filled evenly, like full ones
@@ -43,10 +43,9 @@ class HeldUploads:
         return handle in self._held
 
     def hold(self, handle: int, copy: torch.Tensor | StoredTensor) -> list[int]:
-        """Defer the upload of `copy`.
+        """Defer the upload of `copy`. Return the handles that the caller must send now to keep the limit `HELD_LIMIT`.
 
-        Return the oldest handles above the limit, which the caller must send now. Weights that an executor reads itself
-        need no memory in this process, so they have no limit.
+        These are the oldest handles. A `StoredTensor` needs no memory in this process and does not count.
         """
         self._held[handle] = copy
         if isinstance(copy, StoredTensor):
@@ -64,7 +63,7 @@ class HeldUploads:
         return over
 
     def give(self, handle: int, executor: int) -> int:
-        """Send the deferred upload of `handle` to an executor. Return the number of bytes."""
+        """Send the deferred upload of `handle` to an executor. Return the bytes that it takes there."""
         tensor = self._take(handle)
         self._executors.members[executor].upload(handle, tensor)
         return tensor.nbytes
@@ -78,17 +77,20 @@ class HeldUploads:
         return tensor
 
     def drop(self, handles: Sequence[int]) -> None:
-        """Drop deferred uploads of values that the program no longer holds."""
+        """Discard the deferred uploads of these handles, because the program has freed the values."""
         for handle in handles if self._held else ():
             if handle in self._held:
                 self._take(handle)
 
     def roomy(self, handle: int) -> int:
-        """Return the first executor with room for a deferred upload. So weights that are loaded in order stay together."""
+        """Return the first executor with enough free bytes for a deferred upload, as `roomy_for`.
+
+        Weights that are loaded in order therefore stay together.
+        """
         return self.roomy_for(self._held[handle].nbytes, self._executors.present)
 
     def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
-        """Return the first of `executors` with `needed` free bytes, or else the one with the most free bytes."""
+        """Return the first of `executors` with `needed` free bytes, or else the executor with the most free bytes."""
         rooms = {e: int(self._free[e] * _FILL) - self._locations.held[e] for e in executors}
         fitting = (executor for executor, room in rooms.items() if room >= needed)
         return next(fitting, max(rooms, key=rooms.__getitem__))

@@ -22,20 +22,20 @@ from djinn_core.ir.costs import Link, NetworkTopology
 hide_frames_of(__name__)
 CLIENT: Final = "client"
 PINGS: Final = 7
-BULK: Final = 4 << 20  # bytes to send and fetch, if the device has room for them
-_LEAST: Final = 1 << 12  # bytes to send even if a memory limit leaves less
-_PART: Final = 8  # maximum part of a memory limit
+BULK: Final = 4 << 20  # bytes to send and fetch if they fit on the device
+_LEAST: Final = 1 << 12  # minimum bytes to send, even above a memory limit
+_PART: Final = 8  # a measurement uses at most 1 / _PART of a memory limit
 _NAME: Final = "remote_accelerator"
 _links: dict[str, tuple[Link, ...]] = {}  # links to the devices, by name of the session
 
 
 @for_users
 def topology() -> NetworkTopology:
-    """Return the session's devices, the links to and from them, and the recent queueing time of submissions.
+    """Return the session's devices, their links, and the average queueing time of submissions (`queue`, in seconds).
 
-    A session is opened if there is none. Links between devices have the speeds that plans use now. Links to this process
-    are measured at the first call, with empty submissions and 4 MiB each way, or less if `memory_limits` leave less room.
-    On a link slower than 1 MB/s, this takes seconds.
+    If no session is open, one is opened. Links between devices have the speeds that plans use now. Links to this process
+    are measured at the first call, with empty submissions and at most 4 MiB each way. On a link slower than 1 MB/s, this
+    takes seconds.
 
     Raises:
         DjinnError: no device can be reached, or the session was lost.
@@ -53,7 +53,7 @@ def topology() -> NetworkTopology:
 
 
 def queue_seconds() -> float:
-    """Return the average seconds that a submission queued on the device since the counters were reset."""
+    """Return the average seconds that submissions have waited for the device since `djinn.reset_stats()`."""
     return context.stats.server_queue_us / 1e6 / max(1, context.stats.submissions)
 
 
@@ -69,12 +69,15 @@ def _links_to(known: NetworkTopology) -> tuple[Link, ...]:
 
 
 def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Link]:
-    """Return the links to and from a device of the session, measured by ordinary submissions. `name`: for PyTorch.
+    """Measure and return the links from this process to a device and back, by ordinary submissions.
 
-    If less than `nbytes` bytes are free on the device, fewer bytes are sent.
+    Args:
+        device: id of the device in the links.
+        name: the device's name in PyTorch, such as `remote_accelerator:0`.
+        nbytes: bytes to send. If they do not fit on the device, fewer bytes are sent.
 
     Raises:
-        DoesNotFit: the device has no room for 4 KiB.
+        DoesNotFit: the device has less than 4 KiB of free memory.
     """
     probe = torch.zeros((), device=name)
     probe.item()
@@ -90,7 +93,7 @@ def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Lin
 
 
 def _there_and_back(name: str, nbytes: int) -> tuple[float, float]:
-    """Return the seconds to upload and to fetch random bytes, which are in no cache and incompressible."""
+    """Return the seconds to upload and to fetch `nbytes` random bytes, which cannot be cached or compressed."""
     data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
     started = time.perf_counter()
     remote = data.to(name)

@@ -1,7 +1,7 @@
 """Split ops over lists of tensors, such as `_foreach_add_`, into one op per executor.
 
 An optimizer step writes all weights with one op, and an op runs on one executor. Without a split, all weights would move
-there. These ops treat each position of their lists independently.
+to that executor. These ops treat each position of their lists independently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _VARIANTS: Final = 16  # splits of one structure, which differ in the locations 
 
 
 def _taking(positions: Sequence[int]) -> Take:
-    """Return a function that returns the elements at these positions of a tuple, as a tuple."""
+    """Return a function that maps a tuple to the tuple of its elements at `positions`."""
     if len(positions) >= _FEW:
         return itemgetter(*positions)
     start = positions[0] if positions else 0
@@ -40,7 +40,7 @@ def _taking(positions: Sequence[int]) -> Take:
 
 
 class ListOps:
-    """Split the list ops of programs. Not thread-safe: the caller holds the recorders' lock."""
+    """Splits the list ops of programs. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self) -> None:
         self._splits: PlanCache[_Split] = PlanCache()
@@ -48,9 +48,11 @@ class ListOps:
         self._parts: LruCache[tuple[Call, tuple[int, ...]], _CallPart] = LruCache(_PARTS)
 
     def split(self, program: Program, homes: Mapping[int, int]) -> Program:
-        """Return the program with each list op split into one op per executor. `homes`: executors by storage.
+        """Return the program with each list op split into one op per executor. Return `program` if nothing needs a split.
 
-        Positions whose tensors are on no executor yet get an op each, so that a policy can place each of them.
+        List positions whose tensors are on no executor yet get separate ops, so that a policy can place each.
+
+        `homes`: the executor of each storage.
         """
         if (list_calls := self._listed.use(program.calls)) is None:
             list_calls = any(_LIST_OP.match(call.op) for call in program.calls)
@@ -90,7 +92,13 @@ class ListOps:
 
 @attrs.frozen
 class _CallPart:
-    """Part of a list op's call, for some positions: the operands, results and slots of these positions."""
+    """The part of a list op's call for some list positions.
+
+    Attributes:
+        call: call of the op with shorter lists.
+        operands: positions of its operands and results among those of the whole call.
+        slots: positions of its slots among those of the whole call.
+    """
 
     call: Call
     operands: tuple[int, ...]
@@ -99,16 +107,24 @@ class _CallPart:
 
 @attrs.frozen
 class _Split:
-    """Split programs of one structure. `where`: the executors that hold their inputs."""
+    """The split of programs of one structure whose inputs are on the same executors.
+
+    Attributes:
+        where: executor of each input, or None.
+        groups: list positions that stay together, by the index of each instruction to split.
+        instructions: function that selects sites or modules of the split program.
+        operands: function that selects operands of the split program.
+        slots: function that selects slots of the split program.
+    """
 
     where: tuple[int | None, ...]
-    groups: Mapping[int, Groups]  # by instruction number
+    groups: Mapping[int, Groups]
     instructions: Take
     operands: Take
     slots: Take
 
     def of(self, program: Program, part: Any) -> Program:
-        """Split a program of the same structure."""
+        """Return the split of a program of this structure. `part`: function that returns the part of a call."""
         groups = self.groups
         calls: list[Call] = []
         for index, call in enumerate(program.calls):
@@ -131,7 +147,7 @@ def _whole(call: Call) -> _CallPart:
 
 
 def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
-    """Return the groups of list positions that must stay together, for each instruction to split.
+    """Return the groups of list positions that must stay together, by the index of each instruction to split.
 
     The tensors at one position of an op belong to one weight: its gradient, moments and temporaries. They run on the
     executor of the weight. Positions of two ops that share a tensor belong to the same weight.
@@ -175,7 +191,7 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
 
 
 def _positions(call: Call) -> Sequence[Sequence[int]] | None:
-    """Return the operands and results of a call at each list position; None if the call cannot be split."""
+    """Return the operands and results of a call at each list position, or None if the call cannot be split."""
     if not _LIST_OP.match(call.op) or call.refused or call.changes or call.random:
         return None
     lists = [a for a in _arguments(call.signature.form) if isinstance(a, ListArg)]
@@ -220,7 +236,7 @@ def _items(argument: Argument) -> Sequence[Argument]:
 
 
 def _part_of(call: Call, group: Sequence[int]) -> _CallPart:
-    """Return the part of a call for some list positions. It has all arguments that are not lists."""
+    """Return the part of a call for the list positions `group`. It has all arguments that are not lists."""
     form, members = call.signature.form, frozenset(group)
     operands: list[int] = []
     slots: list[int] = []

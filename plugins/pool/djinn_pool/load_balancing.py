@@ -1,4 +1,4 @@
-"""Balance the load of independent programs: find programs that do not depend on each other, and choose an executor."""
+"""Load balancing: choose an executor for each of several independent programs of one structure."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from djinn_pool.value_locations import ValueLocations
 class ProgramFamily:
     """Programs of one structure, and their plans.
 
-    If such programs are independent, they run on the executors in turn.
+    If several such programs are pending, each gets another executor, the *proposed* executor of its plan.
 
     Attributes:
-        plans: the plans, the latest last. They differ in locations of values, in scalars, and in the executor in turn.
-        under_way: submissions with requested results for which no thread has waited.
-        takes_turns: True if plans depend on the executor in turn.
-        passed_over: executors in turn that plans did not use.
-        last: the executor that was in turn last.
-        latest: plan and values of the last program.
-        tried: trials of one executor against several; None if no trial is needed.
-        templates: digests of the templates that executors ran during trials.
-        is_new: True if the latest program had a template that was new to its executor.
+        plans: cached plans in the order of their creation. They differ in locations of values, in scalars, and in the
+            proposed executor.
+        under_way: a mark for each submission with requested results for which no thread has waited.
+        is_balanced: True if the policy follows proposed executors, so that plans depend on them.
+        passed_over: executors that were proposed and that the plan did not use.
+        last: the executor that was proposed or used last, or -1.
+        latest: plan and values of the last program, or None.
+        tried: trial of one executor against several, or None if no trial is needed.
+        templates: digests of the templates that executors ran during the trial.
+        is_new: True if the latest program had a template that its executor had not run before.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
@@ -44,7 +45,7 @@ class ProgramFamily:
     is_new: bool = True
 
     def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
-        """Note that the last program of this structure ran by `plan`, with these values."""
+        """Record that a program of this structure was submitted by `plan`. `values`: its values in order of appearance."""
         self.latest = plan, values
         if self.tried is not None:
             templates = {part.prepared.digest for part in plan.runs()}
@@ -56,20 +57,30 @@ class ProgramFamily:
             self.last = plan.executors[0]
 
     def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
-        """Note that `plan` was made while an executor was in turn. `follows`: True if plans depend on the turn."""
+        """Record that `plan` was made with a proposed executor.
+
+        Args:
+            plan: the new plan.
+            turn: the proposed executor.
+            follows: True if the policy follows proposed executors.
+        """
         self.takes_turns = follows
         if follows and turn not in plan.executors:
             self.passed_over.add(turn)
 
     def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
-        """Return inputs that earlier programs computed and that the last program of this structure did not use."""
+        """Return the `inputs` that earlier programs computed and that the last program of this structure did not have."""
         plan, values = self.latest if self.latest is not None else (None, ())
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
         fresh = [v for v in inputs if (s := storage_of(v)) not in before and s in locations.homes]
         return frozenset(v for v in fresh if storage_of(v) not in locations.given)
 
     def clock(self) -> Callable[[float], None] | None:
-        """Return a function that records the latest program's seconds. Return None without a trial, or during compilation."""
+        """Return a function that records the seconds of the latest program in the trial.
+
+        Return None if there is no trial, or if the time would not be representative: the executor did not know the template,
+        or pending programs share the executors.
+        """
         plan, _ = self.latest if self.latest is not None else (None, ())
         if self.tried is None or plan is None or self.is_new or plan.turn is not None:
             return None
@@ -77,18 +88,21 @@ class ProgramFamily:
 
 
 class LoadBalancer:
-    """Load of each executor, from the submissions that the client has sent."""
+    """Chooses executors by the number of their unanswered submissions."""
 
     def __init__(self, executors: Executors[ExecutorClient]) -> None:
         self._executors = executors
         self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
     def asked(self, executor: int, number: int) -> None:
-        """Note that submission `number` requested a reply from an executor."""
+        """Record that submission `number` requested a reply from an executor."""
         self._unanswered[executor].append(number)
 
     def next(self, alike: ProgramFamily) -> int | None:
-        """Return the least loaded executor. Return None if no program of the same structure is pending."""
+        """Return the least loaded executor as a proposal for the next program of the family.
+
+        Return None if no program of the family is pending, or if fewer than two executors can be proposed.
+        """
         if not alike.takes_turns or not alike.under_way:
             return None
         count = len(self._executors.members)

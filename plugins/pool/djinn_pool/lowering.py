@@ -19,12 +19,15 @@ from djinn_pool.value_locations import ValueLocations
 
 @attrs.frozen
 class ProgramPlacement:
-    """Decisions of the planning stages: the executor of each node and value, and the schedule.
+    """Decisions of the planning stages about a program.
 
     Attributes:
         graph: graph of the program that runs.
-        origin: graph of the recorded program, before it was rewritten.
-        names: handles of derived values, by their value ids in the program.
+        homes: executor of each value.
+        executors: number of each executor, by device id.
+        schedule: steps of each device.
+        origin: graph of the recorded program. It differs from `graph` if a rewrite changed the program.
+        names: handles of values derived from weights, by their value ids in `graph`.
     """
 
     graph: Graph
@@ -42,13 +45,13 @@ class ProgramPlacement:
 
     @property
     def inputs(self) -> tuple[int, ...]:
-        """Return the inputs of the recorded and of the rewritten program."""
+        """Return the inputs of the recorded program, then further inputs of the rewritten program."""
         if self.schedule.rewritten is None:
             return self.graph.inputs
         return tuple(dict.fromkeys((*self.origin.inputs, *self.graph.inputs)))
 
     def called(self, values: Sequence[int]) -> list[int]:
-        """Return the client's handles of values. `values`: value ids."""
+        """Return the client's handles of the values with these ids."""
         return [self.names.get(v, v) for v in values] if self.names else list(values)
 
 
@@ -56,9 +59,9 @@ def build_plan(planned: ProgramPlacement, locations: ValueLocations, random: int
     """Return the plan of a program: its steps and their effects on locations.
 
     Args:
-        planned: the placement and schedule.
+        planned: the decisions of the planning stages.
         locations: locations of the values before the program.
-        random: the executor that has the random state; None if no random op has run yet.
+        random: the executor that has the random state, or None if no random op has run yet.
     """
     graph = planned.graph
     positions = {value: i for i, value in enumerate(planned.values)}
@@ -95,7 +98,7 @@ def _nbytes(graph: Graph, value: int) -> int:
 
 
 def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLocations) -> tuple[tuple[int, int], ...]:
-    """Return the bytes that the program allocates and that remain in use afterwards, by executor."""
+    """Return pairs of an executor and the bytes that the program allocates on it and does not free."""
     sizes: dict[int, tuple[int, int]] = {}
     for value, executor in ledger.made.items():
         storage = storage_of(planned.names.get(value, value))
@@ -108,7 +111,7 @@ def _left_behind(planned: ProgramPlacement, ledger: _Ledger, locations: ValueLoc
 
 
 class _Writer:
-    """Collect the steps of each executor."""
+    """Converts the scheduled steps of each executor to steps of the pool."""
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -148,7 +151,7 @@ class _Writer:
             assert isinstance(step, Fetch)
 
     def _carry(self, source: int, target: int, value: int) -> TransferStep | None:
-        """Return the transfer of a value. Return None if another value with the same memory is already sent."""
+        """Return the transfer of a value, or None if an earlier transfer of this executor moves the value's storage."""
         before = self.locations.homes.get(storage_of(self.planned.names.get(value, value)))
         move = before == source and self.planned.homes[value] == target
         if move:
@@ -159,13 +162,13 @@ class _Writer:
         return TransferStep(source, target, value, move)
 
     def _flush(self) -> None:
-        """Emit the collected ops as one part, which also frees values that it uses."""
+        """Append the collected ops as one part that also frees values it uses. Other collected frees become a separate step."""
         freed, nodes = frozenset(self.freed), self.nodes
         self.freed, self.nodes = [], []
         if nodes:
             schedule = self.planned.schedule
             rewritten = schedule.rewritten
-            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise the conditions of the whole plan
+            equal = schedule.equal_slots if rewritten is not None else ()  # otherwise the plan checks these conditions
             prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
             inputs = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
@@ -177,7 +180,7 @@ class _Writer:
 
 
 def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
-    """Merge the steps of all executors into one order, in which each send comes before the matching wait."""
+    """Merge the steps of all executors into one list in which each transfer precedes the matching wait."""
     order: list[PoolStep] = []
     at = dict.fromkeys(parts, 0)
     sent: dict[TransferStep, int] = defaultdict(int)
@@ -194,15 +197,15 @@ def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
                     sent[part] += 1
                 order.append(part)
                 at[executor] += 1
-        assert len(order) > before, "the schedule was verified, so an executor can always go on"
+        assert len(order) > before, "a verified schedule has no cycle of waits"
     return order
 
 
 def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
     """Attach each free to the executor's next part, because a separate message takes longer than a small op.
 
-    Values that the part does not use are freed before it runs. A free stays separate before an upload, which may need the
-    memory, before a transfer of the same memory, and after the last part.
+    The part frees the values before it runs. A free remains a separate step before an upload, which may need the memory,
+    before the arrival of the same memory, and after the last part.
     """
     merged_steps: list[PoolStep] = []
     waiting: dict[int, list[int]] = {}
@@ -223,7 +226,18 @@ def _join_frees(parts: Sequence[PoolStep]) -> list[PoolStep]:
 
 
 class _Ledger:
-    """Track the locations of values over the steps of a plan."""
+    """Tracks how the steps of a plan change the locations of values. Pairs are of value and executor.
+
+    Attributes:
+        dead: values that the user's program frees.
+        written: values that ops write.
+        made: new values with their executor.
+        moved: values whose storage moves, with their new executor.
+        before: pairs of copies before the program.
+        held: pairs of inputs and copies that are still in memory.
+        copied: pairs of new copies that are valid after the program.
+        dropped: pairs of earlier copies that the program frees.
+    """
 
     def __init__(self, planned: ProgramPlacement, locations: ValueLocations) -> None:
         self.planned = planned
@@ -258,7 +272,7 @@ class _Ledger:
         self.copied -= self.out_of_date
 
     def leftovers(self) -> list[FreeStep]:
-        """Return the steps that free outdated copies, and inputs that the program no longer holds."""
+        """Return the steps that free outdated copies, and inputs that the user's program has freed."""
         leftovers = self.out_of_date | {(v, e) for v, e in self.held | self.copied if v in self.dead}
         self.copied -= leftovers
         by_executor: dict[int, list[int]] = defaultdict(list)
@@ -275,7 +289,7 @@ class _Ledger:
 
 
 def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
-    """Return a part with positions instead of value ids."""
+    """Return a step with positions in place of value ids. `positions`: position of each value id in the plan."""
     if isinstance(part, UploadStep | TransferStep):
         return attrs.evolve(part, value=positions[part.value])
     if isinstance(part, AwaitStep):
@@ -286,7 +300,7 @@ def _by_position(part: PoolStep, positions: Mapping[int, int]) -> PoolStep:
 
 
 def resident(program: Program, graph: Graph, locations: ValueLocations, random: int | None) -> dict[int, int]:
-    """Return the executor that holds the memory of each value, including the random state."""
+    """Return the executor that holds the memory of each input. `random`: the executor that has the random state, or None."""
     homes = {v: locations.homes.get(storage_of(v)) for v in graph.inputs}
     if random is not None and any(call.random for call in program.calls):
         homes[RANDOM_STATE] = random

@@ -29,7 +29,7 @@ class UploadStep:
 
 @attrs.frozen
 class RunPart:
-    """Run a part of the program on an executor. It frees the values `free` before and `dead` afterwards."""
+    """Run a part of the program on an executor, which frees the values `free` before and the values `dead` afterwards."""
 
     executor: int
     prepared: PreparedTemplate
@@ -39,7 +39,7 @@ class RunPart:
 
 @attrs.frozen
 class TransferStep:
-    """Send a value, or its whole storage, from one executor to another."""
+    """Send a value from executor `source` to executor `target`. If `move` is True, its storage moves with all views."""
 
     source: int
     target: int
@@ -49,7 +49,7 @@ class TransferStep:
 
 @attrs.frozen
 class AwaitStep:
-    """Let an executor wait for the values that the transfer `carry` brings."""
+    """Make an executor wait for the values of the transfer `carry`."""
 
     executor: int
     carry: TransferStep
@@ -71,7 +71,7 @@ _ON_NOTHING: Final[Dependencies] = ((), ())
 
 @attrs.define(eq=False)
 class PooledPlan:
-    """A plan for several executors, for all programs of its structure with inputs at the same locations.
+    """A plan over several executors for all programs of one structure whose inputs are at the same locations.
 
     Values are numbered by their first appearance in the program.
 
@@ -79,27 +79,27 @@ class PooledPlan:
         parts: the steps, in order.
         inputs: values that the program does not compute.
         where: locations of the inputs.
-        random: executor of the random ops; None without random ops.
+        random: executor that runs the random ops, or None if the program has none.
         drew_from: executor that had the random state before.
-        equal_slots: pairs of slots that must be equal.
+        equal_slots: pairs of slots whose numbers must be equal.
         made: new values that outlive the program, with executor and planned bytes.
-        leaves: additional bytes in use on each executor afterwards.
+        leaves: pairs of executor and additional bytes in use after the program.
         crowded: True if an executor had too little free memory for these bytes when the plan was made.
-        moved: values whose memory moved, with their new executor.
-        copied: values with copies, and the copies' executors.
-        dropped: copies that the plan frees.
-        written: values whose memory is written.
-        dead: inputs that the program no longer holds afterwards.
-        rewrite: rewrite of the recorded program; None if it is unchanged.
+        moved: pairs of a value whose storage moves and its new executor.
+        copied: pairs of a value and an executor that gets a copy.
+        dropped: pairs of a value and an executor whose copy the plan frees.
+        written: values whose memory the program writes.
+        dead: inputs that the user's program has freed.
+        rewrite: rewrite of the recorded program, or None if the plan runs it unchanged.
         own: values that exist only in the rewritten program.
-        turn: the executor whose turn it was, if independent programs take turns on the executors; None otherwise.
-        link_changes: number of link changes when the plan was made.
-        profile: profile of the first program.
+        turn: the executor that load balancing proposed, or None if the plan does not depend on a proposal.
+        link_changes: number of link changes when the plan was made. The plan is valid while this number stays.
+        profile: workload profile of the first program, or None.
         relied: instructions and slots that must be unchanged, as in `plan_dependencies`.
         alone: True if the plan uses one executor although several were predicted to be faster.
         executors: executors that run parts, in order.
         uploads: True if the plan sends deferred uploads.
-        last_runs: the last part of each executor. Requests for values can be attached to it.
+        last_runs: index of the last part of each executor that ends with a run. Requests for values can be attached to it.
     """
 
     parts: tuple[PoolStep, ...]
@@ -137,7 +137,14 @@ class PooledPlan:
         self.last_runs = {e: i for e, i in last.items() if isinstance(self.parts[i], RunPart)}
 
     def holds_for(self, program: Program, values: Sequence[int], locations: ValueLocations, random: int | None) -> bool:
-        """Return True if all values are at the locations, and the scalars have the values, that the plan requires."""
+        """Return True if the plan is valid for a program: its inputs are at the planned locations, and its slots fit.
+
+        Args:
+            program: a program of the plan's structure.
+            values: handles of its values, by the plan's numbers.
+            locations: present locations of all values.
+            random: executor that has the random state, or None.
+        """
         if self.random is not None and self.drew_from != random:
             return False
         if self.relied != _ON_NOTHING and not are_unchanged(program, *self.relied):
@@ -146,7 +153,7 @@ class PooledPlan:
         return where == self.where and (not self.equal_slots or conditions_hold(self.equal_slots, program.slots))
 
     def runs(self) -> Iterator[RunPart]:
-        """Return the steps that run parts of the program."""
+        """Yield the steps that run parts of the program."""
         return (part for part in self.parts if isinstance(part, RunPart))
 
 
@@ -154,7 +161,10 @@ class PooledPlan:
 
 
 def own_values(rewritten: RewrittenProgram) -> Own:
-    """Return the values of a rewritten program that are neither recorded nor derived, in order."""
+    """Return the values that exist only in a rewritten program: neither recorded nor derived from weights.
+
+    Each is a triple of storage, position of a recorded value with the same storage (or -1), and view number.
+    """
     recorded = dict.fromkeys(rewritten.origin.operands)
     derived = {value for recipe in rewritten.recipes for value in recipe.placeholders}
     anchors: dict[int, int] = {}
@@ -165,7 +175,7 @@ def own_values(rewritten: RewrittenProgram) -> Own:
 
 
 def named(own: Own, values: Sequence[int]) -> list[int]:
-    """Return the handles of the plan's own values in a run. `values`: handles of the recorded program's values."""
+    """Allocate handles for the values of `own_values` in one run. `values`: handles of the recorded program's values."""
     storages: dict[int, int] = {}
     names = []
     for storage, anchor, view in own:

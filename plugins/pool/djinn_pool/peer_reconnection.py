@@ -1,6 +1,6 @@
 """Reconnect the executors of a pool to a recovered executor, which is a new process with new addresses.
 
-The client uses control channels, because sessions may be waiting for the recovered executor.
+The client sends the requests over control channels, because sessions may be waiting for the recovered executor.
 """
 
 from __future__ import annotations
@@ -30,14 +30,24 @@ _log = get_logger("djinn.pool")
 
 
 def connect_request(source: int, target: int, ticket: PeerTicket, server: str) -> ConnectPeer:
-    """Return the message that makes executor `source` connect to executor `target`. `server`: address for this client."""
+    """Return the message that makes executor `source` connect to executor `target`.
+
+    Args:
+        source: number of the executor that connects.
+        target: number of the executor that accepts.
+        ticket: ticket and addresses of `target`.
+        server: address by which this client reaches `target`.
+    """
     host = parse_url(server).hostname or "" if "://" in server else ""
     urls = tuple(_placed(url, host) for url in ticket.urls)
     return ConnectPeer(target + 1, source + 1, ticket.ticket, urls, ticket.fingerprint)
 
 
 def _placed(url: str, host: str) -> str:
-    """Return an executor's address with the host that this client uses, unless this host is the end of a tunnel."""
+    """Return an executor's address `url` with the host by which this client reaches it.
+
+    If `host` is a loopback address, it may be the end of a tunnel, and `url` is returned unless its host is a wildcard.
+    """
     if not host or url.startswith("unix:"):
         return url
     if is_loopback(host) and not is_wildcard(urlsplit(url).hostname or ""):
@@ -47,27 +57,39 @@ def _placed(url: str, host: str) -> str:
 
 @attrs.frozen
 class _Member:
-    """An executor of the pool: how to open its control channel, and the address of its server."""
+    """A watched executor of the pool.
+
+    Attributes:
+        reach: opens control channels to the executor.
+        server: address of its server.
+    """
 
     reach: Reconnection
     server: str
 
 
 class PeerReconnection:
-    """Reconnect a recovered executor to the other executors, in both directions."""
+    """Connects a recovered executor with the other executors of the pool again, in both directions."""
 
     def __init__(
         self,
         pairs: Callable[[int], Sequence[tuple[int, int]]],
     ) -> None:
-        """`pairs`: returns the (sender, receiver) pairs of an executor's connections, by its number."""
+        """`pairs`: function that returns the (sender, receiver) pairs of connections to and from an executor."""
         self._pairs = pairs
         self._instances: dict[int, str] = {}
         self._known: dict[int, _Member] = {}
         self._closed = threading.Event()
 
     def join(self, number: int, connection: ClientChannel, server: str, instance: str) -> None:
-        """Watch an executor. `instance`: identifies its present process."""
+        """Watch an executor.
+
+        Args:
+            number: number of the executor.
+            connection: the client's channel to it.
+            server: address of its server.
+            instance: id of its present process.
+        """
         self._instances[number] = instance
         if connection.reconnection is not None:
             self._known[number] = _Member(connection.reconnection, server)
@@ -79,7 +101,7 @@ class PeerReconnection:
         self._instances[number] = ""
 
     def _resumed(self, number: int, _seconds: float) -> None:
-        """Handle a resumed connection to an executor, whose process may be new."""
+        """Reconnect an executor whose connection has resumed, if its process is new."""
         peer = self._known.get(number)
         instance = peer.reach.instance if peer is not None else ""
         if instance != self._instances[number]:
@@ -101,23 +123,23 @@ class PeerReconnection:
             except DjinnError as error:
                 if time.monotonic() > deadline:
                     _log.error(
-                        "a recovered executor is not connected to another executor",
+                        "a recovered executor could not be connected to another executor, programs that use both will wait",
                         pair=waiting[0],
                         error=str(error),
                     )
                     return
-                _log.debug("executors are not reconnected yet", pair=waiting[0], reason=str(error))
+                _log.debug("executors cannot be reconnected yet, retrying", pair=waiting[0], reason=str(error))
                 self._closed.wait(backoff.pause())
-                waiting.append(waiting.pop(0))  # the peer may have resumed already
+                waiting.append(waiting.pop(0))  # another pair may be reachable already
             else:
                 waiting.pop(0)
                 backoff.reset()
 
     def _connect(self, source: int, target: int) -> None:
-        """Make one executor reconnect to another.
+        """Make executor `source` connect to executor `target` again.
 
         Raises:
-            DjinnError: the client cannot reach one of them, or the executor cannot reach its peer.
+            DjinnError: the client cannot reach one of the executors, or `source` cannot reach `target`.
         """
         receiver = self._known[target]
         connection = receiver.reach.control_channel()
@@ -137,5 +159,5 @@ class PeerReconnection:
         _log.info("executors are reconnected", source=source, target=target, url=reply.url)
 
     def close(self) -> None:
-        """Stop connecting executors."""
+        """Stop reconnecting executors."""
         self._closed.set()

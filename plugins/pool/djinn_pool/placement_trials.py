@@ -1,8 +1,8 @@
 """Trials of placements: a program that a policy would divide runs on one executor first, then over several.
 
-The faster way is kept. During a trial, values do not move and copies of weights are kept, so a switch moves no value
-twice. A plugin's judge decides by the seconds from submission to results. As single runs mislead, the slower way is tried
-again at growing intervals. Then the decision is final.
+A plugin's judge compares the seconds from submission to results, and the program continues in the faster way. Single runs
+mislead, so the slower way is measured again at growing intervals before the decision is final. During a trial, copies of
+weights remain on both sides, so that a switch transfers no value twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,12 @@ _log = get_logger("djinn.trials")
 
 @attrs.define(eq=False)
 class MeasuredWay:
-    """Measurements of one way to run a program: its seconds, and the number of runs since the last measurement."""
+    """Measurements of one way to run a program.
+
+    Attributes:
+        seconds: latencies of the measured runs.
+        unmeasured: number of runs since the last measured run.
+    """
 
     seconds: list[float] = attrs.field(factory=list)
     unmeasured: int = 0
@@ -54,8 +59,10 @@ class TriedPlacement:
     Attributes:
         program: the first program.
         link_changes: number of link changes at the start. The trial is valid while this number stays.
-        moving: as in `PlacementTrial`.
-        pays: the latest verdict of the judge.
+        moving: predicted seconds of all transfers of inputs for the runs over several executors.
+        alone: measurements on one executor.
+        apart: measurements over several executors.
+        pays: the judge's latest verdict: True if several executors are faster, None if it has not decided.
         settled: True if the verdict is final.
     """
 
@@ -68,12 +75,18 @@ class TriedPlacement:
     settled: bool = False
 
     def clock(self, *, apart: bool) -> Callable[[float], None] | None:
-        """Return a function that records the seconds of a run. Return None if the verdict is final."""
+        """Return a function that records the seconds of a run, or None if the verdict is final.
+
+        `apart`: True for a run over several executors.
+        """
         return None if self.settled else (self.apart if apart else self.alone).record_seconds
 
 
 def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
-    """Return True to run over several executors next, False for one executor, None if `pays` is final."""
+    """Return how to run the program next: True over several executors, False on one. Return None if `pays` is final.
+
+    `pays`: the judge's present verdict.
+    """
     alone, apart = tried.alone, tried.apart
     if pays is None:
         return bool(alone.seconds) if apart.unmeasured < UNMEASURED else None
@@ -85,13 +98,13 @@ def next_way(tried: TriedPlacement, pays: bool | None) -> bool | None:
 
 
 class PlacementTrials:
-    """Choose between one executor and several. Not thread-safe: the caller holds the recorders' lock."""
+    """Chooses between one executor and several for programs. Not thread-safe: the caller holds the recorders' lock."""
 
     def __init__(self, judge: Judge, policy: str, stats: Stats, verdicts: Verdicts) -> None:
         self._judge, self._policy, self._stats, self._verdicts = judge, policy, stats, verdicts
 
     def choose(self, tried: TriedPlacement) -> bool:
-        """Return True to run the program over several executors this time."""
+        """Return True to run the program over several executors in its next run. Update the trial."""
         if tried.settled:
             return bool(tried.pays)
         trial = PlacementTrial(self._policy, tuple(tried.alone.seconds), tuple(tried.apart.seconds), tried.moving)
@@ -123,21 +136,21 @@ class PlacementTrials:
         if pays is not False:
             _log.debug("several executors are faster", policy=self._policy, **medians)
             return
-        _log.info("several executors are not faster: the program runs on one", policy=self._policy, **medians)
+        _log.info("several executors are not faster, the program runs on one", policy=self._policy, **medians)
         self._stats.placements_switched_off += 1
 
 
 def reason_of(trial: PlacementTrial) -> str:
-    """Return the reason why a program runs on one executor."""
+    """Return the measured reason why a program runs on one executor, as text."""
     one_executor, several = (statistics.median(seconds) * 1e3 for seconds in (trial.alone, trial.apart))
     runs = f"medians of {len(trial.alone)} and {len(trial.apart)} runs"
-    return f"on one executor by measurement: {one_executor:.3g} ms there, {several:.3g} ms over several, {runs}"
+    return f"on one executor by measurement: {one_executor:.3g} ms on one, {several:.3g} ms over several, {runs}"
 
 
 # --- prediction errors, and the required margin that follows from them --------------------------------------------
 
 PRIOR: Final = 0.3  # the margin before enough was measured
-MOST: Final = 0.4  # the maximum margin, also used for uncalibrated devices: two executors save half at most
+MOST: Final = 0.4  # the maximum margin, also used for uncalibrated devices: two executors save at most half of the time
 ENOUGH: Final = 5  # measured programs before errors are used
 KEPT: Final = 64  # latest programs whose errors are used
 SHARE: Final = 0.75  # share of programs whose error is smaller than the margin
@@ -146,9 +159,11 @@ NOTICED: Final = 1e-3  # in seconds; shorter programs gain nothing from several 
 
 
 def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
-    """Return the minimum share of a program's time that several executors must save, by prediction.
+    """Return the share of a program's time that several executors must be predicted to save before they are used.
 
-    `errors`: |predicted - measured| / measured, one per program.
+    Args:
+        errors: |predicted - measured| / measured of earlier programs.
+        calibrated: True if all devices have measured speeds.
     """
     if len(errors) < ENOUGH:
         return PRIOR if calibrated else MOST

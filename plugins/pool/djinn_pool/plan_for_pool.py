@@ -30,10 +30,16 @@ _log = get_logger("djinn.runtime")
 
 @attrs.frozen
 class PlanningInputs:
-    """Facts that the plan of a program depends on: locations of its inputs and their copies, and the load of devices.
+    """Facts that the plan of a program depends on. Devices are given by their id.
 
-    `occupied`: bytes in use, by device id. `known`: facts about the inputs from earlier programs. `margin`: as in
-    `PlacementContext`.
+    Attributes:
+        resident: device of each input's memory.
+        copies: further devices with copies of inputs.
+        stream: pending programs of the same structure, and the executor that load balancing proposes.
+        derived: function that finds the locations of values derived from weights.
+        occupied: bytes in use on each device.
+        known: residency of inputs that earlier programs have shown.
+        margin: share of the time that several devices must be predicted to save before a policy uses them.
     """
 
     resident: Mapping[int, str]
@@ -50,8 +56,9 @@ class PoolRules:
     """Settings for plans of a pool.
 
     Attributes:
-        factor, unsure: as in `Planning`.
-        placements: trials of placements; None if the user chose the policy or no plugin judges.
+        factor: ratio of sizes up to which a plan is reused, as in `Planning`.
+        unsure: ops whose results plans must check, as in `Planning`.
+        placements: trials of placements, or None if the user chose the policy or no plugin judges trials.
         learns_margin: True if wrong predictions raise the required saving.
     """
 
@@ -80,6 +87,13 @@ def plan_for_pool(
 ) -> PipelineResult:
     """Return the plan of a program for several devices.
 
+    Args:
+        graph: the program.
+        registry: plugins of the stages.
+        settings: settings of the session.
+        topology: devices and links.
+        where: facts about the program's inputs and the devices' load.
+
     Raises:
         ConfigurationError: the setting `memory_limits` names a device that does not exist.
         InvalidStage: the devices cannot run the program within their limits.
@@ -101,7 +115,7 @@ def plan_for_pool(
         margin=where.margin,
         rewrite=rewrite,
     )
-    # The memory that other programs use, and that allocators can reuse, is not known exactly.
+    # The free memory is uncertain, because other programs use memory and allocators reuse memory.
     blind = attrs.evolve(request, topology=unmeasured(topology))
     try:
         return plan(graph, registry, request, known=where.known)
@@ -112,10 +126,14 @@ def plan_for_pool(
             raise
         last_error = error
     if memory_limits:
-        _log.warning("no plan fits the memory limits", error=str(last_error), instead="one without optimizations")
+        _log.warning(
+            "no plan fits the memory limits, planning without optimizations and without the measured free memory",
+            error=str(last_error),
+        )
         return plan(graph, PluginOverrides(registry, optimizations=()), blind, known=where.known)
-    instead = "free memory and missing features of devices are ignored; executors report errors"
-    _log.warning("a program may not fit", error=str(last_error), instead=instead)
+    _log.warning(
+        "a program may not fit, planning without free memory and missing features of devices", error=str(last_error)
+    )
     anywhere = attrs.evolve(blind, topology=supporting_all_ops(blind.topology))
     return _first_that_fits(lambda asked: plan(graph, registry, asked, known=where.known), blind, anywhere)
 

@@ -1,4 +1,4 @@
-"""Plan programs for the executors of a pool. A cached plan is reused while its values stay at their locations."""
+"""Plan programs for the executors of a pool. A cached plan is reused while the program's inputs stay at their locations."""
 
 from __future__ import annotations
 
@@ -40,11 +40,21 @@ FreeCopies = Callable[[Sequence[tuple[int, int]]], None]
 
 
 class PoolPlanner:
-    """Convert programs to plans. Not thread-safe: the caller holds the recorders' lock."""
+    """Plans programs and caches the plans. Not thread-safe: the caller holds the recorders' lock.
+
+    Attributes:
+        derived: values derived from weights.
+        memory: bytes that the session may use on each executor, by number. None stands for unknown.
+        calibrated: True if all devices have measured speeds.
+        devices: device id of each executor, by number.
+        random: executor that has the random state, or None before the first random op.
+        link_changes: number of link changes so far. Plans with another number are not reused.
+        errors: prediction errors of programs on one executor.
+    """
 
     derived: PooledDerivedValues
-    memory: Sequence[int | None] = ()  # bytes that the session may use on each executor; None if unknown
-    calibrated = False  # True if all devices were measured
+    memory: Sequence[int | None] = ()
+    calibrated = False
 
     def __init__(
         self,
@@ -53,22 +63,29 @@ class PoolPlanner:
         locations: ValueLocations,
         rules: PoolRules,
     ) -> None:
-        """Start without executors; `join` adds them."""
+        """Create a planner without executors, which `join` adds.
+
+        Args:
+            plan: function that runs the planning stages.
+            stats: counters of the session.
+            locations: locations of all values.
+            rules: settings for plans.
+        """
         self._rules = rules
         self._plan = plan
-        self.devices: tuple[str, ...] = ()  # device ids, by number of the executor
+        self.devices: tuple[str, ...] = ()
         self._stats = stats
         self._locations = locations
         self._plans: PlanCache[ProgramFamily] = PlanCache(rules.factor)
         self._recent: Recent = deque(maxlen=RECENT)
         self._earlier = ResidencyHistory(self._recent)
         self.random: int | None = None
-        self.link_changes = 0  # number of link changes for which the plans hold
+        self.link_changes = 0
         self.errors = PredictionErrors()
         self._free: FreeCopies = lambda _: None
 
     def follow(self, rules: PoolRules) -> None:
-        """Set new rules, and discard all plans."""
+        """Replace the rules, and discard all plans."""
         self._rules = rules
         self._plans = PlanCache(rules.factor)
 
@@ -82,28 +99,32 @@ class PoolPlanner:
         self.follow(self._rules)
 
     def know_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Replace the devices by newly measured ones, and forget prediction errors."""
+        """Note new measurements of all devices, and forget prediction errors."""
         self.calibrated = all(device.calibration is not None for device in devices)
         self.errors = PredictionErrors()
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
-        """Return the programs of the same structure, and the values of the program in order of appearance."""
+        """Return the family of programs of the same structure, and the program's values in order of appearance."""
         alike, values = self._plans.find(program)
         if not alike:
             alike.append(ProgramFamily())
         return alike[0], tuple(values.tolist())
 
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
-        """Set functions that the planner calls. `run`: computes values derived from weights. `free`: frees copies."""
+        """Set the functions that the planner calls: `run` submits a plan that derives values, `free` frees copies of values."""
         self._free = free
         self.derived = PooledDerivedValues(self.devices, self._locations, run)
 
     def prepare(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
     ) -> tuple[PooledPlan, Sequence[int]]:
-        """Return the plan of a program, and the values of this run. `alike`, `values`: result of `find`.
+        """Return the plan of a program, and the values of this run by the plan's numbers.
 
-        `turn`: the executor in turn; None without turns.
+        Args:
+            program: the program.
+            alike: its family, from `find`.
+            values: its values, from `find`.
+            turn: the executor that load balancing proposes, or None.
         """
         alone = self._keeps_to_one(alike, values)
         if (again := self._again(program, alike, values, (turn, alone))) is not None:
@@ -120,9 +141,9 @@ class PoolPlanner:
     def _again(
         self, program: Program, alike: ProgramFamily, values: Sequence[int], way: tuple[int | None, bool]
     ) -> tuple[PooledPlan, Sequence[int]] | None:
-        """Return a cached plan for the present locations and the values of this run, or None.
+        """Return a valid cached plan and the values of this run, or None if no cached plan is valid.
 
-        `way`: the executor in turn, and True if one executor runs the whole program.
+        `way`: required `turn` and `alone` of the plan.
         """
         for plan in reversed(alike.plans):
             if (plan.turn, plan.alone) != way or plan.link_changes != self.link_changes:
@@ -139,7 +160,7 @@ class PoolPlanner:
         return None
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
-        """Return True to run a program on one executor this time, although a policy would divide it."""
+        """Return True if a trial runs the program on one executor in this run, although the policy would divide it."""
         trials, placements = alike.tried, self._rules.placements
         if trials is None or placements is None:
             return False
@@ -178,7 +199,13 @@ class PoolPlanner:
         return plan
 
     def inputs(self, graph: Graph, stream: Stream, margin: float) -> PlanningInputs:
-        """Return the facts about a program's inputs and devices on which its plan depends."""
+        """Collect the facts on which the plan of a program depends.
+
+        Args:
+            graph: the program.
+            stream: pending programs of its structure.
+            margin: share of the time that several devices must be predicted to save.
+        """
         names, locations, program = self.devices, self._locations, graph.program
         where = {v: names[e] for v, e in resident(program, graph, locations, self.random).items()}
         copies_by_value = {v: locations.copies(v) for v in graph.inputs}
@@ -187,9 +214,9 @@ class PoolPlanner:
         return PlanningInputs(where, copies, stream, self.derived.places, self._occupied(graph), residencies, margin)
 
     def _lowered(self, program: Program, graph: Graph, result: PipelineResult) -> PooledPlan | None:
-        """Convert a plan to steps.
+        """Convert the result of the stages to a plan with steps.
 
-        Return None if derived values were missing. They are computed now, and planning must be repeated.
+        Return None if values derived from weights were missing. They are computed now, and the caller must plan again.
         """
         assert result.schedule is not None
         assert result.placement is not None
@@ -204,7 +231,7 @@ class PoolPlanner:
         plan.link_changes = self.link_changes
         plan.relied = plan_dependencies(program, result, self._rules.unsure)
         plan.profile = result.recorded_profile or result.profile
-        plan.crowded = not self._has_room(plan)  # because no plan fits either
+        plan.crowded = not self._has_room(plan)  # then no other plan fits either
         runs = list(plan.runs())
         if len(runs) == 1 and result.costs is not None:
             rows = result.costs.by_device
@@ -218,9 +245,15 @@ class PoolPlanner:
         where: PlanningInputs,
         plan: Callable[[PlanningInputs], PipelineResult],
     ) -> tuple[PipelineResult, bool]:
-        """Return a plan on one executor or over several, and True if it uses one executor.
+        """Return the result of the stages, and True if a trial keeps the program on one executor.
 
-        If the policy divides a program for the first time, the program first runs on one executor, if it fits.
+        If the policy divides a program for the first time, begin a trial: the program runs on one executor first, if it fits.
+
+        Args:
+            alike: the program's family.
+            program: the program.
+            where: facts for planning.
+            plan: function that runs the stages.
         """
         result, trials = plan(where), alike.tried
         if trials is None and _is_divided(result):
@@ -237,19 +270,19 @@ class PoolPlanner:
 
     @property
     def margin(self) -> float:
-        """Return which share of a program's time several executors must be predicted to save."""
+        """Return the share of a program's time that several executors must be predicted to save before they are used."""
         if not self._rules.learns_margin:
             return MARGIN
         return margin_of(self.errors.found, calibrated=self.calibrated)
 
     def _watch(self, plan: PooledPlan) -> None:
-        """Compare the predicted seconds of a plan on one executor with the measured seconds."""
+        """Record the prediction error of the plan's first runs, if one executor runs the whole program."""
         runs = list(plan.runs())
         if len(runs) == 1 and (predicted := runs[0].prepared.predicted_seconds) is not None:
             self.errors.watch(runs[0].prepared, predicted)
 
     def _has_room(self, plan: PooledPlan) -> bool:
-        """Return True if a plan's results fit on each executor, together with values that have arrived meanwhile."""
+        """Return True if the plan's results fit on each executor in addition to the values that it holds now."""
         bytes_held = self._locations.held
         for executor, nbytes in plan.leaves:
             room = self.memory[executor]
@@ -258,7 +291,7 @@ class PoolPlanner:
         return True
 
     def _occupied(self, graph: Graph) -> dict[str, MemoryInUse]:
-        """Return the bytes in use on each device, and how many of them the program does not use."""
+        """Return, for each device, the bytes in use, and the part of them that the program does not use."""
         bytes_held, bytes_of_program = (
             self._locations.held,
             self._locations.held_of({storage_of(v) for v in graph.inputs}),
@@ -275,7 +308,7 @@ class PoolPlanner:
 
     @property
     def last_profile(self) -> WorkloadProfile | None:
-        """Return the profile of the last submitted program."""
+        """Return the workload profile of the last submitted program, or None."""
         return self._recent[-1][0].profile if self._recent else None
 
 
@@ -285,7 +318,7 @@ def _is_divided(result: PipelineResult) -> bool:
 
 
 def _moving_seconds(result: PipelineResult, where: PlanningInputs) -> float:
-    """Return the predicted seconds of the transfers of inputs that a plan over several devices needs."""
+    """Return the predicted seconds of all transfers of inputs that a plan needs, moves counted in both directions."""
     placement, seconds = result.placement, 0.0
     assert placement is not None
     for value, home in where.resident.items():

@@ -24,10 +24,16 @@ RunPlan = Callable[[PooledPlan, Program], None]
 
 
 class PooledDerivedValues:
-    """Derived values of a pool. The caller holds the sink's lock."""
+    """Values of a pool that are derived from weights. The caller of each method holds the sink's lock."""
 
     def __init__(self, devices: Sequence[str], locations: ValueLocations, run: RunPlan) -> None:
-        """`run`: executes a plan."""
+        """Create an empty cache.
+
+        Args:
+            devices: device id of each executor, by number.
+            locations: locations of all values.
+            run: function that submits a plan of a program.
+        """
         self._devices = tuple(devices)
         self._locations = locations
         self._run = run
@@ -38,7 +44,7 @@ class PooledDerivedValues:
         self._devices = (*self._devices, device)
 
     def places(self, recipe: Recipe) -> RecipeLocations | None:
-        """Return the locations of a recipe's values. Return None if they have not been computed."""
+        """Return the locations of a recipe's values, or None if the values have not been computed."""
         results = self.values.cached((recipe.identity, recipe.sources))
         if results is None:
             return None
@@ -47,7 +53,10 @@ class PooledDerivedValues:
         return RecipeLocations(homes, tuple(tuple(self._devices[e] for e in sorted(h)) for h in copies))
 
     def make_missing(self, rewritten: RewrittenProgram, placed: Mapping[int, str]) -> bool:
-        """Compute missing derived values on the executors that a plan chose. Return True if any were missing."""
+        """Compute the missing values of the program's recipes. Return True if any were missing.
+
+        `placed`: device id of each value, as the plan chose it.
+        """
         missing = [r for r in rewritten.recipes if self.values.cached((r.identity, r.sources)) is None]
         for recipe in missing:
             executor = self._devices.index(placed[recipe.placeholders[0]])
@@ -55,14 +64,14 @@ class PooledDerivedValues:
         return bool(missing)
 
     def names(self, rewritten: RewrittenProgram) -> dict[int, int]:
-        """Return the handles of the recipes' values."""
+        """Return the handle of each value of the program's recipes, by its value id."""
         names: dict[int, int] = {}
         for recipe in rewritten.recipes:
             names |= zip(recipe.placeholders, self.values.cached((recipe.identity, recipe.sources)) or (), strict=True)
         return names
 
     def extended(self, plan: PooledPlan, values: Sequence[int]) -> Sequence[int]:
-        """Return the values of a run, followed by derived values and the plan's own values."""
+        """Return the values of a run, then the derived values and the plan's own values. Compute missing derived values."""
         if plan.rewrite is None:
             return values
         extended = list(values)
@@ -75,7 +84,7 @@ class PooledDerivedValues:
 
     @staticmethod
     def _home(plan: PooledPlan, position: int) -> int:
-        """Return the executor on which a plan uses an input."""
+        """Return the executor on which `plan` expects the input at `position`."""
         home = plan.where[0][plan.inputs.index(position)]
         return home if home is not None else 0
 
@@ -83,14 +92,14 @@ class PooledDerivedValues:
         return lambda submission: self._run(self._all_on(submission.program, executor), submission.program)
 
     def _all_on(self, program: Program, executor: int) -> PooledPlan:
-        """Return a plan in which one executor runs all nodes. It copies weights of other executors."""
+        """Return a plan in which `executor` runs all nodes and gets copies of weights from other executors."""
         graph, names, device = Graph(program), self._devices, self._devices[executor]
         homes = {v: names[e] for v, e in resident(program, graph, self._locations, None).items()}
         nodes = tuple(node.id for node in graph.nodes)
         device_of = {v: device for node in graph.nodes for v in node.outputs}
         values = {**{v: homes.get(v, device) for v in graph.inputs}, **device_of}
         decisions = tuple(
-            PlacementDecision(node, device, "the derived values are used on this device") for node in nodes
+            PlacementDecision(node, device, "a plan uses the derived values on this device") for node in nodes
         )
         copies_by_value = {v: tuple(names[e] for e in sorted(self._locations.copies(v) or ())) for v in graph.inputs}
         copies = {v: holders for v, holders in copies_by_value.items() if holders}

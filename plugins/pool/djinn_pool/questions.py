@@ -1,4 +1,4 @@
-"""Requests to a pool: choose the executors that answer, and merge their replies."""
+"""Requests to a pool: the choice of the executors that answer, and the merge of their replies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,13 @@ from djinn_pool.value_locations import ValueLocations
 def ask(
     message: Message, kind: type[M], device: int, executors: Executors[ExecutorClient], locations: ValueLocations
 ) -> M:
-    """Send a request to executors and merge their replies, as `Sink.ask`. By default one executor answers.
+    """Send a request to executors and merge their replies, as `Sink.ask`.
+
+    Requests about caches, statistics, and stored weights go to several executors, all others to the first executor of the
+    device index `device`.
 
     Raises:
-        UnsupportedOperation: no executor has all values that the message is about.
+        UnsupportedOperation: no single executor has all tensors to save.
         WeightsUnavailable: executors find different weights at the same address.
     """
     reply: Any
@@ -48,7 +51,13 @@ def ask(
 
 
 def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: int) -> OpenWeightsReply:
-    """Return the reply of all executors about an address. If a reply differs from the others, return that reply."""
+    """Ask all executors to open stored weights, and return their common reply.
+
+    If an executor refuses or has not finished, return its reply.
+
+    Raises:
+        WeightsUnavailable: executors find different weights.
+    """
     members = executors.for_index(device)
     replies: list[OpenWeightsReply] = []
     for member in members:
@@ -63,8 +72,8 @@ def _opened(message: OpenWeights, executors: Executors[ExecutorClient], device: 
             replies[0].tensors,
         ):
             raise WeightsUnavailable(
-                f"{message.address!r} differs between {member.server} and {members[0].server}: a pool reads from "
-                "one place, or from equal copies with equal timestamps"
+                f"the weights at {message.address!r} differ between {member.server} and {members[0].server}: store the same file on both, with "
+                "the same timestamp, or use an address that both read"
             )
     return replies[0]
 
@@ -80,14 +89,14 @@ def _holder_of_all(message: SaveWeights, executors: Executors[ExecutorClient], l
         holders &= _holders(handle, locations)
     if not holders:
         raise UnsupportedOperation(
-            f"no executor of the pool has all tensors to save at {message.address!r}: save those of one device at a "
-            "time, or fetch them and save them on this machine"
+            f"no executor of the pool has all tensors to save at {message.address!r}: save the tensors of each device to a separate address, or "
+            "fetch all tensors and save them on this machine"
         )
     return min(holders)
 
 
 def _caches(message: CacheRequest, executors: Executors[ExecutorClient], locations: ValueLocations) -> CacheReply:
-    """Add up the executors' replies about values that each of them holds."""
+    """Ask each executor about the values that it holds, and return the sum of their replies."""
     handles = unpack_handles(message.handles)
     handles_of: dict[int, list[int]] = {} if handles else {number: [] for number in executors.present}
     for handle in handles:

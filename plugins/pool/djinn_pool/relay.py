@@ -1,4 +1,4 @@
-"""Pass transfers between executors through the client, and collect reports about links and memory."""
+"""Transfers between executors through the client, and executors' reports about links and memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from djinn_core.wire.peer_messages import LinkMeasurement, SendValues, TransferC
 
 
 class Relay:
-    """Receive transfers, link reports and memory reports from one executor."""
+    """Receives transfers, link reports and memory reports from one executor.
+
+    Attributes:
+        has_news: True if a report has arrived that `take_seen` or `take_room` has not returned.
+    """
 
     def __init__(self, session: ExecutorClient) -> None:
         self._session = session
-        self.has_news = False  # whether a report arrived since the last take
+        self.has_news = False
         self._seen: list[LinkMeasurement] = []
         self._room: Room | None = None
         self._frames: list[Frame] = []
@@ -33,7 +37,9 @@ class Relay:
         self._session.replies.send(message)
 
     def take_over(self, ship: SendValues) -> list[Frame]:
-        """Wait for a transfer, and return its frames for another executor. The caller holds the sink's lock.
+        """Request a transfer to this process, and return its frames for another executor. The caller holds the sink's lock.
+
+        `ship`: the request, with this process as the peer.
 
         Raises:
             SessionLost: the executor was lost.
@@ -49,7 +55,7 @@ class Relay:
         return links
 
     def take_room(self) -> Room | None:
-        """Return the executor's latest report of its memory; None if none has arrived since the last call."""
+        """Return the executor's latest report of its memory, or None if no report has arrived since the last call."""
         room, self._room = self._room, None
         self.has_news = bool(self._seen)
         return room
@@ -74,9 +80,9 @@ class Relay:
 
 
 def look_after_each_other(sessions: Sequence[ExecutorClient]) -> None:
-    """Let the thread that waits for one executor also read the connections of the others.
+    """Make a thread that waits for one executor also check the connections of the other executors.
 
-    An executor that waits for a value from a dead executor sends nothing. Only the connection of the dead one shows this.
+    An executor that waits for a value from a dead executor sends nothing. Only the dead executor's connection shows its end.
     """
     every = [session.replies for session in sessions]
 

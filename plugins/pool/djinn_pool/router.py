@@ -54,7 +54,14 @@ UNREAD: Final = 1  # maximum number of unread replies, because link reports in t
 
 @attrs.define
 class _ExecutorRequest:
-    """Requests to one executor besides its parts: values to fetch, to describe and to free."""
+    """Requests to one executor in addition to its parts of the program.
+
+    Attributes:
+        fetch: values to send to the client.
+        describe: values whose metadata is requested.
+        free: values to free before.
+        synchronize: True to reply when all earlier work is done.
+    """
 
     fetch: list[int] = attrs.field(factory=list)
     describe: list[int] = attrs.field(factory=list)
@@ -69,11 +76,11 @@ class _ExecutorRequest:
 
 
 _ExecutorRequests = defaultdict[int, _ExecutorRequest]  # requests by executor; executors without requests are absent
-Asked = list[tuple[Submission, ExecutorReply]]  # requests of the executors, and their replies
+Asked = list[tuple[Submission, ExecutorReply]]  # answered submissions to executors, with their pending replies
 
 
 class PoolReply(JoinedReplies):
-    """Reply to a submission whose values come from several executors. Dropped after no thread waits for it."""
+    """Pending reply to a submission whose values come from several executors."""
 
     def __init__(
         self,
@@ -86,15 +93,20 @@ class PoolReply(JoinedReplies):
     ) -> None:
         """Create a pending reply.
 
-        `alike`: programs of the same structure, which share turns. `took`: called with the seconds from `begun` until all replies
-        have arrived.
+        Args:
+            submission: the whole submission.
+            parts: submissions to executors with their pending replies.
+            router: the pool's router.
+            alike: family of the submitted program, or None without a program.
+            took: called with the seconds from `begun` until all replies have arrived, or None.
+            begun: time of the submission, by `time.perf_counter`.
         """
         super().__init__(submission, parts)
         self._router, self._alike, self._took = router, alike, took
         members = router.executors.members
         self._begun = begun
         self._sent = [(member, member.submissions.last_number) for member in members]
-        # for each executor, the number of sent frames after which no work is pending
+        # number of frames sent to each executor, after whose reply no work is pending
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
         self._late = submission.later is not None
         self._turn = object()
@@ -128,7 +140,7 @@ class PoolReply(JoinedReplies):
         super().discard()
 
     def mark_unobserved(self) -> None:
-        """Mark the replies of all executors, as `PendingReply.mark_unobserved`."""
+        """Mark the replies of all executors as unobserved, as `PendingReply.mark_unobserved`."""
         for member, number in self._sent:
             member.replies.mark_unobserved(number)
 
@@ -323,7 +335,7 @@ class PoolRouter(Router):
         )
 
     def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
-        """Return the plan of a program, with its values and the programs of the same structure."""
+        """Plan a program. Return its family, its plan, and its values by the plan's numbers."""
         planner, program = self._planner, submission.program
         planner.link_changes = self._links.listen()
         alike, values = planner.find(program)
@@ -338,20 +350,28 @@ class PoolRouter(Router):
             self._run_parts(plan, values, Submission(program), defaultdict(_ExecutorRequest))
 
     def _free_copies(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Free copies that no plan will use. `copies`: pairs of value and executor."""
+        """Free copies of values on executors. `copies`: pairs of value and executor."""
         with interrupt_mask.uninterruptible:
             for executor in {executor for _, executor in copies}:
                 self._send_request(executor, _ExecutorRequest(free=[v for v, where in copies if where == executor]))
 
     def _forget_derived(self, requests: _ExecutorRequests, *touched: Iterable[int]) -> None:
-        """Free derived values, because their weights were written or dropped."""
+        """Add requests that free derived values whose weights were written or freed.
+
+        Args:
+            requests: the requests to extend.
+            touched: values that were written or freed.
+        """
         derived = self._planner.derived.values
         derived.invalidate([*itertools.chain(*touched)])
         for executor, freed in self._locations.forget(derived.take_stale()).items():
             requests[executor].free += freed
 
     def _record_locations(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:
-        """Record the locations of values after a plan. Return outdated copies as pairs of value and executor."""
+        """Record the locations of values after a run of `plan`. Return outdated copies, as pairs of value and executor.
+
+        `values`: the run's values, by the plan's numbers.
+        """
         locations = self._locations
         for (
             i,
@@ -387,9 +407,9 @@ class PoolRouter(Router):
         return requests
 
     def _home(self, value: int) -> int:
-        """Return the executor that holds a value, or will hold it by the plan.
+        """Return the executor that holds a value, or that will hold it when the plan has run.
 
-        A deferred upload that the plan does not send is sent now.
+        If the value is a deferred upload that the plan does not send, send it now.
         """
         homes, storage = self._locations.homes, storage_of(value)
         if storage not in homes and value in self._uploads:
@@ -407,7 +427,10 @@ class PoolRouter(Router):
     def _run_parts(
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
     ) -> Asked:
-        """Let each executor run its parts. Requests for values are attached to the last part of an executor."""
+        """Send each executor its parts of the program, and return the pending replies.
+
+        Remove from `requests` the requests that can be attached to the last part of their executor.
+        """
         pending: Asked = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
@@ -426,10 +449,10 @@ class PoolRouter(Router):
         return pending
 
     def _begin_reads(self, plan: PooledPlan, values: Sequence[int]) -> set[int]:
-        """Let all executors start to read the program's weights, before any of them computes.
+        """Make all executors start to read the program's stored weights before any of them computes.
 
-        Return the steps that were done. A read after a free on the same executor is not done early, because it may need the
-        freed memory.
+        Return the indexes of the steps that were done. A read after a free on the same executor is not done early, because
+        it may need the freed memory.
         """
         begun, freed = set[int](), set[int]()
         for index, part in enumerate(plan.parts):
@@ -450,7 +473,7 @@ class PoolRouter(Router):
             follow_reads(members, context.observers, submission)
 
     def _run_step_between(self, part: UploadStep | TransferStep | AwaitStep | FreeStep, values: Sequence[int]) -> None:
-        """Do a step that runs no ops: an upload, a transfer, a wait or a free."""
+        """Send the message of a step that runs no ops. `values`: the run's values, by the plan's numbers."""
         if isinstance(part, UploadStep):
             self._uploads.give(values[part.value], part.executor)
             self._locations.given.add(storage_of(values[part.value]))
@@ -471,7 +494,7 @@ class PoolRouter(Router):
         prepared: PreparedTemplate | None = None,
         values: Sequence[int] | Words = NO_VALUES,
     ) -> Asked:
-        """Send one executor its part of a submission, and return the pending request."""
+        """Send one executor its part of a submission. Return its pending reply, or an empty list if none is requested."""
         member = self.executors.members[executor]
         number = member.submissions.run(submission, prepared, values)
         if not submission.is_answered:
@@ -480,23 +503,26 @@ class PoolRouter(Router):
         return [(submission, ExecutorReply(member.replies, number))]
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:
-        """Upload a value, as `Sink.upload` does: to its first user if known, else to the device with this index."""
+        """Upload a value, as `Sink.upload` does.
+
+        With `device` 0, defer the upload until a plan chooses an executor. Otherwise send it to the device with this index.
+        """
         for member in self.executors.current:
             member.link.check()
         source = source if device or isinstance(source, StoredTensor) else source.detach().clone()
         with interrupt_mask.uninterruptible, self._tables:
-            self._locations.forget((handle,))  # a single executor counted it as present already
+            self._locations.forget((handle,))  # a session with one executor has already recorded it as present
             if device:
                 executor = self.executors.number_at(device)
                 self.executors.members[executor].upload(handle, source)
                 self._locations.add(handle, executor, source.nbytes)
                 self._locations.given.add(storage_of(handle))
                 return
-            for waiting in self._uploads.hold(handle, source):
-                self._place(waiting)
+            for oldest in self._uploads.hold(handle, source):
+                self._place(oldest)
 
     def expect(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Do nothing: an announcement of uploads (`Sink.expect`) gains nothing, as each upload is copied on arrival."""
+        """Do nothing, because an announcement of uploads (`Sink.expect`) saves nothing in a pool, which copies each upload."""
 
     def ask(self, message: Message, kind: type[M], device: int = 0) -> M:
         """Ask executors, as `Sink.ask`."""

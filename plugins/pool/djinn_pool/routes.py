@@ -28,13 +28,13 @@ from djinn_pool.peer_reconnection import connect_request
 from djinn_pool.relay import Relay
 from djinn_pool.topology import HANDLING
 
-EVERY_LINK: Final = 16  # maximum executors of a pool to measure all links of: the number of links grows quadratically
+EVERY_LINK: Final = 16  # up to this number of executors, all links are measured; their number grows quadratically
 ROUNDABOUT = (5e7, 0.01)  # guessed bytes per second and seconds of a transfer through the client
 log = get_logger("djinn.pool")
 
 
 class Routes:
-    """Open routes between executors, and pending transfers."""
+    """Opens routes between executors, and sends values over them."""
 
     def __init__(self, executors: Executors[ExecutorClient], relays: Sequence[Relay], observers: Observers) -> None:
         """`relays`: relay of each executor, by number. The caller adds relays of joining executors."""
@@ -47,7 +47,10 @@ class Routes:
         self._under_way: dict[TransferStep, list[int]] = {}
 
     def connect_peers(self, source: int, target: int) -> ConnectPeerReply:
-        """Make one executor connect to another, once per pair. Return the measured link."""
+        """Make executor `source` connect to executor `target` if it has not yet. Return its reply with the measured link.
+
+        The reply has an error if values between the two pass through this process.
+        """
         reply = self._connections.get((source, target))
         if reply is None and any(self._members[number].link.channel.logged for number in (source, target)):
             reply = self._connections[source, target] = ConnectPeerReply(
@@ -62,7 +65,7 @@ class Routes:
             self._connections[source, target] = reply
             if reply.error:
                 log.warning(
-                    "an executor cannot connect to another executor: values between them pass through this process",
+                    "an executor cannot connect to another executor, values between them pass through this process",
                     source=self._members[source].server,
                     target=receiver.server,
                     error=reply.error,
@@ -83,10 +86,12 @@ class Routes:
         ]
 
     def links(self, devices: Sequence[str]) -> tuple[Link, ...]:
-        """Return the measured links between all present executors.
+        """Measure and return the links between all present executors.
 
-        `devices`: devices by number of the executor. With more than `EVERY_LINK` executors, only links between neighbours
-        are measured, and all other links get the median of these.
+        With more than `EVERY_LINK` executors, measure only links between executors with successive numbers. One more link
+        stands for all others and has the median bandwidth and latency.
+
+        `devices`: device id of each executor, by number.
         """
         present = self._executors.present
         if len(present) <= EVERY_LINK:
@@ -104,12 +109,12 @@ class Routes:
         )
 
     def ship(self, carry: TransferStep, value: int) -> None:
-        """Make an executor send a value to another one."""
+        """Make the source of a transfer send `value` to its target."""
         transfer = self._send(carry.source, carry.target, [value], move=carry.move)
         self._under_way.setdefault(carry, []).append(transfer)
 
     def expect(self, carry: TransferStep, value: int) -> None:
-        """Make the receiver wait for the value that `ship` has sent."""
+        """Make the target of a transfer wait for the value that `ship` has sent."""
         waiting = self._under_way[carry]
         transfer = waiting.pop(0)
         if not waiting:
@@ -117,7 +122,7 @@ class Routes:
         self._await(transfer, carry.source, carry.target, [value])
 
     def move(self, source: int, target: int, values: Sequence[int]) -> None:
-        """Move the memory of values, with all its views, from one executor to another."""
+        """Move the storages of `values`, with all views, from executor `source` to executor `target`."""
         transfer = self._send(source, target, values, move=True)
         self._await(transfer, source, target, values)
 

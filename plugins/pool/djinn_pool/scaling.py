@@ -31,11 +31,11 @@ _log = get_logger("djinn.client")
 
 @for_users
 def scale(executors: int | None = None, servers: Sequence[str] | None = None) -> None:
-    """Set the number of executors, or the servers, of the open session. Begins a session if none is open.
+    """Set the number of executors, or the servers, of the open session. If no session is open, begin one.
 
-    New executors are started and their links measured. The executors that joined last leave first, after their values
+    New executors are started, and their links are measured. Executors that joined last leave first, after their values
     have moved to the others. Tensors stay valid, and programs are planned again. Other threads of the program continue,
-    except while values move. After an error other than `SessionLost`, the session has its old executors. After an
+    except while values move. After an error other than `SessionLost`, the session has its previous executors. After an
     interrupt, new executors may have joined.
 
     Args:
@@ -43,7 +43,7 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
         servers: URLs or log-ins of all servers of the session, as in `configure`.
 
     Raises:
-        ConfigurationError: neither or both arguments are given, or the session has executors of the other kind.
+        ConfigurationError: neither or both arguments are given, or the argument does not fit the session's executors.
         StartupError, TransportError, AccessRefused: a new executor cannot be started or reached.
         DoesNotFit: the remaining executors have too little memory for the values of the leaving executors.
         UnsupportedOperation: a leaving executor holds a value that cannot move.
@@ -52,7 +52,7 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
     options = {"executors": executors} if servers is None else {"servers": tuple(servers)}
     if (executors is None) == (servers is None):
         raise ConfigurationError(
-            "djinn.scale() takes either `executors`, the number of executors, or `servers`, the servers of the session"
+            "djinn.scale() takes one argument: `executors`, the number of executors, or `servers`, the servers of the session"
         )
     with collect_later, context.lock:
         if is_new := not context.is_open:
@@ -64,13 +64,13 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
 
 
 def _scale(given: Mapping[str, Any]) -> None:
-    """Scale the open session by the settings `given`. The caller holds the context's lock."""
+    """Scale the open session to the settings `given`. The caller holds the context's lock."""
     executors = given.get("executors")
     resolved = resolve({**context.overrides, **given}).settings
     _check(executors)
     servers_found = None if executors is not None else find_servers(resolved, client.registry().transports)
     if executors is None and servers_found is None:
-        raise ConfigurationError("djinn.scale(servers=[]) would leave no executor: name the servers that stay")
+        raise ConfigurationError("djinn.scale(servers=[]) would leave no executor: name at least one server")
     before, is_done = context.opened, False
     try:
         if servers_found is None:
@@ -88,14 +88,14 @@ def _check(executors: int | None) -> None:
     settings = client.settings()
     if settings.executor == "inline":
         raise ConfigurationError(
-            "executor='inline' runs the executor in a thread of this program, which cannot be scaled"
+            "djinn.scale() cannot scale executor='inline', which runs in a thread of this program: use executor='process'"
         )
     own = all(session.executor is not None for session in context.opened)
     if executors is not None and not own:
-        raise ConfigurationError("the executors of this session run on servers: scale with djinn.scale(servers=[...])")
+        raise ConfigurationError("the executors of this session run on servers: use djinn.scale(servers=[...])")
     if executors is None and own:
         raise ConfigurationError(
-            "this session has its own executors, whose values cannot move to servers: scale with djinn.scale(executors=...)"
+            "the values of this program's own executors cannot move to servers: use djinn.scale(executors=...)"
         )
 
 
@@ -110,7 +110,7 @@ def _scale_to(count: int) -> None:
 
 
 def _scale_over(wanted: Servers) -> None:
-    """Scale to exactly these servers."""
+    """Scale to exactly the servers `wanted`."""
     before = context.opened
     members = {urls: [session for session in before if _is_at(session, urls)] for urls in wanted.members}
     new_servers = tuple(urls for urls, numbers in members.items() if not numbers)
@@ -129,7 +129,7 @@ def _scale_over(wanted: Servers) -> None:
 
 
 def _open(joining: Sequence[EmbeddedExecutor] | Servers) -> tuple[OpenSession, ...]:
-    """Begin sessions with started executors, or with servers."""
+    """Begin sessions with executors that were started, or with servers."""
     registry, settings = context.configured()
     return open_more(settings, registry, joining, context.opened)
 
@@ -143,7 +143,7 @@ def _is_at(one: OpenSession, urls: tuple[str, ...]) -> bool:
 
 @contextlib.contextmanager
 def numbers_for(count: int) -> Iterator[tuple[int, int]]:
-    """Reserve `count` consecutive numbers for executors that start in the block. Yield the first one and `count`."""
+    """Reserve `count` consecutive numbers for executors that start in the block. Yield the first number and `count`."""
     with context.lock:
         assert context.session is not None
         members = len(context.session.executors.members)
@@ -161,7 +161,7 @@ def numbers_for(count: int) -> Iterator[tuple[int, int]]:
 
 
 def join(more: tuple[OpenSession, ...]) -> None:
-    """Add executors whose sessions have begun to the open session. The caller holds the context's lock.
+    """Add the executors of the begun sessions `more` to the open session. The caller holds the context's lock.
 
     Raises:
         DjinnError: the executors cannot join. They are closed, and the session continues without them.
@@ -191,7 +191,7 @@ def leave(leaving: Sequence[OpenSession]) -> None:
     """Move the values of executors to the others, then remove these executors. The caller holds the context's lock.
 
     Raises:
-        DjinnError: the executors cannot leave; `scale` lists the reasons.
+        DjinnError: the executors cannot leave, for the reasons that `scale` lists.
     """
     session = context.session
     assert session is not None

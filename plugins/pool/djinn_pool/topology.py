@@ -1,9 +1,9 @@
 """Links between the executors of a pool, and their free memory: the latest reports, and the values that plans use.
 
-Executors report the duration of large transfers. The client asks them to measure a link without recent large transfers.
-Plans use one speed for each link. If observed speeds differ from it by a factor of two, it is replaced and programs are
-planned again. Plans use the free memory that executors reported last. Cached plans are valid until the available memory of
-a device changes by a factor of two, or an allocation on it fails.
+Executors report the duration of large transfers. The client makes them measure links without recent large transfers. Plans
+use one speed for each link. If observed speeds differ from it by a factor of two, the speed is replaced and programs are
+planned again. New plans use the free memory that executors reported last. Cached plans are valid until the free memory of a
+device changes by a factor of two, or an allocation on it fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,15 @@ _log = get_logger("djinn.pool")
 
 @attrs.define(eq=False)
 class SeenLink:
-    """One link: the speed that plans use, and observations since this speed was set."""
+    """A link between two executors.
+
+    Attributes:
+        link: the bandwidth and latency that plans use.
+        heard: time of the last observation or measurement request, by the pool's clock.
+        changed: time at which `link` was replaced.
+        rates: observed bandwidths since then, in bytes per second.
+        latencies: observed latencies since then, in seconds.
+    """
 
     link: Link
     heard: float
@@ -56,12 +64,12 @@ class SeenLink:
             self.latencies.append(seen.latency + HANDLING)
 
     def is_due(self, now: float) -> bool:
-        """Return True if the link should be measured, because it was idle for long or its bandwidth may have changed."""
+        """Return True if the link should be measured now: it was idle for long, or its bandwidth may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
         return now - self.heard > (DOUBTED if doubted else QUIET)
 
     def settle(self, now: float) -> bool:
-        """Use the observed speed if it differs enough from the speed in plans. Return True if it was changed."""
+        """Replace the speed that plans use if observed speeds differ enough from it. Return True if it was replaced."""
         if now - self.changed < SETTLED:
             return False
         rate, latency = self.link.bandwidth, self.link.latency
@@ -74,7 +82,7 @@ class SeenLink:
         found_link = attrs.evolve(self.link, bandwidth=rate, latency=latency)
         if found_link == self.link:
             return False
-        _log.info("a link has changed", before=self.link, now=found_link)
+        _log.info("the speed of a link has changed, programs are planned again", before=self.link, now=found_link)
         self.link, self.changed = found_link, now
         self.rates.clear()
         self.latencies.clear()
@@ -93,8 +101,9 @@ class PoolTopology:
     """Links and free memory of a pool. The caller holds the sink's lock.
 
     Attributes:
-        topology: the links that plans use now.
+        topology: the devices and links that plans use now.
         when_room_changed: called with `devices` after the free memory of a device has changed.
+        changes: number of changes so far that make cached plans invalid.
     """
 
     def __init__(
@@ -104,21 +113,28 @@ class PoolTopology:
         measured: Sequence[Link],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`measured`: links between the devices. `devices` has the order of the executors."""
+        """Create the topology.
+
+        Args:
+            relays: relay of each executor, by number.
+            devices: device of each executor, by number.
+            measured: links between the devices.
+            clock: function that returns seconds.
+        """
         self._relays = relays
         self._devices = list(devices)
         self._present = list(range(len(devices)))
         self._clock = clock
         self._links: dict[tuple[int, int], SeenLink] = {}
         self._next = clock() + DOUBTED
-        self._planned_room = [device.memory_free for device in devices]  # memory that the cached plans were made for
+        self._planned_room = [device.memory_free for device in devices]  # free memory for which cached plans are valid
         self.when_room_changed: Callable[[Sequence[DeviceCapabilities]], None] = _ignored
         self.changes = 0
         self._adopt(measured)
         self.topology = NetworkTopology(tuple(devices), tuple(measured))
 
     def _adopt(self, measured: Sequence[Link]) -> None:
-        """Keep the observations of links that still exist, and drop all others."""
+        """Replace the links by `measured`. Links that existed before keep their observations."""
         now, before = self._clock(), self._links
         numbers = {self._devices[number].id: number for number in self._present}
         self._assumed = [link for link in measured if link.source not in numbers]
@@ -131,7 +147,7 @@ class PoolTopology:
         self._planned_room.append(device.memory_free)
 
     def among(self, executors: frozenset[int]) -> list[Link]:
-        """Return the links between some executors, and a default link for all others."""
+        """Return the links between the given executors, and the default links for pairs without a measurement."""
         links = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
         return [*links, *self._assumed]
 
@@ -156,11 +172,11 @@ class PoolTopology:
 
     @property
     def devices(self) -> Sequence[DeviceCapabilities]:
-        """Return the devices of all executors so far, by number, with their latest capabilities."""
+        """Return the device of each executor that ever was in the pool, by number, with its latest capabilities."""
         return self._devices
 
     def replace_devices(self, devices: Sequence[DeviceCapabilities]) -> None:
-        """Replace the capabilities of some devices."""
+        """Replace the capabilities of the devices with these ids. Their reported free memory stays."""
         by_id = {device.id: device for device in devices}
         self._devices = [  # with the free memory that executors reported since the session began
             attrs.evolve(by_id.get(d.id, d), memory_free=d.memory_free) for d in self._devices
@@ -168,7 +184,7 @@ class PoolTopology:
         self._update_topology()
 
     def listen(self) -> int:
-        """Read the executors' link measurements, and request missing ones. Return the number of link changes so far."""
+        """Process the executors' reports, and request measurements of idle links. Return `changes`."""
         now, has_changed = self._clock(), False
         for number in self._present:
             relay = self._relays[number]
@@ -199,7 +215,7 @@ class PoolTopology:
             self._update_topology()
 
     def _note_room(self, number: int, room: Room) -> None:
-        """Set the free memory of an executor. If it has changed enough, discard cached plans."""
+        """Set the free memory of an executor. If it has changed enough, make cached plans invalid."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
         planned_bytes = self._planned_room[number]
         if (
@@ -208,7 +224,7 @@ class PoolTopology:
             or (room.short and room.nbytes < LESS * planned_bytes)
         ):
             fields = {"device": device.id, "before": planned_bytes, "now": room.nbytes}
-            _log.info("the memory of an executor has changed", **fields)
+            _log.info("the free memory of an executor has changed, programs are planned again", **fields)
             self._planned_room[number] = room.nbytes
             self.changes += 1
 

@@ -31,13 +31,13 @@ class ValueLocations:
     _copies: dict[int, dict[int, frozenset[int]]] = attrs.field(factory=dict)
 
     def of(self, values: Iterable[int]) -> Where:
-        """Return the homes and copies of values, for comparison."""
+        """Return the homes and copies of values as one comparable value."""
         values = tuple(values)
         homes = tuple(map(self.homes.get, storages_of(values)))
         return homes, tuple(map(self.copies, values)) if self._copies else ()
 
     def copies(self, value: int) -> frozenset[int] | None:
-        """Return the executors that hold a copy of a value."""
+        """Return the executors that hold a copy of a value, or None if no copy of its storage exists."""
         alike = self._copies.get(storage_of(value))
         return alike.get(value) if alike is not None else None
 
@@ -106,10 +106,10 @@ class ValueLocations:
         return ended_copies
 
     def forget(self, values: Iterable[int]) -> dict[int, list[int]]:
-        """Forget values that the program no longer holds.
+        """Remove values that the user's program has freed. Return the removed values by the executors that hold them.
 
-        Return the values by the executors that hold them. Other values may share their memory. Values that were never
-        added, such as values of a rewritten program, are ignored. There is no call per value.
+        Other values may share their memory. Values that were never added, such as values of a rewritten program, are
+        ignored. The loop makes no call per value, because submissions wait for this method.
         """
         homes, sizes, looking, held_bytes, uploaded = self.homes, self._sizes, self._values, self.held, self.given
         copies = self._copies

@@ -41,8 +41,8 @@ class RayHandle(ExecutorHandle):
             arguments: arguments of the holder.
             group: placement group of the actor.
             number: number of the executor in the group.
-            notify: as in `LaunchRequest`.
-            attempt: number of earlier holders at this place.
+            notify: function that shows a progress message to the user.
+            attempt: number of earlier actors of this executor.
 
         Raises:
             StartupError: the cluster does not answer.
@@ -53,58 +53,66 @@ class RayHandle(ExecutorHandle):
         self._over: tuple[int, str] | None = None
         self._ended = self._has_place = False
         self._node = ""
-        with group.asking("an executor cannot be placed"):
+        with group.asking("Ray cannot create the actor of an executor"):
             self._actor = group.make_actor(ExecutorHolder, arguments, number, attempt)
             self._placed = self._actor.version.remote()
             self._gone = self._actor.wait.remote()
 
     def wait_placed(self) -> None:
-        """Wait for at most `pending_seconds` (a setting) until Ray has started the actor."""
+        """Wait until Ray has started the actor, at most for the setting `pending_seconds`.
+
+        Raises:
+            StartupError: the cluster has too few resources or does not answer, or a node has another version of Djinn.
+        """
         began, last_notice = time.monotonic(), 0.0
         ray, settings = self._group.ray, self._group.settings
         while not ray.wait([self._placed], timeout=0.5 if last_notice == 0.0 else 1.0)[0]:
             seconds = time.monotonic() - began
-            with self._group.asking("an executor cannot be placed"):
+            with self._group.asking("the Ray cluster does not report its resources"):
                 nodes = ray.nodes()
                 free = ray.available_resources()
             reason = self._group.lacking(nodes)
             if reason and seconds >= settings.growth_seconds:
                 raise StartupError(
-                    f"{reason}. Ask for less (the setting `resources`), or let the cluster grow (growth_seconds)"
+                    f"{reason}. Reduce the setting `resources`, or set plugins.ray.growth_seconds if the cluster can grow"
                 )
             if seconds >= settings.pending_seconds:
                 raise StartupError(
-                    f"the Ray cluster had no place for executor {self._number} in {seconds:.0f} s: it needs "
+                    f"the Ray cluster did not start executor {self._number} in {seconds:.0f} s: it needs "
                     f"{resources.shown(self._group.bundle(self._number))}, and all nodes together have "
-                    f"{resources.shown(free)} free. `ray status` shows what uses the rest; raise plugins.ray.pending_seconds to wait longer"
+                    f"{resources.shown(free)} free. See the use of resources with `ray status`, or raise plugins.ray.pending_seconds to wait longer"
                 )
             if seconds - last_notice >= _LOOK_SECONDS or not last_notice:
                 last_notice = max(seconds, 0.001)
-                state = reason or f"{resources.shown(free)} are free"
-                self._notify(f"waiting for the Ray cluster to place executor {self._number} ({seconds:.0f} s): {state}")
+                state = reason or f"its nodes have {resources.shown(free)} free"
+                self._notify(f"waiting for the Ray cluster to start executor {self._number} ({seconds:.0f} s): {state}")
         self._has_place = True
         node_version = self._get(self._placed, 0.0)
         if node_version != djinn_version():
             raise StartupError(
                 f"a node of the Ray cluster has Djinn {node_version}, and this program has Djinn {djinn_version()}: "
-                "install the same version there, or add it to the setting runtime_env"
+                "install the same version on all nodes, or name it in the setting `runtime_env`"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
-        """Call a method of the holder, and return its result. If Ray cannot reach the actor for a moment, retry."""
+        """Call a method of the holder, and return its result. If Ray cannot reach the actor, retry until `timeout` seconds.
+
+        Raises:
+            StartupError: the call fails.
+        """
         if not self._has_place and not self._group.ray.wait([self._placed], timeout=0.0)[0]:
-            raise StartupError(f"executor {self._number} has not been placed yet")
+            raise StartupError(f"the Ray cluster has not started executor {self._number} yet")
         deadline = time.monotonic() + timeout
         exceptions = self._group.ray.exceptions
         while True:
             try:
-                with self._group.asking("an executor's actor cannot be asked"):
+                with self._group.asking("Ray cannot call the actor of an executor"):
                     reference = getattr(self._actor, method).remote(*arguments)
                 return self._get(reference, max(0.0, deadline - time.monotonic()))
             except exceptions.ActorUnavailableError as error:
                 if time.monotonic() + _RETRY_SECONDS > deadline:
                     raise StartupError(
-                        f"the actor of executor {self._number} cannot be reached: {_line(error)}"
+                        f"Ray cannot reach the actor of executor {self._number}: {_line(error)}"
                     ) from error
                 time.sleep(_RETRY_SECONDS)
 
@@ -121,7 +129,7 @@ class RayHandle(ExecutorHandle):
         except exceptions.ActorUnavailableError:
             raise
         except exceptions.GetTimeoutError:
-            raise StartupError(f"the actor of executor {self._number} does not answer") from None
+            raise StartupError(f"the actor of executor {self._number} did not answer in {timeout:.0f} s") from None
         except exceptions.RayTaskError as error:
             raise StartupError(
                 _startup_message(error.cause if isinstance(error.cause, Exception) else error)
@@ -133,22 +141,22 @@ class RayHandle(ExecutorHandle):
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method of the holder without waiting. Do nothing if the holder has ended."""
-        with contextlib.suppress(StartupError), self._group.asking("an executor's actor cannot be asked"):
+        with contextlib.suppress(StartupError), self._group.asking("Ray cannot call the actor of an executor"):
             getattr(self._actor, method).remote(*arguments)
 
     def wait(self) -> tuple[int, str]:
-        """Wait until the executor or its holder has ended."""
+        """Wait until the executor or its holder has ended. Return exit status and description, as `ExecutorHandle.wait`."""
         while (over := self._exit_reason(60.0)) is None:
             pass
         return over
 
     @property
     def ended(self) -> bool:
-        """True if `wait` would return at once."""
+        """Return True if the executor or its holder has ended."""
         return self._exit_reason(0.0) is not None
 
     def _exit_reason(self, timeout: float) -> tuple[int, str] | None:
-        """Return exit status and description of the executor's end; None if it has not ended in `timeout` seconds."""
+        """Return exit status and description of the executor's end, or None if it does not end in `timeout` seconds."""
         with self._lock:
             reference = self._gone
             if self._over is not None:
@@ -172,9 +180,9 @@ class RayHandle(ExecutorHandle):
             return self._over
 
     def notice(self) -> str:
-        """Return a message if Ray drains the node of the executor, else "".
+        """Return a message if Ray drains the node of the executor, otherwise an empty string.
 
-        It is always "" in programs that reach the cluster over `ray://`.
+        Programs that reach the cluster over `ray://` always get an empty string.
         """
         if not self._has_place:
             return ""
@@ -186,7 +194,7 @@ class RayHandle(ExecutorHandle):
         return f"Ray drains its node {self._node[:8]}" if self._node in draining else ""
 
     def end(self) -> None:
-        """End the holder, and return its resources to the engine."""
+        """End the holder, and return its resources to the cluster."""
         if not self._ended:
             self._ended = True
             self._kill()
@@ -201,9 +209,9 @@ class RayHandle(ExecutorHandle):
             self._group.ray.kill(self._actor)
 
     def restart(self) -> RayHandle:
-        """End the actor, and start another one in the same bundle. If the node was lost, Ray moves the bundle."""
+        """End the actor, and start another actor in the same bundle. If the node was lost, Ray moves the bundle."""
         self._kill()
-        if self._ended:  # it has returned its resources
+        if self._ended:  # `end` has returned the resources
             self._group.take()
         self._ended = False
         handle = RayHandle(self._arguments, self._group, self._number, self._notify, self._attempt + 1)
@@ -212,18 +220,18 @@ class RayHandle(ExecutorHandle):
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error message for an actor that could not be made or has died."""
+    """Return an error message for an actor that could not be created or has died."""
     text = str(error)
     if "failed to import" in text or "ModuleNotFoundError" in text:
         last = [line for line in text.splitlines() if "Error" in line]
         return (
             f"a node of the Ray cluster lacks a package ({(last or [text])[-1].strip()}): install Djinn, PyTorch and the plugins on all nodes, "
-            "use an image that has them, or name them in the setting runtime_env, as {'pip': [...]}"
+            "use an image with these packages, or name them in the setting `runtime_env`, as {'pip': [...]}"
         )
     cause = getattr(error, "cause", None) or getattr(error, "__cause__", None)
     if isinstance(cause, Exception):
         return _startup_message(cause)
-    return f"an executor was lost by the Ray cluster: {_last_line(text)}"
+    return f"the Ray cluster lost the actor of an executor: {_last_line(text)}"
 
 
 def _startup_message(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Find the nodes that a Ray cluster drains, by undocumented functions of Ray that need a direct connection."""
+"""Query of the nodes that a Ray cluster drains, by undocumented functions of Ray that need a direct connection."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ from typing import Any
 def draining_nodes(actor: Any, node: str) -> tuple[Collection[str], str]:
     """Return the ids of the drained nodes, and the id of the node of `actor`.
 
-    `node`: id of the actor's node if it is known. Otherwise it is looked up, if nodes are drained.
+    Over `ray://`, return no drained nodes and `node`.
+
+    Args:
+        actor: handle of the actor.
+        node: id of the actor's node, or empty. If it is empty and nodes are drained, the id is looked up.
 
     Raises:
-        AttributeError: this version of Ray lacks these functions. Errors of Ray are raised as well.
+        AttributeError: this version of Ray lacks these functions.
+        Exception: Ray does not answer.
     """
     from ray._private import state
     from ray.util.client import ray as over_client

@@ -1,4 +1,4 @@
-"""The engine `ray`: connect to the cluster, and create an actor for each executor."""
+"""The engine `ray`: connects to the cluster, and creates an actor for each executor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RayEngine", "Settings"]
 
 
 class RayEngine(ExecutorEngine):
-    """Start executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
+    """Starts executors on the nodes of a Ray cluster: `djinn.configure(engine="ray", engine_address="ray://head:10001")`."""
 
     name = "ray"
 
@@ -29,13 +29,17 @@ class RayEngine(ExecutorEngine):
         self._groups: WeakValueDictionary[str, Group] = WeakValueDictionary()  # for as long as executors use them
 
     def launch(self, options: ExecutorOptions, request: LaunchRequest) -> RayHandle:
-        """Start an executor, and return at once."""
+        """Start an executor and return its handle at once.
+
+        Raises:
+            StartupError: Ray is not installed, or the cluster does not answer.
+        """
         with self._lock:
             ray = _connected(request.address)
             group = self._groups.get(request.group)
             if group is None or not group.users:
                 group = self._groups[request.group] = Group(ray, self._settings, request)
-        with group.asking("the Ray cluster does not tell its nodes"):
+        with group.asking("the Ray cluster does not report its nodes"):
             head = resources.head_address(ray.nodes())
         threads = 0 if options.threads else resources.threads_of(request.resources)
         journals, prepared_seconds = self._settings.journals, self._settings.prepared_seconds
@@ -62,7 +66,7 @@ class RayEngine(ExecutorEngine):
 
 
 def _connected(address: str) -> ModuleType:
-    """Connect to the cluster at `address`, unless the program is connected. Return the module `ray`.
+    """Connect to the cluster at `address` if the program is not connected to one. Return the module `ray`.
 
     Raises:
         StartupError: Ray is not installed, or no cluster answers.
@@ -71,7 +75,7 @@ def _connected(address: str) -> ModuleType:
         import ray
     except ImportError as error:
         raise StartupError(
-            f"the engine ray needs the package ray ({error}): pip install 'ray[client]>=2.40'"
+            f"the engine ray needs the package ray, which cannot be imported ({error}): run `pip install 'ray[client]>=2.40'`"
         ) from error
     if not ray.is_initialized():
         try:
@@ -79,8 +83,8 @@ def _connected(address: str) -> ModuleType:
             ray.init(address=address or "auto", log_to_driver=False, logging_level="WARNING")
         except Exception as error:
             raise StartupError(
-                f"there is no Ray cluster at {address or 'the default address of this machine'}: "
-                f"{type(error).__name__}: {error}. Start one with `ray start --head`, or name it: "
+                f"no Ray cluster answers at {address or 'the default address of this machine'} "
+                f"({type(error).__name__}: {error}): start one with `ray start --head`, or name its address with "
                 "djinn.configure(engine_address='ray://head:10001')"
             ) from error
         # Ray's SIGTERM handler raises SystemExit, even in a gateway that ends its sessions on SIGTERM.

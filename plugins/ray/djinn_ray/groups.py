@@ -14,10 +14,10 @@ from djinn.errors import StartupError
 from djinn.hooks import LaunchRequest
 from djinn_ray import resources
 
-# Ray sets an unset OMP_NUM_THREADS to the processors of an actor, mostly 1; the others are secrets.
+# Ray sets an unset OMP_NUM_THREADS to the processors of an actor, mostly 1. The other variables are secrets.
 WITHOUT: Final = ("OMP_NUM_THREADS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_REDIS_PASSWORD")
 
-_CALLS: Final = 16  # concurrent calls of an actor: one waits for the executor's end, the others are short
+_CALLS: Final = 16  # concurrent calls of an actor: `wait` lasts until the executor's end, the others are short
 
 
 @attrs.frozen
@@ -25,12 +25,13 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        pending_seconds: maximum wait of an executor for resources that the cluster has but that are in use.
-        growth_seconds: maximum wait for a cluster to grow until it has the resources; 0: the cluster does not grow.
-        strategy: placement of executors: on many nodes or few. `STRICT_SPREAD`: each on a node of its own.
-        journals: folder on all nodes in which journals outlive a node; empty: each node has its own.
-        prepared_seconds: time for which a node keeps an idle process that has imported PyTorch, from which later executors
-            are forked; 0: none.
+        pending_seconds: maximum seconds that an executor waits for resources of the cluster that are in use.
+        growth_seconds: maximum seconds to wait until a growing cluster has the resources. With 0, the cluster does not grow.
+        strategy: Ray's placement strategy: `SPREAD` over many nodes or `PACK` on few. With `STRICT_SPREAD`, each executor
+            gets a separate node. With `STRICT_PACK`, all executors are on one node.
+        journals: folder that all nodes share, so that journals outlive a node. If it is empty, each node has its own.
+        prepared_seconds: seconds for which a node keeps an idle process that has imported PyTorch, from which later
+            executors are forked. With 0, it keeps none.
     """
 
     pending_seconds: float = attrs.field(default=300.0, validator=attrs.validators.gt(0))
@@ -48,7 +49,7 @@ class Group:
     """
 
     def __init__(self, ray: ModuleType, settings: Settings, request: LaunchRequest) -> None:
-        """Prepare a group without creating it. If the user has created a group, use that group.
+        """Prepare a group, which `take` creates. If the request names a group of the user, use that group.
 
         Raises:
             StartupError: the cluster does not answer, or it has no group of that name.
@@ -64,23 +65,33 @@ class Group:
         if self._own:
             self._bundles = [wished or {"CPU": 1.0}] * request.count
             return
-        with self.asking("there is no such placement group"):
+        with self.asking(f"the placement group {request.placement_group!r} of the setting cannot be used"):
             requested = request.placement_group
             self._placement = ray.util.get_placement_group(requested) if isinstance(requested, str) else requested
             self._bundles = [wished or dict(bundle) for bundle in self._placement.bundle_specs]
 
     def bundle(self, number: int) -> Mapping[str, float]:
-        """Return the resources of an executor."""
+        """Return the resources of the executor with this number."""
         return self._bundles[number % len(self._bundles)]
 
     def lacking(self, nodes: list[Mapping[str, Any]]) -> str:
-        """Return the reason why the cluster can never hold the executors; empty if it can, or for the user's own group."""
+        """Return why the cluster can never hold the executors, or an empty string if it can.
+
+        For a placement group of the user, return an empty string. `nodes`: result of `ray.nodes()`.
+        """
         if not self._own:
             return ""
         return resources.lacking(nodes, self._bundles[0], self._count, self.settings.strategy == "STRICT_SPREAD")
 
     def make_actor(self, holder: type, arguments: tuple[Any, ...], number: int, attempt: int) -> Any:
-        """Create an actor, named and labelled for Ray's dashboard. Return its handle."""
+        """Create the actor of an executor, named and labelled for Ray's dashboard. Return Ray's handle of the actor.
+
+        Args:
+            holder: class of the actor.
+            arguments: arguments of the class.
+            number: number of the executor.
+            attempt: number of earlier actors of this executor.
+        """
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         index = number % len(self._bundles)
@@ -97,22 +108,22 @@ class Group:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """Return the environment variables to remove for executors, except those that the user has set for them."""
+        """Return the variables of `WITHOUT` that executors must not inherit. Variables in the user's `runtime_env` stay."""
         variables = self._runtime_env.get("env_vars") or {}
         return tuple(name for name in WITHOUT if name not in variables)
 
     def loss(self, reason: str) -> str:
-        """Return, as the predicate of a sentence, how an executor ended whose actor was lost."""
+        """Return how an executor ended whose actor was lost, as the predicate of a sentence. `reason`: Ray's error."""
         if self.settings.journals:
             return f"was lost with its actor ({reason})"
         return (
-            f"was lost with its actor ({reason}); if its node is lost too, so is its journal: sessions outlive a node with the setting "
-            "plugins.ray.journals, a folder that all nodes share, or with standby=['engine'], for which the program logs its frames"
+            f"was lost with its actor ({reason}). If its node is also lost, its journal is lost: set plugins.ray.journals to a folder that all "
+            "nodes share, or use standby=['engine'], so that sessions outlive a node"
         )
 
     @contextlib.contextmanager
     def asking(self, failed: str) -> Iterator[None]:
-        """Convert errors of Ray inside the block to `StartupError`."""
+        """Convert errors of Ray inside the block to `StartupError`. `failed`: beginning of the message."""
         try:
             yield
         except StartupError:
@@ -121,20 +132,20 @@ class Group:
             raise StartupError(f"{failed}: {type(error).__name__}: {error}") from error
 
     def take(self) -> None:
-        """Count one more executor of the group. Create the group for the first one.
+        """Count one more executor of the group. Create the group for the first executor.
 
         Raises:
             StartupError: the cluster does not answer.
         """
         with self._lock:
             if not self.users and self._own:
-                with self.asking("there is no placement group for executors"):
+                with self.asking("Ray cannot create the placement group of the executors"):
                     name, strategy = f"djinn-{self._name}", self.settings.strategy
                     self._placement = self.ray.util.placement_group(self._bundles, strategy, name=name)
             self.users += 1
 
     def release(self) -> None:
-        """Count one executor less. The last one removes the group, unless it is the user's own."""
+        """Count one executor less. After the last executor, remove the group if the user did not create it."""
         with self._lock:
             self.users -= 1
             last = self.users == 0
