@@ -134,7 +134,7 @@ def test_raising_notice_warns_once(held, monkeypatch, caplog):
     assert kept.sum().item() == 6
     wait_for(lambda: asked[1] > 5, "some looks at the executor whose handle answers")
     assert asked[0] == 1
-    (warning,) = [record for record in caplog.records if "does not report drained nodes" in record.getMessage()]
+    (warning,) = [record for record in caplog.records if "failed to report drained nodes" in record.getMessage()]
     said = warning.getMessage() + str(vars(warning))
     assert "HeldPlugin" in said
     assert "KeyError: 'a node that the engine does not know'" in said
