@@ -31,9 +31,10 @@ class Channel(Connection):
 
     Attributes:
         id: the secret that names the channel in requests.
-        peer: name of the other end, for messages.
-        certificate: the client's TLS certificate in DER; empty without one.
-        bytes_sent, bytes_received: bytes of all requests of the channel, including HTTP headers.
+        peer: name of the client, for messages.
+        certificate: the client's TLS certificate in DER, or empty if the client has none.
+        bytes_sent: bytes sent by all requests of the channel, including HTTP headers.
+        bytes_received: bytes received by all requests of the channel, including HTTP headers.
     """
 
     peer: str = ""
@@ -88,7 +89,7 @@ class Channel(Connection):
         return self.limits.body > self._first_limits.body
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, as `Connection.send`. Large frames wait until the client fetches them."""
+        """Send a frame, as `Connection.send`. A large frame blocks until the client has fetched it."""
         buffers = encode_frame(frame, self.limits)
         self._outbox.put(buffers, sum(map(len, buffers)))
 
@@ -106,7 +107,7 @@ class Channel(Connection):
         self._inbox.clear()
 
     def end(self, reason: str) -> None:
-        """End both directions. Received and sent frames can still be fetched."""
+        """End both directions. Earlier frames can still be received and fetched. `reason`: message for both sides."""
         self._closed = True
         error = TransportError(f"{self.peer}: {reason}")
         self._inbox.end(error)
@@ -123,7 +124,7 @@ class Channel(Connection):
         try:
             yield
         except (ConnectionError, asyncio.CancelledError):
-            # Unless the client returns soon, it is gone.
+            # If the client does not return soon, the channel expires.
             self._deserted = True
             raise
         else:
@@ -139,7 +140,7 @@ class Channel(Connection):
         self.bytes_received += received
 
     def idle_seconds(self) -> float:
-        """Return the seconds since the last request of the client."""
+        """Return the seconds since the client's last request, or 0 during a request."""
         return 0.0 if self._requests else time.monotonic() - self._last_seen
 
     @property
@@ -148,18 +149,18 @@ class Channel(Connection):
         return self._closed and (self._outbox.over or self.idle_seconds() > dialect.LINGER_SECONDS)
 
     def end_if_expired(self) -> None:
-        """End the channel if no request arrived for too long.
+        """End the channel if no request arrived for `EXPIRY_SECONDS`.
 
-        The time is short if the client disconnected while it waited for frames.
+        If the client disconnected during a request, the time is `LINGER_SECONDS`.
         """
         patience = dialect.LINGER_SECONDS if self._deserted else dialect.EXPIRY_SECONDS
         if not self._closed and self.idle_seconds() > patience:
             self.end(f"the peer has sent nothing for {patience:.0f} s")
 
     async def take_in(self, request: web.BaseRequest, sequence: int, pace: RequestTimeLimit) -> web.StreamResponse:
-        """Handle a `send` request, whose body continues the stream of the previous one."""
+        """Handle the `send` request with number `sequence`. Its body continues the stream of the previous `send`."""
         if not self._next_send <= sequence < self._next_send + _AHEAD:
-            return web.Response(status=409, text=f"send {sequence} came where {self._next_send} was due")
+            return web.Response(status=409, text=f"send request {sequence} arrived, and {self._next_send} was expected")
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send == sequence)
         try:
@@ -170,15 +171,17 @@ class Channel(Connection):
                 self._turns.notify_all()
 
     async def hand_out(self, request: web.BaseRequest, sequence: int) -> web.StreamResponse:
-        """Handle a `receive` request: return waiting frames.
+        """Handle the `receive` request with number `sequence`: respond with waiting frames.
 
-        Return status 204 if none arrive in time, or 410 if the channel has ended.
+        Respond with status 204 if no frame arrives in time, or 410 if the channel has ended.
         """
         if sequence == self._next_receive - 1 and self._last_response:
             # The response was lost with its connection.
             return web.Response(body=self._last_response, content_type=dialect.CONTENT_TYPE)
         if sequence != self._next_receive:
-            return web.Response(status=409, text=f"receive {sequence} came where {self._next_receive} was due")
+            return web.Response(
+                status=409, text=f"receive request {sequence} arrived, and {self._next_receive} was expected"
+            )
         if self._waiting is not None:
             # The client repeats the request after a broken connection; the old request would take its frames.
             self._waiting.cancel()
@@ -195,7 +198,7 @@ class Channel(Connection):
         return await self._write(request, batch)
 
     async def farewell(self, sequence: int) -> web.StreamResponse:
-        """Handle a `close` request, after all `send` requests."""
+        """Handle a `close` request: wait for all `send` requests before number `sequence`, then end the channel."""
         async with self._turns:
             await self._turns.wait_for(lambda: self._closed or self._next_send >= sequence)
         self.end("the peer closed the connection")

@@ -37,6 +37,12 @@ _ATTEMPTS: Final = 3
 def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Connection:
     """Return a connection over an upgraded socket if the server and proxies allow it, or else over HTTP requests.
 
+    Args:
+        endpoint: address of the server.
+        limits: largest frame to accept.
+        timeout: seconds for opening the connection.
+        peer: name of the server, for messages.
+
     Raises:
         TransportError: no server answers, or the server is not a Djinn server.
     """
@@ -53,9 +59,9 @@ def connect(endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> Co
 
 
 def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, asking: str = "") -> HttpExchange:
-    """Return the HTTP connection after the server has opened a channel or upgraded the connection.
+    """Ask the server for a channel, and return the HTTP connection with its response.
 
-    `asking`: headers that request an upgrade.
+    The other arguments are as in `connect`. `asking`: headers that request an upgrade to a plain socket.
 
     Raises:
         TransportError: no server answers, or the server is not a Djinn server.
@@ -80,7 +86,7 @@ def open_channel(endpoint: Endpoint, limits: Limits, timeout: float, peer: str, 
 
 
 class HttpConnection(StreamConnection):
-    """A `Connection` over HTTP requests. It has no thread: callers do the work."""
+    """A `Connection` over HTTP requests. It has no thread: the calling threads send requests and read responses."""
 
     def __init__(self, opened: HttpExchange, endpoint: Endpoint, limits: Limits, timeout: float, peer: str) -> None:
         """`opened`: result of `open_channel`, with the response that names the channel."""
@@ -92,7 +98,7 @@ class HttpConnection(StreamConnection):
         self._answered = 0
         self._failures = 0
         self._asked = False
-        self._deserted = False  # the server could not be told about the end
+        self._deserted = False  # True if the server could not be told about the end
         self._channel = opened.response.header(dialect.CHANNEL) if opened.response is not None else ""
         self._ask()
         keep_alive(self)
@@ -114,7 +120,7 @@ class HttpConnection(StreamConnection):
         super().close()
 
     def pulse(self) -> None:
-        """Make sure that one `receive` request waits at the server. Never blocks."""
+        """Send a `receive` request if none waits at the server. Never blocks."""
         self.take_in()
 
     # --- opening, sending, closing --------------------------------------------------------------------------
@@ -149,7 +155,7 @@ class HttpConnection(StreamConnection):
         return True
 
     def _collect_responses(self) -> None:
-        """Read the responses to sends that have arrived. Never blocks; errors are left to the next `send`."""
+        """Read the responses to `send` requests that have arrived. Never blocks. The next `send` raises the errors."""
         if self._ended or not self._sending.acquire(blocking=False):
             return
         try:
@@ -162,7 +168,7 @@ class HttpConnection(StreamConnection):
             self._sending.release()
 
     def _say_goodbye(self) -> None:
-        """Tell the server, after all frames, that the channel is closed. It cannot see a disconnect."""
+        """Send a `close` request after all frames, because the server cannot detect a disconnect."""
         if self._ended or self._mute or self._process != os.getpid():
             return
         if not self._sending.acquire(timeout=_PATIENCE_SECONDS):
@@ -178,10 +184,7 @@ class HttpConnection(StreamConnection):
             self._sending.release()
 
     def _hang_up(self) -> None:
-        """Close the channel at the server now, and drop frames that were not sent.
-
-        Frames of the server can still be fetched.
-        """
+        """Send a `close` request now, and drop frames that were not sent. Frames of the server can still be fetched."""
         exchange = self._sends[0]
         exchange.reopen()
         try:
@@ -207,7 +210,7 @@ class HttpConnection(StreamConnection):
 
     def _ask(self) -> None:
         if self._deserted:
-            raise TransportError("the peer cannot be reached any more")
+            raise TransportError("the server cannot be reached any more")
         self._receive.request(dialect.RECEIVE, self._headers(self._answered))
         self._asked = True
 
@@ -239,7 +242,7 @@ class HttpConnection(StreamConnection):
             self._ask()
 
     def _ask_again(self, error: OSError) -> None:
-        """Repeat a request after a broken connection. If the response has not begun, no frame is lost."""
+        """Repeat a `receive` request whose connection broke. Raise `error` if the response had begun or attempts failed."""
         response = self._receive.response
         self._failures += 1
         begun = response is not None and response.begun
@@ -273,14 +276,14 @@ def _describe(exchange: HttpExchange) -> str:
     if response is None:
         return "the server sent no response"
     message = " ".join(response.text.split())[:_SAID_LIMIT]
-    # An HTML error page says no more than its status.
+    # An HTML error page adds nothing to its status.
     return f"the response was HTTP {response.status}" + (
         f": {message}" if message and not message.startswith("<") else ""
     )
 
 
 def _last_words(exchange: HttpExchange) -> str:
-    """Return the response that the server sent before it closed the connection during a request."""
+    """Return a description of the response that the server sent before it closed the connection, or an empty string."""
     try:
         return _describe(exchange) if exchange.read(time.monotonic() + _LEAVE_SECONDS) else ""
     except (OSError, ProtocolError):

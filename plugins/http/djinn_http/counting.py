@@ -16,7 +16,8 @@ class CountingTransport:
     """Wrapper of an asyncio transport that counts written bytes.
 
     Attributes:
-        sent, received: bytes since the last `take`.
+        sent: bytes sent since the last `take`.
+        received: bytes received since the last `take`.
         pace: time limit of the peer's requests.
     """
 
@@ -30,7 +31,7 @@ class CountingTransport:
         return getattr(self._transport, name)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the wrapped transport's info, or this transport."""
+        """Return information about the wrapped transport, or this object for the name `COUNTING`."""
         return self if name == COUNTING else self._transport.get_extra_info(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -45,7 +46,7 @@ class CountingTransport:
         self._transport.writelines(buffers)
 
     def take(self) -> tuple[int, int]:
-        """Return the bytes sent and received since the last call."""
+        """Return the bytes sent and the bytes received since the last call."""
         counts = self.sent, self.received
         self.sent = self.received = 0
         return counts
@@ -55,9 +56,9 @@ Told = Callable[[CountingTransport], None]
 
 
 class Counting(asyncio.BaseProtocol):
-    """Base class of protocols that wrap `inner` and count bytes.
+    """Base class of protocols that count bytes and forward events to the protocol `inner`.
 
-    `entered`, `left`: called with the `CountingTransport` when the connection begins and ends.
+    `entered` and `left` are called with the `CountingTransport` when the connection begins and ends.
     """
 
     def __init__(self, inner: Any, entered: Told, left: Told) -> None:
@@ -66,28 +67,28 @@ class Counting(asyncio.BaseProtocol):
         self._transport: CountingTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wrap the new connection, and pass it on."""
+        """Wrap the transport of the new connection, and forward the event."""
         self._transport = CountingTransport(transport, RequestTimeLimit())  # type: ignore[arg-type]
         self._entered(self._transport)
         self._inner.connection_made(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Report the end of the connection, and pass it on."""
+        """Report the end of the connection, and forward the event."""
         if self._transport is not None:
             self._left(self._transport)
         self._inner.connection_lost(exc)
 
     def eof_received(self) -> bool | None:
-        """Pass on the end of the client's data."""
+        """Forward the end of the client's data."""
         goes_on: bool | None = self._inner.eof_received()
         return goes_on
 
     def pause_writing(self) -> None:
-        """Pass on that the send buffer is full."""
+        """Forward that the send buffer is full."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that the send buffer has space."""
+        """Forward that the send buffer has space."""
         self._inner.resume_writing()
 
     def _count(self, count: int) -> None:

@@ -1,8 +1,8 @@
 """Wire protocol of both ends: a two-way stream of frames over HTTP requests.
 
-A client opens a channel and gets its secret id. The id travels in a header, never in a URL, which would be logged. The
-client sends the bytes of its frames as bodies of numbered `send` requests, and fetches the server's bytes by `receive`
-requests, one of which always waits at the server. Every request is a POST, because proxies repeat and cache other requests.
+A client opens a channel and gets its secret id. The id is in a header of each request, because URLs are logged. The client
+sends the bytes of its frames as bodies of numbered `send` requests. It fetches the server's bytes by `receive` requests, one
+of which always waits at the server. Every request is a POST, because proxies repeat and cache other requests.
 """
 
 from __future__ import annotations

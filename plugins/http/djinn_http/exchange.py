@@ -20,7 +20,14 @@ from djinn_http.responses import ResponseReader
 
 @attrs.frozen
 class Endpoint:
-    """Address of a server. `prefix`: path in front of the protocol's paths. `tls`: TLS options; None without TLS."""
+    """Address of a server.
+
+    Attributes:
+        host: host name or IP address.
+        port: TCP port.
+        prefix: path before the protocol's paths, if a reverse proxy needs one.
+        tls: TLS options, or None to connect without TLS.
+    """
 
     host: str
     port: int
@@ -39,16 +46,23 @@ class Endpoint:
 
 
 class HttpExchange:
-    """An HTTP connection to `endpoint`, opened at the first use and again after a break.
+    """An HTTP connection to an endpoint. It is opened at the first request, and reopened after it breaks.
 
     Attributes:
-        response: response to the last request, perhaps not read yet; None before the first request.
+        response: response to the last request, which may be incomplete, or None before the first request.
         torn: True if a request or a response is incomplete, for example after an interrupt.
-        bytes_sent, bytes_received: bytes over all connections so far.
+        bytes_sent: bytes sent over all connections so far.
+        bytes_received: bytes received over all connections so far.
     """
 
     def __init__(self, endpoint: Endpoint, decoder: FrameDecoder, timeout: float) -> None:
-        """`decoder`: receives the bodies of responses. `timeout`: seconds for connecting."""
+        """Create an exchange without connecting.
+
+        Args:
+            endpoint: address of the server.
+            decoder: receives the bodies of responses.
+            timeout: seconds for connecting.
+        """
         self.response: ResponseReader | None = None
         self.torn = False
         self.bytes_sent = 0
@@ -64,11 +78,16 @@ class HttpExchange:
 
     @property
     def waiting(self) -> bool:
-        """Return True if a response is pending."""
+        """Return True if the last request has no complete response."""
         return self.response is not None and not self.response.complete
 
     def request(self, action: str, headers: str, body: Sequence[Buffer] = ()) -> None:
-        """Send a request. The previous response must be complete.
+        """Send a POST request. The previous response must be complete.
+
+        Args:
+            action: last part of the path, such as `dialect.SEND`.
+            headers: further header lines, each with its line end.
+            body: buffers of the body.
 
         Raises:
             OSError: the connection failed or broke.
@@ -102,9 +121,11 @@ class HttpExchange:
         return True
 
     def read_some(self, deadline: float | None) -> bool:
-        """Read once, and wait at most until `deadline`. Return False if nothing arrived.
+        """Read once, waiting at most until `deadline` (`time.monotonic`). Return False if nothing arrived.
 
-        Raises errors as `read` does.
+        Raises:
+            OSError: the connection broke.
+            ProtocolError: the response is not from a Djinn server.
         """
         sock, response = self._socket, self.response
         if sock is None or response is None:
@@ -137,7 +158,7 @@ class HttpExchange:
             self._counted = [0, 0]
 
     def shut_down(self) -> None:
-        """Wake threads that wait on the connection, with an error. No new connection is opened."""
+        """Make threads that wait on the connection raise an error. Later requests also fail."""
         self._ended = True
         sock = self._socket
         if sock is not None:
@@ -180,7 +201,7 @@ class HttpExchange:
         return time.monotonic() - self._used < IDLE_SECONDS and not self._poll.poll(0)
 
     def _replace(self) -> None:
-        """Reconnect. If this fails, keep the old connection if it still works."""
+        """Open a new connection in place of the present one. If that fails, keep the present one if it still works."""
         try:
             fresh = self._connect()
         except OSError:

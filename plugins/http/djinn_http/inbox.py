@@ -18,7 +18,7 @@ _FULL_FRAMES: Final = 4096
 
 
 class FrameInbox:
-    """Decode a stream of bytes in the event loop, and pass its frames to another thread."""
+    """Decodes a stream of bytes in the event loop, and queues its frames for another thread."""
 
     def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         self.decoder = FrameDecoder(limits)
@@ -36,7 +36,7 @@ class FrameInbox:
         """Decode bytes, and queue the complete frames.
 
         Raises:
-            ProtocolError: the bytes violate the format or the limits. After the earlier frames, `next` raises it as well.
+            ProtocolError: the bytes violate the format or the limits. `next` also raises it, after the earlier frames.
         """
         try:
             self.decoder.feed(data)
@@ -88,18 +88,18 @@ class FrameInbox:
 
     @property
     def held(self) -> int:
-        """Return the bytes of incomplete frames and of unfetched frames."""
+        """Return the bytes of the incomplete frame and of queued frames."""
         return self._bytes + self.decoder.held
 
     def end(self, error: TransportError | ProtocolError) -> None:
-        """Accept no more frames, and wake waiting threads with this error. Only the first call has an effect."""
+        """Accept no more frames, and make `next` raise `error` after the last frame. Only the first call has an effect."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
         call_in(self._loop, self._room)
 
     def clear(self) -> None:
-        """Drop all unfetched frames."""
+        """Drop all queued frames."""
         with self._changed:
             self._frames.clear()
             self._bytes = 0
@@ -109,11 +109,11 @@ class FrameInbox:
 
 
 def weight(frame: Frame) -> int:
-    """Return the bytes of a frame's parts."""
+    """Return the bytes of a frame's head and body."""
     return len(frame.head) + sum(len(buffer) for buffer in frame.body)
 
 
 def call_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set `event` from any thread, unless its event loop has ended."""
+    """Set `event` of the event loop `loop` from any thread. Do nothing if the loop has ended."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -21,9 +21,13 @@ _COPY_BYTES: Final = 1 << 20
 
 @attrs.define(eq=False)
 class Parcel:
-    """An encoded frame of `size` bytes.
+    """An encoded frame.
 
-    `borrowed`: True if the bytes are in the sender's buffers, so that the sender waits.
+    Attributes:
+        buffers: the bytes of the frame.
+        size: number of bytes.
+        borrowed: True if `buffers` belong to the sender, which waits until they are sent. False if they are a copy.
+        written: True if the bytes were sent.
     """
 
     buffers: Sequence[Buffer]
@@ -33,7 +37,7 @@ class Parcel:
 
 
 class FrameOutbox:
-    """Accept encoded frames from any thread, and pass them to the event loop in batches."""
+    """Queues encoded frames of any thread, and passes them to the event loop in batches."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -46,7 +50,7 @@ class FrameOutbox:
     # --- in any thread --------------------------------------------------------------------------------------
 
     def put(self, buffers: Sequence[Buffer], size: int) -> None:
-        """Queue a frame. Afterwards the caller may change the buffers.
+        """Queue a frame of `size` bytes. After the return, the caller may change the buffers.
 
         Raises:
             TransportError: the channel has ended.
@@ -63,7 +67,7 @@ class FrameOutbox:
                 self._changed.wait()
 
     def end(self, error: TransportError) -> None:
-        """Accept no more frames, and drop frames whose senders wait. Copied frames can still be fetched."""
+        """Accept no more frames, and make waiting senders raise `error`. Frames that were copied can still be fetched."""
         with self._changed:
             self._error = self._error or error
             self._parcels = deque(parcel for parcel in self._parcels if not parcel.borrowed)
@@ -72,7 +76,7 @@ class FrameOutbox:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise copy(self._error)  # what is raised keeps the frames it comes through, and they keep this
+            raise copy(self._error)  # a raised exception refers to stack frames, which refer to this object
 
     # --- in the event loop ----------------------------------------------------------------------------------
 
@@ -82,7 +86,7 @@ class FrameOutbox:
         return self._error is not None and not self._parcels
 
     async def batch(self, seconds: float) -> list[Parcel]:
-        """Return all queued frames, after a wait of at most `seconds` for the first one; empty if there is none."""
+        """Return all queued frames. If none is queued, wait at most `seconds` for one, and return an empty list if none arrives."""
         self._filled.clear()
         if not self._parcels and self._error is None:
             try:
@@ -95,11 +99,11 @@ class FrameOutbox:
             return parcels
 
     def is_alive(self, parcel: Parcel) -> bool:
-        """Return True if the parcel's buffers may still be read. They may not after its sender has given up."""
+        """Return True if the parcel's buffers may be read. They may not if its sender has stopped waiting."""
         return not parcel.borrowed or self._error is None
 
     def written(self, parcels: Sequence[Parcel]) -> None:
-        """Let the senders of these parcels continue, because the parcels were sent."""
+        """Mark the parcels as sent, so that their senders continue."""
         with self._changed:
             for parcel in parcels:
                 parcel.written = True

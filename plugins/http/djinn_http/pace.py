@@ -1,4 +1,4 @@
-"""Time limits of requests, so that a client that sends a byte a second does not occupy a connection."""
+"""Time limits of requests, so that a client that sends very slowly does not occupy a connection."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Trusting(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """True if the client is authenticated."""
+        """Return True if the client is authenticated."""
 
 
 class RequestTimeLimit:
-    """Measure how long the server has waited for the current or next request of a connection.
+    """Measures how long the server has waited for the current or next request of a connection.
 
     Attributes:
-        owner: the client whose requests the connection carries; None before it is known.
+        owner: the client whose requests the connection carries, or None before the first request.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class RequestTimeLimit:
             self._since, self._idle = time.monotonic(), False
 
     def headers_complete(self) -> None:
-        """Note that headers are complete, so the client owes no bytes now."""
+        """Record that the request's headers are complete. The server no longer waits for the client."""
         self._since, self._waited, self._bytes, self._idle = None, 0.0, 0, False
 
     def response_sent(self) -> None:
-        """Note that a request was answered.
+        """Record that a request was answered.
 
         An unauthenticated client that sends no further request soon is disconnected.
         """
@@ -71,7 +71,7 @@ class RequestTimeLimit:
 
     @property
     def too_slow(self) -> bool:
-        """Return True if the client has sent too few bytes for too long."""
+        """Return True if the client has sent a request too slowly and must be disconnected."""
         if self._since is None:
             return False
         seconds = self._waited + time.monotonic() - self._since

@@ -14,7 +14,7 @@ class Pulsed(Protocol):
     """A connection that needs periodic calls."""
 
     def pulse(self) -> None:
-        """Do periodic work. Never blocks and never raises."""
+        """Send a message if the connection needs one to stay open. Must neither block nor raise."""
 
 
 _connections: weakref.WeakSet[Pulsed] = weakref.WeakSet()
@@ -23,7 +23,7 @@ _thread: threading.Thread | None = None
 
 
 def keep_alive(connection: Pulsed) -> None:
-    """Call `connection.pulse()` every few seconds, as long as the connection is referenced."""
+    """Call `connection.pulse()` every `PULSE_SECONDS` while the connection is referenced."""
     global _thread
     with _lock:
         _connections.add(connection)

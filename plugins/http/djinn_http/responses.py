@@ -19,15 +19,16 @@ SWITCHED: Final = 101
 
 
 class ResponseReader:
-    """Parse one response.
+    """Parser of one response.
 
-    The body of a response with status 200 goes to `decoder`; large parts are not copied. Other bodies are stored as text.
+    The body of a response with status 200 goes to `decoder`, large parts without a copy. Other bodies are stored as text.
 
     Attributes:
         begun: True if a byte has arrived.
         complete: True if the last byte has arrived.
-        status: status code, after the headers have arrived.
-        reusable: True if the connection may carry another request afterwards.
+        status: status code, or 0 before the headers have arrived.
+        reusable: True if the connection may carry another request after the response.
+        rest: bytes that arrived after an upgrade.
     """
 
     def __init__(self, decoder: FrameDecoder) -> None:
@@ -44,7 +45,7 @@ class ResponseReader:
         self._header_bytes = 0
         self._parts: list[bytes] = []
         self._text = b""
-        # Bytes of the body still to come, once they are read past the parser.
+        # Bytes of the body that are still to be read without the parser.
         self._direct = 0
 
     def header(self, name: str) -> str:
@@ -53,7 +54,7 @@ class ResponseReader:
 
     @property
     def text(self) -> str:
-        """Return the beginning of a body that has no frames, for messages."""
+        """Return the beginning of a body with another status than 200, for messages."""
         return printable(self._text.decode("utf-8", "replace").strip())
 
     def buffer(self) -> memoryview:

@@ -50,7 +50,7 @@ log = get_logger("djinn.transport.http")
 
 
 class _Malformed(logging.Filter):
-    """Log filter that writes one line instead of a traceback for invalid HTTP. Any client can send it in bulk."""
+    """Log filter that logs one line in place of a traceback for invalid HTTP, which any client can send in bulk."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Drop the record of invalid HTTP, and log a short line instead. Pass all other records."""
@@ -66,7 +66,7 @@ _requests.addFilter(_Malformed())
 
 
 class _Frugal(SSLProtocol):
-    """TLS protocol with a small buffer until the handshake is over. The buffer grows with `max_size`."""
+    """TLS protocol with a small receive buffer. After the handshake, the listener sets the usual `max_size`."""
 
     max_size = 16 << 10
 
@@ -88,7 +88,12 @@ class HttpListener(Listener):
     ) -> None:
         """Start the server.
 
-        `context`: TLS context; None without TLS.
+        Args:
+            sock: a bound TCP socket.
+            url: URL of the server.
+            limits: largest frame of a client that is not authenticated.
+            accept: called in a new thread with each connection.
+            context: TLS context, or None to serve without TLS.
 
         Raises:
             TransportError: the server cannot start.
@@ -115,7 +120,7 @@ class HttpListener(Listener):
             raise TransportError(f"cannot listen at {url}: {self._failure}")
 
     def close(self) -> None:
-        """Stop to accept connections, and release the address. The thread ends with the last channel."""
+        """Stop accepting connections, and release the address. The thread ends with the last channel."""
         with suppress(RuntimeError):  # the loop is over: closed before
             self._loop.call_soon_threadsafe(self._closing.set)
             self._closed.wait(_START_SECONDS)
@@ -159,7 +164,7 @@ class HttpListener(Listener):
         await http.shutdown(_SWEEP_SECONDS)
 
     def _accept_waiting(self, http: web.Server) -> None:
-        """Accept all waiting TCP connections. When `loop.create_server` is closed, it would lose some of them."""
+        """Accept all waiting TCP connections. `loop.create_server` is not used, because its `close` loses some of them."""
         while True:
             try:
                 sock, _ = self._socket.accept()
@@ -178,11 +183,11 @@ class HttpListener(Listener):
             task.add_done_callback(self._tasks.discard)
 
     def _entered(self, connection: CountingTransport) -> None:
-        """Close the oldest connection without a token if there are too many."""
+        """Record a new TCP connection. If too many have no token, close the oldest of them."""
         self._connections[connection] = None
         unauthenticated = [connection for connection in self._connections if not connection.pace.trusted]
         if len(unauthenticated) > _MOST_UNAUTHENTICATED:
-            log.warning("too many idle connections without a request: the oldest was closed", url=self.url)
+            log.warning("too many connections have sent no request, closing the oldest", url=self.url)
             self._left(unauthenticated[0])
             unauthenticated[0].abort()
 
@@ -223,9 +228,9 @@ class HttpListener(Listener):
         self._loop.call_later(_PAUSE_SECONDS, resume)
 
     async def _sweep(self) -> None:
-        """Drop ended channels, end expired channels, and keep upgraded connections open through proxies.
+        """Periodically drop ended channels, end expired channels, and keep upgraded connections open through proxies.
 
-        This runs until the listener is closed and all channels are gone.
+        Return when the listener is closed and all channels are gone.
         """
         while self._channels or self._upgraded or not self._closing.is_set():
             await asyncio.sleep(_SWEEP_SECONDS)
@@ -234,7 +239,7 @@ class HttpListener(Listener):
             self._pulse()
 
     def _pulse(self) -> None:
-        """Send periodic messages over upgraded connections. Drop those that have ended."""
+        """Send a message over each upgraded connection. Drop the connections that have ended."""
         for connection in list(self._upgraded):
             if connection.hung_up:
                 self._upgraded.discard(connection)
@@ -249,7 +254,7 @@ class HttpListener(Listener):
 
     def _abort_slow(self) -> None:
         for connection in [connection for connection in self._connections if connection.pace.too_slow]:
-            log.warning("closed a connection whose client sent too slowly", url=self.url)
+            log.warning("closed a connection whose client sends too slowly", url=self.url)
             self._left(connection)
             connection.abort()
 
@@ -311,7 +316,7 @@ class HttpListener(Listener):
         return channel
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
-        """Pass the connection to a thread. The returned response is not sent."""
+        """Take the connection's socket from the event loop, and serve it in a thread. The returned response is not sent."""
         _, received = transport.take()
         try:
             sock = transport.get_extra_info("socket").dup()
@@ -344,9 +349,9 @@ class HttpListener(Listener):
         serve_connection(connection, peer, self._accept)
 
     def _drop_unauthenticated(self) -> bool:
-        """End the oldest channel without a valid token, so that such clients do not keep out others.
+        """End the oldest channel without a valid token, so that authenticated clients can connect.
 
-        Return False if there is none.
+        Return False if all channels have a valid token.
         """
         for channel in self._channels.values():
             if not channel.trusted:
@@ -366,15 +371,15 @@ def _may_upgrade(request: web.BaseRequest) -> bool:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """Return the client's TLS certificate in DER; empty without one."""
+    """Return the client's TLS certificate in DER, or empty bytes if the client has none."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 
 
 def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | None:
-    """Return an error response to a request that no Djinn client sends, such as one from a browser.
+    """Return an error response to a request that no Djinn client sends, such as a browser's. Return None for other requests.
 
-    Return None for other requests.
+    `names`: host names of this server that the `Host` header may have.
     """
     hosts = request.headers.getall("Host", [])
     if "Origin" in request.headers or "Sec-Fetch-Site" in request.headers:
@@ -383,10 +388,11 @@ def refuse(request: web.BaseRequest, names: frozenset[str]) -> web.Response | No
         return web.Response(status=400, text="the Host header is missing or malformed")
     if not is_called(hosts[0], names):
         return web.Response(
-            status=421, text=f"this server does not have the name in the Host header; {HOSTS_VARIABLE} adds names"
+            status=421,
+            text=f"the Host header does not have a name of this server: its operator adds names with {HOSTS_VARIABLE}",
         )
     if dialect.PATH not in request.path:
-        return web.Response(status=404, text="this is a Djinn server; connect with djinn.configure(servers=[...])")
+        return web.Response(status=404, text="this is a Djinn server: connect with djinn.configure(servers=[...])")
     if request.method != "POST":
         return web.Response(status=405, text="only POST is answered", headers={"Allow": "POST"})
     if request.content_type != dialect.CONTENT_TYPE:

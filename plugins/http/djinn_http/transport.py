@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class HttpTransport(Transport):
-    """Transport `http`: `http://host:port`. For clients, a path that a reverse proxy maps to the server may follow."""
+    """The transport `http`. Its addresses are `http://HOST:PORT`, and for clients behind a reverse proxy also with a path."""
 
     name = "http"
     schemes = ("http",)
     capabilities = TransportCapabilities(same_host=False, relayed=True, speed=20)
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server, within `timeout` seconds."""
+        """Connect to a server within `timeout` seconds, as `Transport.connect`."""
         return _connect(_endpoint_of(url, None), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """Listen at `url`, and call `accept` in a new thread for each connection."""
+        """Listen at `url`, and call `accept` in a new thread for each connection, as `Transport.listen`."""
         return _listen(_endpoint_of(url, None), url, limits, accept)
 
     def secured(self, tls: TlsOptions) -> Transport:
@@ -38,7 +38,7 @@ class HttpTransport(Transport):
 
 
 class HttpsTransport(Transport):
-    """Transport `https`: HTTP under TLS."""
+    """The transport `https`: HTTP under TLS."""
 
     name = "https"
     schemes = ("https",)
@@ -48,7 +48,7 @@ class HttpsTransport(Transport):
         self._tls = tls
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server, within `timeout` seconds, and as many for the TLS handshake."""
+        """Connect to a server within `timeout` seconds, and finish the TLS handshake within `timeout` more seconds."""
         return _connect(_endpoint_of(url, self._tls), url, limits, timeout)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
@@ -91,7 +91,9 @@ def _listen(endpoint: Endpoint, url: str, limits: Limits, accept: Callable[[Conn
             sock.close()
         if isinstance(error, TransportError):
             raise
-        raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+        raise TransportError(
+            f"cannot listen at {url}: {error}. Choose another port, or port 0 for a free one"
+        ) from error
 
 
 def _endpoint_of(url: str, tls: TlsOptions | None) -> Endpoint:
@@ -104,7 +106,9 @@ def _endpoint_of(url: str, tls: TlsOptions | None) -> Endpoint:
     except ValueError as error:
         raise TransportError(f"{url!r} is not an HTTP address: {error}") from error
     if parts.scheme != scheme or not host or parts.query or parts.fragment:
-        raise TransportError(f"{url!r} is not an HTTP address; write {scheme}://HOST:PORT")
+        raise TransportError(f"{url!r} is not an HTTP address: write {scheme}://HOST:PORT")
     if parts.username is not None:
-        raise TransportError("a password does not belong in a URL, which ends up in logs; give the token as a setting")
+        raise TransportError(
+            "the server's address contains a password, and addresses are logged: use the setting `token`"
+        )
     return Endpoint(host, usual if port is None else port, parts.path.rstrip("/"), tls)

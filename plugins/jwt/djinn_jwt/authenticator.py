@@ -16,7 +16,7 @@ from djinn_jwt.key_set import KeySet, VerifyingKey
 
 _ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_OPERATOR: Final = "default"  # sees all tenants and uses the server's own token
+_OPERATOR: Final = "default"  # the operator's tenant name, which tokens must not claim
 
 
 def _check_algorithms(instance: object, attribute: object, value: tuple[str, ...]) -> None:
@@ -30,12 +30,12 @@ class Settings:
     """Settings of the plugin.
 
     Attributes:
-        keys: file with the public keys of the issuer (JWKS).
-        audience: accepted `aud` values. A token must have one of them.
-        issuer: required `iss` claim; empty: any issuer with a key in the set.
-        tenant_claim: claim with the name of the tenant.
+        keys: file with the issuer's public keys (JWKS).
+        audience: accepted values of the claim `aud`. A token must have at least one of them.
+        issuer: required value of the claim `iss`. If it is empty, every issuer with a key in the file is accepted.
+        tenant_claim: name of the claim with the tenant's name.
         algorithms: accepted signature algorithms.
-        leeway: allowed clock difference in seconds.
+        leeway: allowed difference between the issuer's clock and the server's, in seconds.
     """
 
     keys: Path | None = None
@@ -47,7 +47,7 @@ class Settings:
 
 
 class JwtAuthenticator(Authenticator):
-    """Authenticator that accepts unexpired tokens for this audience that were signed with a key of the set."""
+    """Authenticator that accepts unexpired tokens for the configured audience with a signature by a key of the key set."""
 
     name = "jwt"
 
@@ -68,20 +68,22 @@ class JwtAuthenticator(Authenticator):
                 "set `plugins.jwt.audience` to the `aud` claim of your tokens, for example `djinn`"
             )
         try:
-            import jwt  # noqa: F401 - whether it is there
+            import jwt  # noqa: F401 - check that it is installed
         except ImportError as error:
-            raise ConfigurationError(f"the package `pyjwt[crypto]` cannot be imported ({error}): install it") from error
+            raise ConfigurationError(
+                f"the authenticator jwt needs PyJWT, which cannot be imported ({error}): run `pip install 'pyjwt[crypto]'`"
+            ) from error
         self._keys = KeySet(self._settings.keys)
 
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """Return the tenant of the token; None if the text is not a JSON Web Token."""
+        """Return the token's tenant, or a denial with the reason. Return None if the token is not a JSON Web Token."""
         token = credentials.token
         if not token.startswith("eyJ") or token.count(".") != 2 or not token.isascii():
             return None
         return self._verify(token)
 
     def is_valid(self, key: str) -> bool:
-        """Return True until the token expires or its signing key leaves the set."""
+        """Return True until the token expires or its signing key leaves the key set. `key`: key of an `Identity`."""
         _, _, rest = key.partition(".")
         expires, _, signer = rest.partition(".")
         if self._keys is None or not expires.isascii() or not expires.isdigit() or len(expires) > 12:
@@ -96,7 +98,10 @@ class JwtAuthenticator(Authenticator):
             header: dict[str, Any] = jwt.get_unverified_header(token)
             key = self._signer(header)
             if key is None:
-                return Denial("this token was signed with a key that the server does not know", "unknown_key")
+                return Denial(
+                    "the server does not know the key that signed this token: ask its operator to add the issuer's key",
+                    "unknown_key",
+                )
             claims: dict[str, Any] = jwt.decode(
                 token,
                 key.key,
@@ -113,15 +118,17 @@ class JwtAuthenticator(Authenticator):
         except jwt.InvalidAudienceError:
             return Denial("this token is for another service: ask for a token for this server", "audience")
         except jwt.InvalidIssuerError:
-            return Denial("this token comes from an issuer that the server does not trust", "issuer")
+            return Denial(
+                "the server does not trust the issuer of this token: ask for a token of another issuer", "issuer"
+            )
         except jwt.MissingRequiredClaimError as error:
-            return Denial(f"this token lacks the claim {error.claim!r}", "claims")
+            return Denial(f"this token lacks the claim {error.claim!r}: ask its issuer for the claim", "claims")
         except jwt.PyJWTError:
-            return Denial("the signature of this token cannot be verified", "signature")
+            return Denial("the signature of this token is not valid: ask its issuer for a new token", "signature")
         return self._identity(token, key, claims)
 
     def _signer(self, header: dict[str, Any]) -> VerifyingKey | None:
-        """Return the key that a token names. If it names no key, return the only key."""
+        """Return the key that the header of a token names, or the only key if it names none. Return None if no key fits."""
         assert self._keys is not None, "the authenticator was not prepared"
         keys = self._keys.current()
         if "kid" in header:

@@ -22,8 +22,8 @@ class VerifyingKey:
     """A public key.
 
     Attributes:
-        name: its `kid`; empty if it has none.
-        key: PyJWT's key object.
+        name: the key's `kid`, or empty if it has none.
+        key: PyJWT's object of the key.
     """
 
     name: str
@@ -46,7 +46,10 @@ class KeySet:
         self._keys = _read(path)
 
     def current(self) -> tuple[VerifyingKey, ...]:
-        """Return the current keys. If the changed file is invalid, log a warning and keep the earlier keys."""
+        """Return the current keys. Read the file again if it has changed.
+
+        If the changed file is invalid, log a warning and return the previous keys.
+        """
         with self._lock:
             try:
                 version = _version(self._path)
@@ -54,8 +57,8 @@ class KeySet:
                     self._keys, self._version, self._trouble = _read(self._path), version, ""
                     _log.info("the key set %s was reloaded: %d keys", self._path, len(self._keys))
             except ConfigurationError as error:
-                if str(error) != self._trouble:  # once, because every connection asks
-                    _log.warning("%s; the previous keys stay in use", error)
+                if str(error) != self._trouble:  # log once, because every connection calls this method
+                    _log.warning("%s. The previous keys stay in use", error)
                 self._trouble = str(error)
             return self._keys
 
@@ -72,23 +75,28 @@ def _read(path: Path) -> tuple[VerifyingKey, ...]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise ConfigurationError(f"other users can write to the key set {path}: chmod go-w {path}")
+                raise ConfigurationError(f"other users can write to the key set {path}: run `chmod go-w {path}`")
             content = json.loads(file.read())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"the key set {path} cannot be read: {error}") from error
     entries = content.get("keys") if isinstance(content, dict) else None
     if not isinstance(entries, list):
-        raise ConfigurationError(f"{path} is not a key set: it has no list `keys`, as JWKS files have")
+        raise ConfigurationError(f"{path} is not a key set: write a JWKS file, which has a list `keys`")
     keys = tuple(_key(entry, path) for entry in entries if _verifies(entry))
     if not keys:
-        raise ConfigurationError(f"the key set {path} has no public key that verifies signatures")
+        raise ConfigurationError(f"the key set {path} has no public key for signatures: add the issuer's key")
     if len({key.name for key in keys}) < len(keys):
-        raise ConfigurationError(f"two keys of the key set {path} have the same `kid`, or none")
+        raise ConfigurationError(
+            f"two keys of the key set {path} have the same `kid` or none: give each key another `kid`"
+        )
     return keys
 
 
 def _verifies(entry: object) -> bool:
-    """Return True for public signature keys. Symmetric keys are secrets that would allow others to sign."""
+    """Return True if an entry of the key set is a public key for signatures.
+
+    Symmetric keys are excluded, because everyone who can verify with them can also sign.
+    """
     return isinstance(entry, dict) and entry.get("kty") != "oct" and entry.get("use", "sig") == "sig"
 
 

@@ -8,13 +8,13 @@ djinn_api_version = "2.0"
 
 
 class Standby(ChannelWrapper):
-    """Log the frames that a session sends, and replay them on a server of the setting `standby`."""
+    """Logs the frames that a session sends, and replays them on a server of the setting `standby` if its server is lost."""
 
     name = "standby"
     takes_over = True
 
     def wrap(self, channel: ClientChannel, context: ChannelContext) -> ClientChannel:
-        """Wrap a channel, as `ChannelWrapper.wrap`. Return the channel itself if there is no standby server."""
+        """Wrap a channel, as `ChannelWrapper.wrap`. Return the channel itself if no standby server is configured."""
         if not context.standby:
             return channel
         from djinn_standby.connection import with_standby  # few sessions need it

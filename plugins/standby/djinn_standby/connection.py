@@ -1,9 +1,9 @@
 """Failover of a session to a standby server: replay of logged frames, with periodic snapshots.
 
-A session is a deterministic state machine: the frames that were sent determine its state. Frames are logged. If the server
-no longer answers, they are replayed on another server. Repeated replies are compared with the earlier ones and dropped.
-The executor periodically sends a snapshot of the session, which replaces the log. The settings name the standby servers,
-which need a device of the same kind.
+A session is a deterministic state machine: the frames that were sent determine its state. The client logs these frames. If
+the server no longer answers, the client replays the frames on a standby server, compares the repeated replies with the
+earlier replies, and drops them. The executor periodically sends a snapshot of the session, which replaces the log. The
+setting `standby` names the standby servers, which need a device of the same kind.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ _log = get_logger("djinn.session")
 class StandbyConnection(ReconnectingConnection, WrappedChannel):
     """Channel of a session that continues on another server if its server is lost.
 
-    `send` may be called from several threads, `receive` from one at a time.
+    `send` may be called from several threads, `receive` from one thread at a time.
+
+    Attributes:
+        logged: True, because frames must pass through this channel.
+        successor: the executor that continued the session last, or None.
+        server: name of the present server.
     """
 
     logged: bool = True
@@ -51,10 +56,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._others = list(context.standby)
         self._kept = FailoverLog(context.log_bytes)
         self._early: deque[Frame] = deque()
-        self._on_the_way = 0  # values of other executors that the executor was sent and not told to take
-        # In this order.
-        self._sending = threading.RLock()  # guards logging and sending, and a change of servers
-        self._reading = threading.RLock()  # around what is taken
+        self._on_the_way = 0  # transfers that were sent to the executor and for which it was not told to wait yet
+        # A thread that needs both locks takes them in this order.
+        self._sending = threading.RLock()  # guards logging, sending, and the change of the server
+        self._reading = threading.RLock()  # guards receiving
         self._closed = ""
         self._expired = False
 
@@ -114,17 +119,17 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 return frame
 
     def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """Return one frame; None if it is a part of a snapshot.
+        """Return the next frame, or None if it is a part of a snapshot.
 
         Raises:
-            TransportError: this server cannot continue the session; another one may.
+            TransportError: this server cannot continue the session. Another server may continue it.
         """
         frame = inner.receive(timeout)
         if is_of_kind(frame.head, ProtocolClose):
             message = decode(frame.head)
             if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
-            self._kept.why_not = "its server ended it"
+            self._kept.why_not = "the server ended the session"
             return frame
         return frame if self._kept.take(frame) else None
 
@@ -137,7 +142,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             inner.send(Frame(encode(StateRequest(limit))))
             self._await_state(inner, coming)
         except TransportError as error:
-            _log.debug("the state did not come", reason=str(error))  # the next send reports the error
+            _log.debug("the session's snapshot did not arrive", reason=str(error))  # the next send reports the error
         finally:
             with self._reading:
                 coming.drop()
@@ -178,26 +183,26 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             if reason:
                 self._end(f"{error}; {reason}")
             _log.warning(
-                "a server is lost; a standby server continues the session", server=self.server, reason=str(error)
+                "a server is lost, moving the session to a standby server", server=self.server, reason=str(error)
             )
             self._ask_others(error)
 
     def _take_last(self, broken: Connection) -> None:
-        """Read the last frames of a broken connection: they may contain the reason."""
+        """Read the frames that arrived before the connection broke. They may contain the reason."""
         try:
             while True:
                 frame = self._take(broken, 0.0)
                 if frame is not None:
                     self._early.append(frame)
         except (TransportError, TimeoutError) as end:
-            _log.debug("the connection ended without a reason", reason=str(end))
+            _log.debug("read the last frames of a broken connection", reason=str(end))
 
     def _takeover_obstacle(self) -> str:
-        """Return the reason why no standby server can continue the session; empty if one can."""
+        """Return why no standby server can continue the session, or an empty string if one can."""
         if self._inner.crashes_executors:
-            return "another server would end the session for the same reason"
+            return "a standby server would lose the session for the same reason"
         if self._kept.sent is None or self._kept.why_not:
-            return f"no standby server could go on: {self._kept.why_not}"
+            return f"no standby server can continue the session: {self._kept.why_not}"
         return ""
 
     def _ask_others(self, error: TransportError) -> None:
@@ -222,16 +227,16 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 raise
             else:
                 seconds = round(time.monotonic() - started, 3)
-                _log.warning("another server goes on with the session", server=candidate.name, seconds=seconds)
+                _log.warning("a standby server continues the session", server=candidate.name, seconds=seconds)
                 self._adopt(inner, attached, candidate)
                 return
-        self._end(f"{error}; no standby server goes on: {'; '.join(errors)}")
+        self._end(f"{error}; no standby server can continue the session: {'; '.join(errors)}")
 
     def _check_like_first(self, attached: Attached) -> None:
-        """Check that another executor would compute the same results as the first one.
+        """Check that an executor of a standby server computes the same results as the session's first executor.
 
         Raises:
-            TransportError: it would not.
+            TransportError: it does not.
         """
         if reason := _incompatibility(self._first, attached):
             raise TransportError(reason)
@@ -244,7 +249,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._others.append(other)
 
     def _replay(self, inner: Connection) -> None:
-        """Replay the logged frames. Earlier replies are received again, compared by checksum, and dropped.
+        """Replay the logged frames. Receive the replies again, compare their checksums with the earlier replies, and drop them.
 
         Raises:
             TransportError: the connection broke, or a reply differs. A different reply ends the session.
@@ -264,7 +269,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             if is_of_kind(frame.head, ProtocolClose):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
             if not self._kept.replies.agrees(position, frame):
-                self._end("the standby server computed other results than the lost server")
+                self._end("the standby server and the lost server computed different results")
             position += 1
         return position
 
@@ -278,7 +283,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         return
 
     def call_when_resumed(self, callback: Callable[[float], None]) -> None:
-        """Do nothing: a session need not know that a connection to one server was resumed."""
+        """Do nothing, because a resumed connection to one server changes nothing for the session."""
 
     def expire(self) -> None:
         """End the session, as `ReliableConnection.expire` does. No standby server continues it."""
@@ -294,13 +299,13 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
 
 def _incompatibility(first: Attached, now: Attached) -> str:
-    """Return the reason why an executor cannot replay a session of another executor; empty if it can."""
+    """Return why the executor `now` cannot replay a session of the executor `first`, or an empty string if it can."""
     if first.device.kind != now.device.kind:
         return f"the standby server has the device {now.device.kind} in place of {first.device.kind}"
     if first.torch.partition("+")[0] != now.torch.partition("+")[0]:
         return f"the standby server runs torch {now.torch} in place of {first.torch}"
     if not set(first.compressions) <= set(now.compressions):
-        return f"the standby server cannot read {', '.join(set(first.compressions) - set(now.compressions))}, in which uploads were sent"
+        return f"the standby server cannot decompress {', '.join(set(first.compressions) - set(now.compressions))}, which uploads may use"
     return ""
 
 
@@ -312,5 +317,7 @@ def with_standby(channel: ClientChannel, context: ChannelContext) -> ClientChann
     try:
         return StandbyConnection(channel, context)
     except OSError as error:
-        _log.warning("no standby server can take this session over: nothing can be logged", reason=str(error))
+        _log.warning(
+            "no standby server can continue this session, because its log cannot be written", reason=str(error)
+        )
         return channel

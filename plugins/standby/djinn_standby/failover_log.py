@@ -1,6 +1,6 @@
 """Failover log of a session: frames that were sent, checksums of replies, and periodic snapshots.
 
-A server that receives these frames reaches the same state. They are in a file, which begins with the latest snapshot.
+A server that receives these frames reaches the same state. The log file begins with the latest snapshot.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.state_messages import StateChunk, StateHeader, count_pieces
 
 _FRAME: Final = b"F"  # the kind of all records
-_REPLIES: Final = struct.Struct("<Q")  # replies that had been taken; before the head of a frame
-_SPARE: Final = 4  # of what is free on the disk, one part at most; a log that is compacted is there twice for a moment
+_REPLIES: Final = struct.Struct("<Q")  # number of replies received before a frame; precedes the frame's head
+_SPARE: Final = 4  # a log uses at most 1 / _SPARE of the free disk space, and a compacted log exists twice for a moment
 _log = get_logger("djinn.session")
 
 
 def folder() -> Path | None:
-    """Return the directory for files of sent frames, in the user's cache; None for the system's default."""
+    """Return the directory for log files in the user's cache, or None (the system's default) if it cannot be created."""
     path = cache_directory()
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,14 +46,14 @@ def folder() -> Path | None:
 
 
 class SentFrames:
-    """Frames that were sent, in an unlinked file. The system removes it with this process. Used by one thread.
+    """Log of sent frames in an unlinked file, which the system removes with this process. Not thread-safe.
 
     Attributes:
-        limit: maximum bytes of the frames.
+        limit: maximum bytes of the file.
     """
 
     def __init__(self, limit: int) -> None:
-        """Create an empty file. It may use `limit` bytes, but not more than a part of the free disk space.
+        """Create an empty file. It may use at most `limit` bytes, and at most a quarter of the free disk space.
 
         Raises:
             OSError: the file cannot be created.
@@ -67,7 +67,7 @@ class SentFrames:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the frames in the file."""
+        """Return the bytes of the frames in the file."""
         return self._records.size
 
     def append(self, frame: Frame, replies: int) -> None:
@@ -79,7 +79,7 @@ class SentFrames:
         self._records.append(_FRAME, _REPLIES.pack(replies) + frame.head, frame.body)
 
     def read(self) -> Iterator[tuple[int, Frame]]:
-        """Yield the frames in order, each with the number of replies received before it.
+        """Yield the frames in order, each after the number of replies that were received before it was sent.
 
         Raises:
             TransportError: the file does not contain the bytes that were written.
@@ -100,12 +100,12 @@ class SentFrames:
 
 
 class SnapshotReceiver:
-    """Receive a snapshot of the session, as frames for another executor.
+    """Receives a snapshot of the session, as frames for another executor.
 
     Attributes:
-        frames: frames of the snapshot so far; None after `drop`.
-        reason: why the server sent no snapshot.
-        disturbed: True if a message other than a reply arrived, because the executor needs a message of the client first.
+        frames: frames of the snapshot so far, or None after `drop`.
+        reason: why the server sent no snapshot, or empty.
+        disturbed: True if a message other than a reply arrived. The executor then waits for the client before the snapshot.
     """
 
     def __init__(self, frames: SentFrames) -> None:
@@ -118,7 +118,7 @@ class SnapshotReceiver:
         """Store a frame of the snapshot. Return False for all other frames.
 
         Raises:
-            OSError: the disk has no room for the frame.
+            OSError: the frame does not fit on the disk.
         """
         if isinstance(message, StateHeader):
             self._left, self.reason = count_pieces(message.lengths), message.reason
@@ -133,17 +133,17 @@ class SnapshotReceiver:
 
     @property
     def over(self) -> bool:
-        """True if the snapshot is complete."""
+        """Return True if the snapshot is complete."""
         return self._left == 0
 
     def drop(self) -> None:
-        """Drop the snapshot, and ignore its further frames."""
+        """Discard the snapshot, and ignore its further frames."""
         if self.frames is not None:
             self.frames.close()
             self.frames = None
 
 
-# Of a frame's head: the kind of message, and a submission's number. What comes after it has times in it.
+# The bytes of a frame's head with the kind of message and a submission's number. Times follow them.
 _OPENING: Final = slice(1, 14)
 
 
@@ -157,12 +157,13 @@ class ReplyChecksums:
     """Checksums of the received replies, in order.
 
     Attributes:
-        rounded: True if values may be rounded differently, because the client does not need exact results.
+        rounded: True if servers may round values differently, because the client does not need exact results. Then
+            checksums exclude values.
     """
 
     def __init__(self) -> None:
         self.rounded = False
-        self._exact = 0  # those before, whose values do not
+        self._exact = 0  # number of replies whose checksum includes values
         self._marks = array("L")
 
     def __len__(self) -> int:
@@ -174,11 +175,11 @@ class ReplyChecksums:
         self._marks.append(mark_of(frame, not self.rounded))
 
     def agrees(self, position: int, frame: Frame) -> bool:
-        """Return True if the reply at a position had the same checksum as `frame`."""
+        """Return True if the reply at `position` has the same checksum as `frame`."""
         return self._marks[position] == mark_of(frame, position < self._exact)
 
     def clear(self) -> None:
-        """Drop all checksums, because a snapshot covers the replies."""
+        """Discard all checksums, because a snapshot includes the effects of the replies."""
         self._exact = 0
         del self._marks[:]
 
@@ -187,16 +188,16 @@ class FailoverLog:
     """Log of a session since its beginning or its latest snapshot: sent frames, and checksums of replies.
 
     Attributes:
-        sent: the sent frames; None after they have exceeded the limit.
+        sent: the sent frames, or None if they cannot be logged any more.
         replies: checksums of received replies.
-        why_not: reason why no standby server can continue the session; empty if one can.
+        why_not: why no standby server can continue the session, or empty if one can.
         outcomes: outcomes of submissions that were stopped or ran out of memory, by number. A replay repeats them.
-        base: size of the snapshot with which `sent` begins, in bytes.
-        coming: the requested snapshot; None if none is pending.
+        base: bytes of the snapshot with which `sent` begins.
+        coming: the requested snapshot, or None if none is pending.
     """
 
     def __init__(self, limit: int) -> None:
-        """`limit`: maximum bytes of the log.
+        """Create an empty log. `limit`: maximum bytes of the log.
 
         Raises:
             OSError: the log file cannot be created.
@@ -220,11 +221,11 @@ class FailoverLog:
         try:
             self.sent.append(frame, len(self.replies))
         except OSError as error:
-            self._give_up(f"sent frames cannot be logged: {error.strerror}")
+            self._give_up(f"the log of sent frames cannot be written ({error.strerror})")
 
     def _give_up(self, reason: str) -> None:
-        """Close the log for this reason: no standby server can continue the session any more."""
-        _log.warning("no standby server can take this session over any more", reason=reason)
+        """Close the log, after which no standby server can continue the session."""
+        _log.warning("no standby server can continue this session any more", reason=reason)
         self.why_not = reason
         self.close()
         self.replies.clear()
@@ -244,7 +245,7 @@ class FailoverLog:
         return True
 
     def frames(self) -> Iterator[tuple[int, Frame]]:
-        """Yield the frames, as `SentFrames.read` does. The outcome of a submission comes before the submission.
+        """Yield the frames as `SentFrames.read` does, with the outcome of a submission before the submission.
 
         Raises:
             TransportError: the file does not contain the bytes that were written.
@@ -260,13 +261,13 @@ class FailoverLog:
     # --- a new beginning ---------------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """True if a snapshot is due."""
+        """Return True if a snapshot should be requested now."""
         if self.sent is None or self.coming is not None:
             return False
         return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
     def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
-        """Replace the log by a snapshot. `ask`: requests a snapshot of limited size and waits for it."""
+        """Replace the log by a snapshot. `ask`: function that requests a snapshot of at most so many bytes and waits for it."""
         started = time.monotonic()
         reason = ""
         try:
@@ -288,7 +289,7 @@ class FailoverLog:
             if not coming.take(frame, decode(frame.head)):
                 return False
         except OSError as error:
-            _log.warning("a state does not fit on this machine", reason=str(error))
+            _log.warning("a snapshot of the session cannot be written to the log", reason=str(error))
             coming.drop()
         if coming.over:
             self.coming = None
@@ -305,17 +306,17 @@ class FailoverLog:
 
     def _say_once(self, reason: str) -> None:
         tell = _log.debug if self._said else _log.warning
-        tell("the failover log grows, because the server sent no snapshot", reason=reason)
+        tell("the failover log grows, because it has no new snapshot", reason=reason)
         self._said = True
 
     def drop_state(self) -> None:
-        """Drop the requested snapshot, because it cannot arrive any more."""
+        """Discard the requested snapshot, because it cannot arrive any more."""
         if self.coming is not None:
             self.coming.drop()
             self.coming = None
 
     def close(self) -> None:
-        """Close and drop the log."""
+        """Close and discard the log."""
         if self.sent is not None:
             self.sent.close()
             self.sent = None

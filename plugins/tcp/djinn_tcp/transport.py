@@ -25,23 +25,31 @@ from djinn_core.system.tcp import keep_alive
 if TYPE_CHECKING:
     from djinn_core.protocol.net.tls_sockets import TlsSocket
 
-# How long a client may take to begin TLS, of the time that it has to show its token.
+# Seconds for a client's TLS handshake, a part of the time in which it must send its token.
 _HANDSHAKE_SECONDS: Final = 5.0
 
 
 class TcpTransport(SocketTransport):
-    """The transport over TCP. Its URLs are `tcp://host:port`, with IPv6 addresses in brackets."""
+    """The transport `tcp`. Its URLs are `tcp://HOST:PORT`, with IPv6 addresses in brackets."""
 
     name = "tcp"
     schemes = ("tcp",)
     capabilities = TransportCapabilities(same_host=False, relayed=False, speed=50)
 
     def dial(self, url: str, timeout: float) -> socket.socket:
-        """Return a connected socket. Try every address of the host."""
+        """Return a connected socket, after trying every address of the host. `timeout`: seconds for each address.
+
+        Raises:
+            TransportError: no server answers.
+        """
         return _dial(url, *_address_of(url, "tcp"), timeout)
 
     def bind(self, url: str) -> tuple[socket.socket, str]:
-        """Return a bound stream socket, which may not listen yet, and its URL for clients."""
+        """Return a listening socket, and its URL for clients with the actual port.
+
+        Raises:
+            TransportError: the address cannot be bound.
+        """
         return _bind(url, "tcp")
 
     def secured(self, tls: TlsOptions) -> Transport:
@@ -50,7 +58,7 @@ class TcpTransport(SocketTransport):
 
 
 class TcpsTransport(Transport):
-    """The transport over TCP with TLS. Its URLs are `tcps://host:port`."""
+    """The transport `tcps`: TCP with TLS. Its URLs are `tcps://HOST:PORT`."""
 
     name = "tcps"
     schemes = ("tcps",)
@@ -60,7 +68,11 @@ class TcpsTransport(Transport):
         self._tls = tls
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server. The handshake may take `timeout` seconds once more."""
+        """Connect to a server within `timeout` seconds, and finish the TLS handshake within `timeout` more seconds.
+
+        Raises:
+            TransportError: no server answers, or the handshake fails.
+        """
         from djinn_core.protocol.net.tls_sockets import TlsConnection, dial_tls
 
         host, port = _address_of(url, "tcps")
@@ -68,10 +80,11 @@ class TcpsTransport(Transport):
         return TlsConnection(dial_tls(sock, self._tls, host, timeout), limits, f"server {url}")
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """Listen at `url`, and call `accept` for each connection.
+        """Listen at `url`, and call `accept` in a new thread for each connection.
 
         Raises:
             ConfigurationError: no usable certificate is configured.
+            TransportError: the address cannot be bound.
         """
         from djinn.hooks import server_context
         from djinn_core.protocol.net.tls_sockets import AcceptedTlsConnection
@@ -87,7 +100,7 @@ class TcpsTransport(Transport):
 
 def _dial(url: str, host: str, port: int, timeout: float) -> socket.socket:
     try:
-        # A name that is ASCII is its own encoding, as bytes: for text Python imports the tables of IDNA first.
+        # Pass ASCII names as bytes, because Python imports the tables of IDNA for text.
         name = host.encode() if host.isascii() else host
         sock = socket.create_connection((name, port), timeout)  # type: ignore[arg-type]
     except OSError as error:
@@ -105,16 +118,18 @@ def _bind(url: str, scheme: str) -> tuple[socket.socket, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
-        # A restarted server gets its port back at once. Connections that it accepts inherit the other options.
+        # With SO_REUSEADDR, a restarted server gets its port back at once. Accepted connections inherit the keep-alive options.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keep_alive(sock)
         sock.bind(address)
-        # Listened at here, so that a port that another process listens at is found out before anything is started.
+        # Listen at once, so that a port in use is detected before any executor starts.
         sock.listen()
     except OSError as error:
         if sock is not None:
             sock.close()
-        raise TransportError(f"cannot listen at {url}: {error}; port 0 picks a free one") from error
+        raise TransportError(
+            f"cannot listen at {url}: {error}. Choose another port, or port 0 for a free one"
+        ) from error
     return sock, _url_of(scheme, host, sock.getsockname()[1])
 
 
@@ -137,7 +152,7 @@ def _address_of(url: str, scheme: str) -> tuple[str, int]:
     except ValueError as error:
         raise TransportError(f"{url!r} is not a TCP address: {error}") from error
     if parts.scheme != scheme or not host or port is None or parts.username is not None or parts.path not in {"", "/"}:
-        raise TransportError(f"{url!r} is not a TCP address; write {scheme}://HOST:PORT")
+        raise TransportError(f"{url!r} is not a TCP address: write {scheme}://HOST:PORT")
     return host, port
 
 

@@ -1,4 +1,4 @@
-"""Send and receive the large buffers of one connection over UCX."""
+"""Transfer of the large buffers of one connection over UCX."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ log = get_logger("djinn.ucx")
 
 
 class StrandedChannels:
-    """Count the channels of this process whose memory and descriptors UCX cannot release.
+    """Counts the channels of this process whose memory and file descriptors UCX cannot release.
 
-    At `_MOST_STRANDED` channels, UCX is disabled.
+    From `_MOST_STRANDED` such channels on, new connections do not use UCX.
     """
 
     def __init__(self) -> None:
@@ -51,14 +51,16 @@ class StrandedChannels:
         with self._lock:
             self._count += 1
             count = self._count
-        log.warning("UCX keeps the resources of a broken connection", connections=count, most=_MOST_STRANDED)
+        log.warning("UCX cannot release the resources of a broken connection", connections=count, most=_MOST_STRANDED)
 
 
 @attrs.define(eq=False)
 class Message:
-    """A message that is being transferred.
+    """A pending transfer of one buffer. Both fields are None after the channel's close.
 
-    It has the request, and the memory, which must exist until completion. Both are None after a close.
+    Attributes:
+        request: ucxx's request.
+        memory: the buffer, which must exist until the transfer is complete.
     """
 
     request: Any
@@ -66,21 +68,28 @@ class Message:
 
     @property
     def complete(self) -> bool:
-        """Return True if UCX does not access the memory any more."""
+        """Return True if UCX no longer accesses the memory."""
         request = self.request
         return request is None or bool(request.completed)
 
 
 class BulkChannel:
-    """Send and receive the large buffers of one connection.
+    """Sends and receives the large buffers of one connection. Thread-safe.
 
-    Each channel has its own UCX worker, so its resources are freed with the connection, and a broken connection does not
-    affect others. UCX cannot cancel a message that the other end never receives, and such a message would keep the worker
-    alive. So each end receives and discards messages after its close. Thread-safe.
+    Each channel has its own UCX worker. So its resources are freed with the connection, and a broken connection does not
+    affect other connections. UCX cannot cancel a message that the other end never receives, and such a message would keep
+    the worker alive. So each end receives and discards messages after its close.
+
+    Attributes:
+        offer: address and tag that the other end needs to send to this channel.
     """
 
     def __init__(self, local: bool, stranded: StrandedChannels) -> None:
-        """`local`: True if the other end is on this machine, so that UCX listens on no other interface.
+        """Create a UCX worker.
+
+        Args:
+            local: True if the other end is on this machine. UCX then listens on the loopback interface only.
+            stranded: counter of channels that cannot be released.
 
         Raises:
             TransportError: UCX is not installed, or cannot be used.
@@ -111,7 +120,7 @@ class BulkChannel:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(resource))
 
     def connect(self, offer: Offer) -> None:
-        """Send to the worker in this offer from now on. `AddressTrials` has tested its address.
+        """Connect to the worker that made `offer`. The caller has tested its address with `AddressTrials`.
 
         Raises:
             TransportError: UCX has no route to the worker.
@@ -125,7 +134,7 @@ class BulkChannel:
             self._theirs = int.from_bytes(offer.tag, "little")
 
     def send(self, memory: memoryview | bytes) -> Message:
-        """Start to send a message. Its memory must not change until completion."""
+        """Start to send a message. `memory` must not change until the message is complete."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -139,7 +148,7 @@ class BulkChannel:
             return message
 
     def receive(self, memory: memoryview | bytearray) -> Message:
-        """Start to receive a message that has the length of `memory`."""
+        """Start to receive the next message into `memory`, which has its length."""
         from ucxx._lib.arr import Array
 
         with self._lock:
@@ -153,9 +162,9 @@ class BulkChannel:
             return message
 
     def wait(self, message: Message, look: Callable[[], None], deadline: float | None = None) -> bool:
-        """Wait until `message` is complete. Return False at `deadline` (`time.monotonic()`).
+        """Wait until `message` is complete. Return False if `deadline` passes before (`time.monotonic`).
 
-        `look`: called during the wait. If it raises, the wait ends.
+        `look`: called periodically during the wait. If it raises, `wait` raises its exception.
 
         Raises:
             TransportError: the channel was closed, or the message failed.
@@ -225,10 +234,10 @@ class BulkChannel:
         try:
             self._give_back()
         except Exception as error:
-            log.warning("UCX cannot close a connection", error=str(error))
+            log.warning("UCX failed to close a connection", error=str(error))
 
     def _discard_unexpected(self) -> bool:
-        """Discard a message that is not received, without its bytes. Return True if there was one."""
+        """Discard an arrived message that no `receive` expects, without reading its bytes. Return True if one had arrived."""
         from ucxx._lib.arr import Array
 
         tags = self._api.UCXXTag(self._random)
@@ -256,9 +265,9 @@ class BulkChannel:
 
 
 def _failure(message: Message) -> str:
-    """Return the reason why a message failed, or an empty string.
+    """Return why a message failed, or an empty string if it succeeded.
 
-    An exception's traceback would keep the request and its worker alive.
+    The result is no exception, because its traceback would keep the request and its worker alive.
     """
     request = message.request
     if request is None:

@@ -29,7 +29,13 @@ log = get_logger("djinn.ucx")
 
 @attrs.frozen
 class _Arriving:
-    """A frame whose buffers arrive over UCX. A final message confirms that all of them were sent."""
+    """A frame whose large buffers arrive over UCX.
+
+    Attributes:
+        frame: the frame, with the memory of the arriving buffers.
+        messages: the pending transfers. The last is a byte that confirms that all buffers were sent.
+        bulk_bytes: bytes of the arriving buffers.
+    """
 
     frame: Frame
     messages: list[Message]
@@ -38,7 +44,12 @@ class _Arriving:
 
 @attrs.frozen
 class Shared:
-    """State that all UCX connections of this process share."""
+    """State that all UCX connections of this process share.
+
+    Attributes:
+        stranded: counter of channels that cannot be released.
+        trials: process that tests addresses.
+    """
 
     stranded: StrandedChannels = attrs.field(factory=StrandedChannels)
     trials: AddressTrials = attrs.field(factory=AddressTrials)
@@ -47,9 +58,9 @@ class Shared:
 class UcxConnection(Connection):
     """A connection whose large buffers are sent over UCX.
 
-    `send` of a large buffer returns after the other end has received it, because nothing buffers it in between. The first
-    large buffer arrives over the socket. Then the receiving end offers to receive such buffers over UCX. A client without
-    a valid token may not send large buffers, so it uses no more resources than over TCP.
+    `send` of a large buffer returns after the other end has received it, because UCX does not buffer it. The first large
+    buffer arrives over the socket. Then the receiving end offers to receive later large buffers over UCX. A client without a
+    valid token may not send large buffers, so it uses no more resources than over TCP.
 
     Attributes:
         peer: name of the other end, for messages.
@@ -58,7 +69,15 @@ class UcxConnection(Connection):
     peer: str = ""
 
     def __init__(self, socket: SocketConnection, limits: Limits, local: bool, shared: Shared, bulk_bytes: int) -> None:
-        """`local`: True if the other end is on this machine. `bulk_bytes`: minimum length of a buffer sent over UCX."""
+        """Wrap a connected socket.
+
+        Args:
+            socket: the connection for frames and small buffers.
+            limits: largest frame, in both directions.
+            local: True if the other end is on this machine.
+            shared: state of all UCX connections of this process.
+            bulk_bytes: minimum bytes of a buffer that is sent over UCX.
+        """
         self.peer = socket.peer
         self._socket = socket
         self._limits = limits
@@ -76,7 +95,7 @@ class UcxConnection(Connection):
 
     @property
     def limits(self) -> Limits:
-        """Maximum size of a frame, in both directions."""
+        """Return the maximum size of a frame, in both directions."""
         return self._limits
 
     @limits.setter
@@ -86,12 +105,12 @@ class UcxConnection(Connection):
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes sent over the socket and UCX, without UCX's own messages."""
+        """Return the bytes sent over the socket and UCX, without UCX's own messages."""
         return self._socket.bytes_sent + self._beside_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received over the socket and UCX."""
+        """Return the bytes received over the socket and UCX."""
         return self._socket.bytes_received + self._beside_received
 
     @property
@@ -102,7 +121,7 @@ class UcxConnection(Connection):
 
     @property
     def certificate(self) -> bytes:
-        """Return the other end's TLS certificate in DER; empty if it showed none."""
+        """Return the other end's TLS certificate in DER, or empty bytes if it has none."""
         return self._socket.certificate
 
     @property
@@ -112,13 +131,16 @@ class UcxConnection(Connection):
 
     @property
     def over_ucx(self) -> bool:
-        """Return True if large buffers are sent over UCX from now on."""
+        """Return True if the next large buffer will be sent over UCX."""
         return self._outgoing is not None
 
     # --- sending --------------------------------------------------------------------------------------------
 
     def send(self, frame: Frame) -> None:
-        """Send a frame. After Ctrl-C, the connection ends if the other end receives nothing within a second."""
+        """Send a frame, as `Connection.send`.
+
+        If Ctrl-C interrupts a large buffer and the other end does not receive it within a second, the connection ends.
+        """
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
         with interrupt_mask, self._sending:
@@ -143,15 +165,15 @@ class UcxConnection(Connection):
         inline = [view for n, view in enumerate(views) if n not in {*large}]
         check = self._wait_check(interruptible=True)
         try:
-            # Sent before the frame, so that the other end finds them when it reads the frame.
+            # Start the large buffers before the frame, so that the other end finds them when it reads the frame.
             messages = [channel.send(views[n]) for n in large]
             self._socket.send(Frame(head, [encode_opening(opening), *inline]))
             for message in messages:
                 channel.wait(message, check)
-            # The other end may have discarded them when it closed.
+            # The other end may have discarded the buffers when it closed.
             if self._socket.hung_up:
                 raise TransportError("the peer closed the connection")
-            # The frame becomes valid only now: a buffer that was given up may have changed while it was sent.
+            # Confirm the frame only now: an interrupted buffer may have changed while it was sent.
             channel.wait(channel.send(_COMMIT), check)
         except BaseException as error:
             reason = self._stop_sending(f"cannot send: {error}")
@@ -187,7 +209,7 @@ class UcxConnection(Connection):
             self._receiving.release()
 
     def _begin(self, on_socket: Frame) -> Frame | None:
-        """Return the frame if it is complete. Return None for an offer, or if buffers are missing."""
+        """Return the frame if all its buffers came over the socket. Return None for an offer, or if buffers come over UCX."""
         first, *inline = on_socket.body
         opening = decode_opening(first) if len(first) else Opening()
         if opening.offer is not None:
@@ -229,7 +251,7 @@ class UcxConnection(Connection):
     # --- offers ---------------------------------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        """Offer to receive large buffers over UCX. Runs in a thread, because the socket may be full."""
+        """Offer to receive large buffers over UCX. This runs in a thread, because sending may block."""
         try:
             channel = self._made_channel()
             if channel is not None:
@@ -237,7 +259,7 @@ class UcxConnection(Connection):
                     self._check_sending()
                     self._socket.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
         except TransportError as error:
-            log.info("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
+            log.info("large buffers from the peer come over the socket, not UCX", peer=self.peer, reason=str(error))
 
     def _take_offer(self, offer: Offer) -> None:
         if self._taken:
@@ -246,20 +268,22 @@ class UcxConnection(Connection):
         threading.Thread(target=self._follow_offer, args=(offer,), name="djinn-ucx-offer", daemon=True).start()
 
     def _follow_offer(self, offer: Offer) -> None:
-        """Send large buffers over UCX if the offered address is valid. Runs in a thread, as the test takes time."""
+        """Send large buffers over UCX if the offered address is valid. This runs in a thread, because the test takes time."""
         try:
             if reason := self._shared.trials.reason_against(offer.address, self._local):
-                raise TransportError(f"the peer's address for UCX is refused: {reason}")
+                raise TransportError(f"the peer's UCX address was not accepted: {reason}")
             channel = self._made_channel()
             if channel is not None:
                 channel.connect(offer)
                 with self._making:
                     self._outgoing = None if self._ended else channel
         except TransportError as error:
-            log.warning("large buffers are sent over the socket, not UCX", peer=self.peer, reason=str(error))
+            log.warning(
+                "large buffers to the peer are sent over the socket, not UCX", peer=self.peer, reason=str(error)
+            )
 
     def _made_channel(self) -> BulkChannel | None:
-        """Return the UCX channel, which is made at the first use; None if UCX is disabled."""
+        """Return the UCX channel, created at the first call, or None if UCX is disabled or the connection has ended."""
         with self._making:
             if self._ended or self._shared.stranded.full:
                 return None
@@ -274,18 +298,21 @@ class UcxConnection(Connection):
         self._end("the connection was closed at this end")
 
     def _end(self, reason: str) -> str:
-        """End both directions for this reason, and return the reason."""
+        """End both directions. Return the reason of the first call, with the peer's name."""
         with self._making:
             self._ended = self._ended or (reason if reason.startswith(self.peer) else f"{self.peer}: {reason}")
             channel, self._channel, self._outgoing, self._arriving = self._channel, None, None, None
-        # The channel first: the other end may wait for its buffers to be received before it closes.
+        # Close the channel first: the other end may wait until its buffers are received before it closes.
         if channel is not None:
             channel.close()
         self._socket.close()
         return self._ended
 
     def _wait_check(self, interruptible: bool = False) -> Callable[[], None]:
-        """Return a function that raises `TransportError` if a wait can no longer succeed."""
+        """Return a function that raises `TransportError` if a wait can no longer succeed.
+
+        `interruptible`: True to also raise a second after Ctrl-C.
+        """
         since: dict[str, float] = {}
 
         def lasts(what: str, seconds: float) -> bool:

@@ -1,7 +1,7 @@
 """UCX workers and endpoints, and a process that tests addresses.
 
-UCX aborts the process if an address is invalid, and addresses come from the other end. Run as a script, this module is
-that process: it imports only ucxx, and tests each address in a fork, which may be aborted.
+UCX aborts the process that uses an invalid address, and addresses come from the other end. Run as a script, this module is
+the test process: it imports only ucxx, and tests each address in a fork, which may be aborted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-# UCX reads addresses without knowing their length. Bytes past the end are the same in each process: end marks.
+# UCX reads addresses without knowing their length. These end marks make reads past the end equal in all processes.
 _BEHIND: Final = b"\xff" * (64 << 10)
 _TRIAL_SECONDS: Final = 30
 _START_SECONDS: Final = 60
@@ -31,7 +31,12 @@ _REFUSED: Final = b"\x01"
 
 
 def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
-    """Return a UCX context and a worker. `local`: listen on loopback only, unless `UCX_NET_DEVICES` is set."""
+    """Return a UCX context and a worker.
+
+    Args:
+        api: module of ucxx.
+        local: True to listen on the loopback interface only, if `UCX_NET_DEVICES` is not set.
+    """
     only = {"NET_DEVICES": "lo"} if local and "UCX_NET_DEVICES" not in os.environ else {}
     context = api.UCXContext(only, feature_flags=(api.Feature.TAG, api.Feature.WAKEUP))
     worker = api.UCXWorker(context)
@@ -40,14 +45,14 @@ def open_worker(api: Any, local: bool) -> tuple[Any, Any]:
 
 
 def open_endpoint(api: Any, worker: Any, address: bytes) -> Any:
-    """Return an endpoint of `worker` to the worker at this address."""
+    """Return an endpoint from `worker` to the worker at `address`. `api`: module of ucxx."""
     read = api.UCXAddress.create_from_buffer(memoryview(bytearray(address + _BEHIND)))
     # With error handling: otherwise a killed peer would abort this process.
     return api.UCXEndpoint.create_from_worker_address(worker, read, True)
 
 
 class AddressTrials:
-    """Test addresses in another process, which ends with this process. Thread-safe."""
+    """Tests addresses in another process, which ends with this process. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,14 +61,17 @@ class AddressTrials:
         self._end: Callable[[], object] = lambda: None
 
     def reason_against(self, address: bytes, local: bool) -> str:
-        """Return the reason why this process must not use an address; empty if it may use it."""
+        """Test an address. Return why this process must not use it, or an empty string if it may.
+
+        `local`: True if the other end is on this machine.
+        """
         with self._lock:
             try:
                 return self._ask(address, local)
             except (OSError, ValueError) as error:  # ValueError: this process is ending and has closed the pipes
                 self._end()
                 self._process = None
-                return f"the address could not be tried in another process: {error}"
+                return f"the process that tests addresses failed: {error}"
 
     def _ask(self, address: bytes, local: bool) -> str:
         process = self._running()
@@ -78,7 +86,7 @@ class AddressTrials:
         return "" if answer == _FINE else "a process of its own could not use it"
 
     def _running(self) -> subprocess.Popen[bytes]:
-        """Return the test process. A forked child starts its own."""
+        """Return the test process. Start one if none runs, or if another process started it before a fork."""
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self._end()
             self._owner = os.getpid()
@@ -96,7 +104,7 @@ class AddressTrials:
 
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
-    """Close the pipes of a process, and end it if it belongs to this one."""
+    """Close the pipes of a process, and end it if the process `owner`, which started it, is this process."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
@@ -106,7 +114,7 @@ def _end(process: subprocess.Popen[bytes], owner: int) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the test process: with this import path, without Djinn's variables, such as tokens."""
+    """Return the environment of the test process: this process's import path, and no variables of Djinn, such as tokens."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     path = os.pathsep.join(entry for entry in sys.path if entry)
     return variables | {"PYTHONPATH": path, "UCX_WARN_UNUSED_ENV_VARS": "n", "UCX_HANDLE_ERRORS": "none"}
@@ -132,7 +140,7 @@ def _try_addresses() -> None:
 
 
 def _try_one(api: Any, address: bytes, local: bool) -> None:
-    """Connect to an address as the parent process would, then exit."""
+    """Connect to an address as the parent process would, then exit with status 0 if it succeeded."""
     if sys.platform != "win32":
         signal.alarm(_TRIAL_SECONDS)
         status = 1

@@ -25,7 +25,7 @@ def library() -> ModuleType:
         from ucxx._lib import libucxx
     except (ImportError, OSError) as error:
         raise TransportError(
-            f"ucx:// needs the package ucxx ({error}); install it with `pip install 'ucxx-cu12>=0.52,<0.53'`, or use a tcp:// "
+            f"ucx:// needs the package ucxx, which cannot be imported ({error}): run `pip install 'ucxx-cu12>=0.52,<0.53'`, or use a tcp:// "
             "or tcps:// address"
         ) from error
     module: ModuleType = libucxx

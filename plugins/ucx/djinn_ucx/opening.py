@@ -49,7 +49,8 @@ _decoder = msgspec.msgpack.Decoder(Opening)
 class Layout:
     """The buffers of a frame, in order.
 
-    An entry is the length of a buffer that comes over UCX, or another buffer itself.
+    Attributes:
+        parts: for a buffer that comes over UCX, its length in bytes. For a buffer from the socket, the buffer itself.
     """
 
     parts: tuple[int | Buffer, ...]
@@ -79,7 +80,7 @@ def layout(opening: Opening, head: int, inline: Sequence[Buffer], limits: Limits
         opening: the decoded opening.
         head: bytes of the frame's head.
         inline: the buffers that came over the socket.
-        limits: for the whole frame.
+        limits: limits of the whole frame.
 
     Raises:
         ProtocolError: the frame exceeds `limits`, or the positions are inconsistent.

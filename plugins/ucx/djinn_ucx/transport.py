@@ -37,7 +37,9 @@ class _OverSockets(Transport):
     """Base class of both transports: connections over the sockets of another transport.
 
     Attributes:
-        name, schemes, capabilities: as in `Transport`.
+        name: name of the transport.
+        schemes: URL schemes of the transport.
+        capabilities: as in `Transport`.
     """
 
     capabilities = _CAPABILITIES
@@ -50,7 +52,7 @@ class _OverSockets(Transport):
         self._shared = shared
 
     def connect(self, url: str, limits: Limits, timeout: float) -> Connection:
-        """Connect to a server, within `timeout` seconds."""
+        """Connect to a server within `timeout` seconds, as `Transport.connect`."""
         below, limits_below = self._prepared(url, limits)
         try:
             connection = self._socket_transport.connect(below, limits_below, timeout)
@@ -59,7 +61,7 @@ class _OverSockets(Transport):
         return self._wrap(connection, limits, url)
 
     def listen(self, url: str, limits: Limits, accept: Callable[[Connection], bool | None]) -> Listener:
-        """Listen at `url`, and call `accept` in a new thread for each connection."""
+        """Listen at `url`, and call `accept` in a new thread for each connection, as `Transport.listen`."""
         below, limits_below = self._prepared(url, limits)
 
         def serve(connection: Connection) -> bool | None:
@@ -75,7 +77,7 @@ class _OverSockets(Transport):
             listener = self._socket_transport.listen(below, limits_below, serve)
         except TransportError as error:
             raise TransportError(str(error).replace(below, url)) from error
-        log.warning("large buffers are sent over UCX without encryption, for trusted networks only", url=url)
+        log.warning("large buffers are sent over UCX without encryption: use ucxs:// in trusted networks only", url=url)
         return _UcxListener(listener.url.replace(self._socket_transport.schemes[0], self.name, 1), listener)
 
     def _prepared(self, url: str, limits: Limits) -> tuple[str, Limits]:
@@ -94,7 +96,7 @@ class _OverSockets(Transport):
         """Return the socket's URL, with the same host and port."""
         scheme, _, location = url.partition("://")
         if scheme != self.name:
-            raise TransportError(f"{url!r} is not a UCX address; write {self.name}://HOST:PORT")
+            raise TransportError(f"{url!r} is not a UCX address: write {self.name}://HOST:PORT")
         return f"{self._socket_transport.schemes[0]}://{location}"
 
     def _wrap(self, connection: Connection, limits: Limits, url: str) -> UcxConnection:
@@ -109,7 +111,7 @@ class UcxTransport(_OverSockets):
     """Scheme `ucx`: frames over a plain socket."""
 
     def __init__(self, bulk_bytes: int = BULK_BYTES) -> None:
-        """`bulk_bytes`: minimum length of a buffer sent over UCX, at least 64 KiB."""
+        """Create the transport. `bulk_bytes`: minimum bytes of a buffer that is sent over UCX, at least 64 KiB."""
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
     def secured(self, tls: TlsOptions) -> Transport:
