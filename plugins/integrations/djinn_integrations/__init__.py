@@ -1,4 +1,4 @@
-"""Adapters that make libraries use the remote device, a subpackage for each, and `weights`, which the server reads."""
+"""Adapters that make libraries use the remote device, one subpackage per library, and weights that the server reads."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import torch
 
 
 def is_the_only_accelerator() -> bool:
-    """Return True if PyTorch finds no accelerator on this machine, so that libraries would fall back to the CPU."""
+    """Return True if the remote device is the only accelerator: PyTorch finds none on this machine."""
     return not (torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available())

@@ -1,6 +1,6 @@
-"""Eager execution of `torch.compile` and flex attention on remote tensors. The log reports it once.
+"""Eager execution of compiled functions and flex attention on remote tensors. A log message reports it once.
 
-The executor chooses kernels: a compiler on this machine has no device to compile for.
+The executor chooses kernels. A compiler on this machine has no device to compile for.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def let_dynamo_trace(backend: Callable[..., Any]) -> None:
 
 
 def traces(compiler: Any) -> bool:
-    """Return True if the backend behind `compiler`, inside all wrappers that PyTorch adds, accepts remote tensors."""
+    """Return True if the backend inside `compiler` accepts remote tensors. `compiler`: a backend with PyTorch's wrappers."""
     while inner := getattr(compiler, "_torchdynamo_orig_backend", None) or getattr(compiler, "__wrapped__", None):
         compiler = inner
     return getattr(compiler, "compiler_fn", compiler) in _traced_by
 
 
 def adapt_tracing(module: Any) -> None:
-    """Adapt `torch._dynamo.eval_frame`: do not trace calls with remote tensors or methods of remote modules."""
+    """Adapt `torch._dynamo.eval_frame`: calls with remote tensors, and methods of remote modules, run without tracing."""
     context = module.OptimizeContext
     make = context.__call__
 
@@ -100,7 +100,7 @@ def adapt_compiling(module: Any) -> None:
 
 
 def _values(graph: Any) -> list[Any]:
-    """Return example values of a graph's nodes."""
+    """Return the example value of each node of a graph."""
     nodes = graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ()
     return [node.meta.get("example_value") for node in nodes]
 
@@ -115,8 +115,8 @@ def _say_once() -> None:
 
 
 def _adapt_flex_attention(module: Any) -> None:
-    """Adapt `torch.nn.attention.flex_attention`: run it op by op on the remote device, which is not in its list of devices."""
-    validate = module._validate_device  # noqa: SLF001 - nothing public says which devices there are
+    """Adapt `torch.nn.attention.flex_attention`: accept the remote device, on which it runs op by op."""
+    validate = module._validate_device  # noqa: SLF001 - no public function has the list of accepted devices
 
     @functools.wraps(validate)
     def validate_device(query: Any, key: Any, value: Any) -> None:

@@ -1,6 +1,6 @@
-"""Random state of the remote device in training checkpoints, as for GPUs.
+"""The remote device's random state in training checkpoints, as libraries store it for GPUs.
 
-Without this state, dropout in a resumed run would differ from the original run.
+Without this state, dropout in a resumed run would differ from dropout in an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Step = Callable[..., Any]
 
 
 def saving_random_state(function: Step, position: int) -> Step:
-    """Return a wrapper of `function` that also saves the random state to a folder: the argument at `position`."""
+    """Return a wrapper of `function` that also saves the random state to the folder in its argument at `position`."""
 
     @functools.wraps(function)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def saving_random_state(function: Step, position: int) -> Step:
 
 
 def loading_random_state(function: Step, position: int) -> Step:
-    """Return a wrapper of `function` that also loads the random state from a folder: the argument at `position`."""
+    """Return a wrapper of `function` that also loads the random state from the folder in its argument at `position`."""
 
     @functools.wraps(function)
     def load(*args: Any, **kwargs: Any) -> Any:

@@ -94,19 +94,19 @@ WRONG = {
     "expired": (lambda: FIRST.token(exp=int(time.time()) - 3600), "this token has expired"),
     "not yet": (lambda: FIRST.token(nbf=int(time.time()) + 3600), "not valid yet"),
     "another audience": (lambda: FIRST.token(aud="mail"), "for another service"),
-    "another issuer": (lambda: FIRST.token(iss="https://evil.example"), "an issuer that the server does not trust"),
+    "another issuer": (lambda: FIRST.token(iss="https://evil.example"), "does not trust the issuer of this token"),
     "no expiry": (lambda: FIRST.token(drop=["exp"]), "lacks the claim 'exp'"),
     "no audience": (lambda: FIRST.token(drop=["aud"]), "lacks the claim 'aud'"),
     "no tenant": (lambda: FIRST.token(drop=["tenant"]), "has no valid tenant name"),
     "the operator": (lambda: FIRST.token(tenant="default"), "has no valid tenant name"),
     "a path": (lambda: FIRST.token(tenant="../alice"), "has no valid tenant name"),
     "a number": (lambda: FIRST.token(tenant=7), "has no valid tenant name"),
-    "an unknown key": (UNKNOWN.token, "a key that the server does not know"),
-    "another key of the same name": (STRANGE.token, "signature of this token cannot be verified"),
-    "no key's name": (lambda: FIRST.token(header={"kid": ""}), "a key that the server does not know"),
-    "without a signature": (unsigned, "signature of this token cannot be verified"),
-    "a symmetric signature": (signed_with_the_public_key, "signature of this token cannot be verified"),
-    "changed": (changed, "signature of this token cannot be verified"),
+    "an unknown key": (UNKNOWN.token, "does not know the key that signed this token"),
+    "another key of the same name": (STRANGE.token, "signature of this token is not valid"),
+    "no key's name": (lambda: FIRST.token(header={"kid": ""}), "does not know the key that signed this token"),
+    "without a signature": (unsigned, "signature of this token is not valid"),
+    "a symmetric signature": (signed_with_the_public_key, "signature of this token is not valid"),
+    "changed": (changed, "signature of this token is not valid"),
 }
 
 
@@ -243,14 +243,14 @@ def test_missing_key_set_keeps_previous_keys(prepared, keys, caplog):
     keys.unlink()
     for _ in range(3):
         assert isinstance(prepared.authenticate(Credentials(FIRST.token())), Identity)
-    assert caplog.text.count("the previous keys stay in use") == 1
+    assert caplog.text.count("The previous keys stay in use") == 1
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("no JSON", "cannot be read"),
-        ("[]", "no list `keys`"),
+        ("[]", "has a list `keys`"),
         ('{"keys": []}', "no public key"),
         ('{"keys": [{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}]}', "no public key"),
         ('{"keys": [{"kty": "RSA", "kid": "a"}]}', "the key 'a'"),

@@ -134,7 +134,9 @@ def test_standby_replays_log_and_returns_unanswered_only(two):
     assert [answer(connection) for _ in range(3)] == [(2, b"2"), (3, b"3"), (4, b"4")]
     assert connection.server == "another"
     second.down = "gone, too"
-    with pytest.raises(TransportError, match="gone, too; no standby server goes on: another: gone, too"):
+    with pytest.raises(
+        TransportError, match="gone, too; no standby server can continue the session: another: gone, too"
+    ):
         connection.receive(1.0)
 
 
@@ -166,10 +168,10 @@ def test_different_result_ends_session(two):
     connection.send(submit(1))
     answer(connection)
     first.down = "gone"
-    with pytest.raises(TransportError, match="computed other results than the lost server"):
+    with pytest.raises(TransportError, match="and the lost server computed different results"):
         connection.send(submit(2))
     assert not third.taken
-    with pytest.raises(TransportError, match="computed other results than the lost server"):
+    with pytest.raises(TransportError, match="and the lost server computed different results"):
         connection.receive(1.0)
 
 
@@ -187,7 +189,7 @@ def test_inexact_results_may_differ_on_standby(two, inexact_from):
         connection.send(submit(3))
         assert answer(connection) == (3, b"rounded otherwise")
     else:
-        with pytest.raises(TransportError, match="computed other results than the lost server"):
+        with pytest.raises(TransportError, match="and the lost server computed different results"):
             connection.send(submit(3))
 
 
@@ -260,11 +262,11 @@ def test_log_over_limit_is_reported(caplog):
     first, second = Server(), Server()
     connection = StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1000))
     connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
-    assert "no standby server can take this session over any more" in caplog.text
+    assert "no standby server can continue this session any more" in caplog.text
     first.down = "gone"
     with pytest.raises(
         TransportError,
-        match="no standby server could go on: sent frames cannot be logged: a record log would exceed its limit of 1,000 bytes",
+        match="no standby server can continue the session: the log of sent frames cannot be written .a record log would exceed its limit of 1,000 bytes",
     ):
         connection.send(submit(1))
 
@@ -294,7 +296,7 @@ def test_stateless_session_keeps_log_and_warns_once(often, two, caplog):
     first.stateless = True
     for number in (1, 2, 3):
         connection.send(submit(number))
-    assert caplog.text.count("because the server sent no snapshot") == 1
+    assert caplog.text.count("because it has no new snapshot") == 1
     first.down, first.answers = "gone", deque()
     connection.send(submit(4))
     assert second.kinds() == ["Submit"] * 4

@@ -1,4 +1,4 @@
-"""Checkpoints of `Accelerator.save_state` keep the remote device's random state, and stay on the server if saved there."""
+"""Checkpoints of `Accelerator.save_state` with the remote device's random state, which stay on the server if saved there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_checkpointing(module: Any) -> None:
-    """Adapt `accelerate.checkpointing`: `Accelerator.save_state` and `load_state`."""
+    """Adapt `accelerate.checkpointing`: save and load the remote random state, and keep tensors on the server."""
     for name, wrap in {
         "save_accelerator_state": saving_random_state,
         "load_accelerator_state": _loading,
@@ -25,7 +25,10 @@ def adapt_checkpointing(module: Any) -> None:
 
 
 def _loading(load: Callable[..., Any], position: int) -> Callable[..., Any]:
-    """Return a wrapper of `load_accelerator_state`, which loads optimizers through the CPU."""
+    """Return a wrapper of `load_accelerator_state` that keeps tensors of a server address on the remote device.
+
+    Accelerate would load optimizers through the CPU. `position`: index of the argument with the folder.
+    """
     plain = loading_random_state(load, position=position)
 
     @functools.wraps(load)

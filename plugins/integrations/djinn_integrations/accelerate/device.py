@@ -1,7 +1,7 @@
 """The device that Accelerate chooses, and its memory size.
 
-Accelerate checks each kind of accelerator by name and falls back to the CPU. With this adapter the fallback is the remote device.
-Machines with another accelerator, and programs that request the CPU (`Accelerator(cpu=True)`), are unchanged.
+Accelerate checks each kind of accelerator by name and falls back to the CPU. With this adapter, it falls back to the remote device.
+Nothing changes on machines with another accelerator, and in programs that request the CPU (`Accelerator(cpu=True)`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MemoryByDevice = dict[int | str, int | str]
 
 
 def adapt_state(module: Any) -> None:
-    """Adapt `accelerate.state`: set `PartialState().device`, unless the program requests the CPU or another accelerator exists."""
+    """Adapt `accelerate.state`: `PartialState().device` is the remote device where it would be the CPU by default."""
     chosen = module.PartialState.default_device.fget
 
     def default_device(state: Any) -> torch.device:
@@ -34,7 +34,7 @@ def adapt_state(module: Any) -> None:
 
 
 def adapt_modeling(module: Any) -> None:
-    """Adapt `accelerate.utils.modeling`: `device_map="auto"` addresses the remote device by number, like a GPU."""
+    """Adapt `accelerate.utils.modeling`: `device_map="auto"` includes the remote device by its number, like a GPU."""
     measured = module.get_max_memory
 
     @functools.wraps(measured)
@@ -51,11 +51,11 @@ def adapt_modeling(module: Any) -> None:
 
 
 def _is_ours(device: int | str) -> bool:
-    """Return True if accelerate would look for `device` among this machine's GPUs, and there are none."""
+    """Return True if `device` is a number, which Accelerate takes for a GPU, and this machine has no accelerator."""
     return isinstance(device, int) and is_the_only_accelerator()
 
 
 def _free_bytes() -> int:
-    """Return the free bytes on the remote device; the largest integer if unknown."""
+    """Return the free bytes on the remote device, or the largest integer if unknown."""
     measure = getattr(getattr(torch, DEVICE_NAME), "mem_get_info", None)
     return sys.maxsize if measure is None else int(measure(0)[0])

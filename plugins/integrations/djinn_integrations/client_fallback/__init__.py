@@ -1,4 +1,4 @@
-"""Ops that the executor lacks, computed on the client: opt-in by the setting `client_fallback`."""
+"""Ops that the executor cannot run, computed on the client if the setting `client_fallback` is on."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""CPU fallback for ops without remote support: opt-in (`client_fallback`), counted, logged once per op.
+"""CPU fallback for ops without remote support, if the setting `client_fallback` is on.
 
-Operands are fetched, the op runs on the client's CPU, and its results are uploaded.
+Operands are fetched, the op runs on the client's CPU, and its results are uploaded. Calls are counted, and each op is logged
+once.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class ClientFallback(OpHandler):
         operands: list[LazyTensor],
         slots: tuple[Slot, ...],
     ) -> bool:
-        """Return True if the executor does not support calls like this, as `OpHandler.needed`.
+        """Return True if the executor does not support this kind of call, as `OpHandler.needed`.
 
-        The executor is asked once for each kind of call, in one round trip.
+        For each new kind of call, the executor tries the op once, in one round trip.
         """
         if not operands or func.is_view or torch.Tag.nondeterministic_seeded in func.tags or _returns_list(func):
             return False
@@ -71,7 +72,7 @@ class ClientFallback(OpHandler):
     ) -> bool:
         try:
             with torch.no_grad():
-                # Written operands are tried on copies: a failure must leave them intact, and success must not apply twice.
+                # If the op writes operands, try it on copies: a failure must not change them, and a success must not apply twice.
                 trial_operands: Any = (
                     [o.detach().clone() for o in operands] if _written(func, args, kwargs) else operands
                 )
@@ -82,7 +83,7 @@ class ClientFallback(OpHandler):
             self._warn_once(func, str(error))
             return True
         except RemoteError as error:
-            log.debug("an op failed, but not because of a missing kernel", op=func.name(), reason=str(error))
+            log.debug("an op failed for another reason than a missing kernel", op=func.name(), reason=str(error))
         return False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,7 +91,7 @@ class ClientFallback(OpHandler):
 
         Raises:
             UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
-            Exception: any error of PyTorch.
+            Exception: the op failed on the CPU.
         """
         self._warn_once(func, "the op is not on the allow-list")
         context.stats.client_fallbacks += 1
@@ -104,11 +105,11 @@ class ClientFallback(OpHandler):
     def _warn_once(self, func: Any, reason: str) -> None:
         if func.name() not in self._told:
             self._told.add(func.name())
-            log.warning("an op that the executor cannot run is computed on this machine", op=func.name(), reason=reason)
+            log.warning("the executor cannot run an op, this machine computes it", op=func.name(), reason=reason)
 
 
 class _CpuCopies:
-    """CPU copies of an op's operands, and their remote tensors."""
+    """CPU copies of the remote operands of one op."""
 
     def __init__(self, func: Any) -> None:
         self._func = func
@@ -116,7 +117,7 @@ class _CpuCopies:
         self._named_device: int | None = None
 
     def bring(self, argument: Any) -> Any:
-        """Return `argument` with remote tensors fetched and the device replaced by the CPU."""
+        """Return `argument` with CPU copies in place of remote tensors, and the CPU in place of a device."""
         if isinstance(argument, LazyTensor):
             return self._fetched(argument)
         if isinstance(argument, (list, tuple)):
@@ -128,7 +129,7 @@ class _CpuCopies:
 
     @property
     def _result_device(self) -> int:
-        """Return the logical device of the results: the device that the call names, otherwise the operands' device."""
+        """Return the logical device of the results: the device that the call names, or else the first operand's device."""
         return self._pairs[0][0].remote.meta.device if self._named_device is None else self._named_device
 
     def _fetched(self, remote: LazyTensor) -> torch.Tensor:
@@ -139,7 +140,11 @@ class _CpuCopies:
         return local
 
     def send(self, out: Any) -> Any:
-        """Return `out` with CPU tensors uploaded. Operands that the op returns stay the same objects."""
+        """Return `out` with remote tensors in place of CPU tensors. If the op returns an operand, return its remote tensor.
+
+        Raises:
+            UnsupportedOperation: a result shares memory with an operand, or is not a strided tensor.
+        """
         if isinstance(out, (list, tuple)):
             return type(out)(self.send(o) for o in out)
         if not isinstance(out, torch.Tensor):
@@ -149,8 +154,8 @@ class _CpuCopies:
             return same
         if out.layout != torch.strided or any(storage_key(here) == storage_key(out) for _, here in self._pairs):
             raise UnsupportedOperation(
-                f"{self._func.name()} cannot be computed on this machine for {DEVICE_NAME}: its result shares memory with "
-                f"an operand or has a layout ({out.layout}) that the device does not have"
+                f"client_fallback cannot compute {self._func.name()} for {DEVICE_NAME}, because its result shares memory with an operand or "
+                f"has the layout {out.layout}: call it on tensors that were moved with .cpu()"
             )
         return upload_copy(out, self._result_device)
 

@@ -10,10 +10,7 @@ djinn_api_version = "2.0"
 
 
 class Collectives(OpHandler):
-    """Op handler that exchanges values through the clients.
-
-    The implementation is imported with the first collective.
-    """
+    """Op handler for collectives, whose values pass through the clients. The first collective imports the implementation."""
 
     name = "collectives"
 

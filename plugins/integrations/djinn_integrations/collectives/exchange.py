@@ -1,8 +1,8 @@
 """Collectives of `torch.distributed` on remote tensors: their values pass through the clients.
 
-Each process of the group is a client. Clients may have different servers. A collective sends the recorded ops, fetches
-its inputs, runs on their copies with the group's CPU backend (gloo), and uploads its results. So a collective is
-synchronous, even with `async_op=True`. Only `send` does not wait for its peer.
+Each process of the group is a client. Clients may have different servers. A collective fetches its inputs, runs on these CPU
+copies with the group's CPU backend (gloo), and uploads its results. So a collective is synchronous, even with
+`async_op=True`. Only `send` does not wait for its peer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from djinn_client.interception.handler_support import LazyTensor, copy, fetch, u
 from djinn_core.errors import UnsupportedOperation
 from djinn_integrations.collectives.torch_work import await_collectives, finished_work
 
-# All others write their first argument and return it, or create tensors (`_c10d_functional`).
+# Other collectives write their first argument and return it, or create tensors (`_c10d_functional`).
 _READ_AND_WRITTEN: Final = frozenset(
     ("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "all_reduce_", "all_reduce_coalesced_")
 )
@@ -25,13 +25,13 @@ _WRITE_NOTHING: Final = frozenset(("barrier", "monitored_barrier_", "send"))
 
 
 class _Copies:
-    """CPU copies of remote tensors, a copy for each tensor."""
+    """CPU copies of remote tensors, one for each tensor."""
 
     def __init__(self) -> None:
         self._made: dict[int, torch.Tensor] = {}
 
     def of(self, tree: Any, make: Callable[[LazyTensor], torch.Tensor]) -> Any:
-        """Return `tree` with copies in place of remote tensors; `make` creates missing copies."""
+        """Return `tree` with copies in place of remote tensors. `make` creates the copies that do not exist yet."""
         return pytree.tree_map(lambda leaf: self._copy_of(leaf, make) if isinstance(leaf, LazyTensor) else leaf, tree)
 
     def _copy_of(self, tensor: LazyTensor, make: Callable[[LazyTensor], torch.Tensor]) -> torch.Tensor:
@@ -40,7 +40,7 @@ class _Copies:
         return self._made[id(tensor)]
 
     def write_back(self, tree: Any) -> None:
-        """Write the present elements of the copies to the remote tensors of `tree`."""
+        """Write the contents of the copies to the remote tensors in `tree`."""
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, LazyTensor):
                 copy(torch.ops.aten.copy_.default, (leaf, self._made[id(leaf)]), {})
@@ -80,7 +80,7 @@ def _functional(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a collective.
+    """Run a collective on CPU copies, and return its results.
 
     Raises:
         UnsupportedOperation: the call receives from any rank.
@@ -90,7 +90,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0]
     if name == "recv_any_source_":
         raise UnsupportedOperation(
-            "torch.distributed.recv() into a remote tensor needs the rank that sends: pass `src`, or receive into a CPU tensor"
+            "torch.distributed.recv() into a remote tensor must name the sending rank: pass `src`, or receive into a CPU tensor"
         )
     if name in _WRITE_NOTHING:
         return _sending(func, args, kwargs)

@@ -10,7 +10,7 @@ import torch.distributed
 
 
 def await_collectives(results: Sequence[Any]) -> None:
-    """Wait for the results of collectives: work handles, or tensors."""
+    """Wait until collectives have finished. `results`: their work handles or tensors."""
     for result in results:
         if isinstance(result, torch.ScriptObject):
             torch.distributed.Work.unbox(result).wait()
@@ -19,7 +19,10 @@ def await_collectives(results: Sequence[Any]) -> None:
 
 
 def finished_work(results: Sequence[torch.Tensor]) -> torch.ScriptObject:
-    """Return a work handle of a finished collective. Gloo's handle cannot be waited for twice, and has CPU results."""
+    """Return a new work handle with `results` for a finished collective.
+
+    Gloo's own handle has CPU results, and can be waited for once only.
+    """
     future: Any = torch.futures.Future()
     future.set_result(list(results))
     return torch._C._distributed_c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined,no-any-return]

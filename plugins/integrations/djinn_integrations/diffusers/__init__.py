@@ -1,4 +1,4 @@
-"""diffusers: the server reads the weights of models and pipelines that are loaded onto the remote device."""
+"""Adapters for diffusers: the server reads the weights of models and pipelines that are loaded onto the remote device."""
 
 from __future__ import annotations
 

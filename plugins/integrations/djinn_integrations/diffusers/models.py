@@ -1,6 +1,6 @@
-"""Models whose weights the server reads: `from_pretrained(..., device_map="remote_accelerator:0")`.
+"""Models of diffusers whose weights the server reads: `from_pretrained(..., device_map="remote_accelerator:0")`.
 
-The client loads the configuration. Before diffusers looks up the checkpoint's files, the adapter asks the server for them.
+The client loads the configuration. Before diffusers searches the checkpoint's files, the adapter asks the server to open them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from djinn_integrations.weights.server_files import loading_stays_on
 
 
 class _ServerCheckpoint(str):
-    """Path of a checkpoint on the server, which diffusers passes on."""
+    """Path of a checkpoint on the server, which diffusers passes from its search to its reader. `weights`: its tensors."""
 
     __slots__ = ("weights",)
     weights: RemoteWeights
@@ -30,14 +30,14 @@ class _ServerCheckpoint(str):
 
 @attrs.define
 class _LoadingModel:
-    """A model that is being loaded onto a device, and its weights on the server."""
+    """A model that is being loaded onto `device`. `weights`: its tensors on the server, or None if the client reads them."""
 
     device: torch.device
     weights: RemoteWeights | None = None
 
 
 def adapt_reading(module: Any) -> None:
-    """Adapt `diffusers.models.model_loading_utils`: the server reads its own checkpoints."""
+    """Adapt `diffusers.models.model_loading_utils`: `load_state_dict` returns the server's tensors of a `_ServerCheckpoint`."""
     read = module.load_state_dict
 
     @functools.wraps(read)
@@ -50,7 +50,7 @@ def adapt_reading(module: Any) -> None:
 
 
 def adapt_models(module: Any) -> None:
-    """Adapt `diffusers.models.modeling_utils`."""
+    """Adapt `diffusers.models.modeling_utils`: `from_pretrained` onto the remote device finds checkpoints on the server."""
     loading: ContextVar[_LoadingModel | None] = ContextVar("loading", default=None)
     module.ModelMixin.from_pretrained = classmethod(_noting_device(module.ModelMixin.from_pretrained, loading))
     module._fetch_index_file = _asking_server(module._fetch_index_file, loading)
@@ -103,7 +103,10 @@ def _address(
     force_download: bool = False,
     **_: Any,
 ) -> str | None:
-    """Return the address of a hub model; None for other models, and for unusual file names."""
+    """Return the server address of a hub model, or None for other models and unusual file names.
+
+    The arguments are those of diffusers' `_fetch_index_file`.
+    """
     if variant or use_safetensors is False or force_download:
         return None
     name = Path(pretrained_model_name_or_path)

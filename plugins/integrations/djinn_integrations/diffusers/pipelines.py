@@ -27,7 +27,7 @@ _OPTIONS: Final = ("cache_dir", "force_download", "local_files_only", "proxies",
 
 
 def adapt_pipelines(module: Any) -> None:
-    """Adapt `diffusers.pipelines.pipeline_utils`."""
+    """Adapt `diffusers.pipelines.pipeline_utils`: pipelines load onto the remote device, without weights that the server reads."""
     at_server: ContextVar[bool] = ContextVar("at_server", default=False)
     downloaded = module.snapshot_download
 
@@ -63,7 +63,14 @@ def _loading(from_pretrained: Any, at_server: ContextVar[bool], supported: list[
 
 
 def _server_has_all(cls: Any, name: Any, device: str, options: Mapping[str, Any]) -> bool:
-    """Return True if the server reads the weights of all components of a hub pipeline, so no weights are downloaded here."""
+    """Return True if the server reads the weights of all components of a hub pipeline, so that the client downloads none.
+
+    Args:
+        cls: class of the pipeline.
+        name: name of the pipeline on the hub.
+        device: the remote device.
+        options: keyword arguments of `from_pretrained`.
+    """
     if Path(name).exists() or any(
         options.get(option) for option in ("variant", "use_onnx", "custom_pipeline", "force_download")
     ):

@@ -1,4 +1,4 @@
-"""`torch.compile(backend="djinn")`: records a Dynamo graph in one step."""
+"""The backend of `torch.compile(backend="djinn")`, which records a whole Dynamo graph in one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Return the integration that records whole graphs. PyTorch finds the backend by its own entry point group."""
+    """Return the integration that switches the recording of whole graphs on. PyTorch finds the backend by an entry point."""
     return [Integration("dynamo", "torch._dynamo", _switch_on)]
 
 

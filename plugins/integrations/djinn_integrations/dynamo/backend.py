@@ -15,7 +15,7 @@ Compiled = Callable[..., Any]
 
 
 def djinn(graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
-    """Return a function equivalent to `graph_module` that records it in one step from the second call on."""
+    """Return a function that computes `graph_module`. From its second call on, it records the graph in one step."""
     if torch.is_grad_enabled() and any(isinstance(i, torch.Tensor) and i.requires_grad for i in example_inputs):
         return _differentiable(graph_module, example_inputs)
     return RecordedGraph(graph_module)

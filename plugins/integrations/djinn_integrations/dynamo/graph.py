@@ -1,4 +1,4 @@
-"""A traced graph, and its recordings."""
+"""A graph of Dynamo with its recordings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT: Final = 64  # recordings per graph, which differ in sizes or in shared mem
 
 
 class RecordedGraph:
-    """Call a graph: op by op for inputs of a new kind, otherwise by appending a recording."""
+    """A function that runs a graph: op by op for inputs with new metadata, otherwise by appending its recording."""
 
     def __init__(self, graph_module: torch.fx.GraphModule) -> None:
         self._run = graph_module.forward
@@ -56,7 +56,10 @@ class RecordedGraph:
 
 
 def _era() -> tuple[int, int]:
-    """Return the number of sessions so far, because constants belong to a session, and the generation of C++ call numbers."""
+    """Return a key that changes when recordings become invalid: ended sessions, and the generation of C++ call numbers.
+
+    A recording's constants belong to a session.
+    """
     return port.sessions_ended, calls.generation
 
 
@@ -65,5 +68,5 @@ def _others(inputs: tuple[Any, ...]) -> list[tuple[int, Any]]:
 
 
 def _key_of(argument: Any) -> Any:
-    """Return the cache key of an argument. 0.0 and -0.0 have different keys, and a nan equals itself."""
+    """Return the cache key of an argument. Keys of 0.0 and -0.0 differ, and the key of a nan equals itself."""
     return repr(argument) if isinstance(argument, (float, complex)) else argument

@@ -1,8 +1,8 @@
-"""Recorded calls: instructions recorded once and appended again in bulk (as in CUDA graph replay).
+"""Recorded calls: instructions that are recorded once and later appended in bulk, as in CUDA graph replay.
 
-A guarded compiled function always records the same ops for inputs of the same metadata. Such a function need not run
-again. Its instructions are appended with other values, without dispatch and without tensors for intermediate results.
-`djinn_native/csrc/graph.cpp` holds and appends them.
+A guarded compiled function always records the same ops for inputs of the same metadata. So the function need not run again:
+its instructions are appended with other values, without dispatch and without tensors for intermediate results.
+`djinn_native/csrc/graph.cpp` stores and appends them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ CONSTANTS_LIMIT = 1 << 20  # bytes of uploads that a recorded call keeps
 
 
 class RecordedCall:
-    """A recorded call whose instructions can be appended again."""
+    """A recording of a function call whose instructions can be appended with other inputs."""
 
     def __init__(self, graph: int, others: Sequence[tuple[int, Any]]) -> None:
-        """Create a recorded call. `graph`: its number in C++.
+        """Create a recorded call.
 
-        `others`: positions and values of results that are not tensors.
+        Args:
+            graph: number of the recording in C++.
+            others: positions and values of results that are not tensors.
         """
         self._graph = graph
         self._others = others
         weakref.finalize(self, ops.drop_graph, graph).atexit = False
 
     def record(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """Append the call's instructions with `inputs`, whose `graph_key` must not have changed. Return the results."""
+        """Append the call's instructions with `inputs`, which have the same `graph_key` as in the recording. Return the results."""
         begun = perf_counter()
         outputs: list[Any] = ops.replay_graph(self._graph, inputs)
         for place, other in self._others:
@@ -48,10 +50,9 @@ class RecordedCall:
 
 
 def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[Any, RecordedCall | None]:
-    """Call `function` with `inputs`.
+    """Call `function` with `inputs`. Return its result (a sequence) and a recording of the call.
 
-    Return its result (a sequence) and a recorded call to append it again. The recorded call is None if the function
-    waited for a result, or wrote to a tensor that is neither an input nor its own.
+    The recording is None if the function waited for a result, or wrote to a tensor that it neither got nor created.
     """
     recorder = current()
     entries = SentEntries()
@@ -71,7 +72,7 @@ def record_call(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) ->
 
 
 def _recorded(recorder: Recorder, start: int, inputs: Sequence[torch.Tensor], outputs: Any) -> RecordedCall | None:
-    """Return the recorded call for the entries from `start` on, if they can be repeated."""
+    """Return a recording of the recorder's entries from index `start` on, or None if they cannot be repeated."""
     uploads = [*(recorder.constants or ())]
     if not isinstance(outputs, (list, tuple)) or sum(data.nbytes for _, data, _ in uploads) > CONSTANTS_LIMIT:
         return None

@@ -1,4 +1,4 @@
-"""Switch for recording graphs in one step: on while the plugin is in use. Otherwise graphs run op by op."""
+"""Switch for recording graphs in one step. It is on if the plugin is in use. If it is off, graphs run op by op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters for transformers: `Trainer` and `pipeline` choose the remote device, and advice about padding does not block."""
+"""Adapters for transformers: `Trainer` and `pipeline` use the remote device, and the server reads weights of models."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _CPU = torch.device("cpu")
 
 
 def adapt_pipeline(module: Any) -> None:
-    """Adapt `transformers.pipelines.base`: `device=0`, and no device, select the remote device, as they select a GPU."""
+    """Adapt `transformers.pipelines.base`: `device=0`, or no argument `device`, selects the remote device, like a GPU."""
     initialize = module.Pipeline.__init__
 
     @functools.wraps(initialize)
@@ -34,7 +34,7 @@ def adapt_pipeline(module: Any) -> None:
 
 
 def adapt_training_arguments(module: Any) -> None:
-    """Adapt `transformers.training_args`: the trainer uses accelerate's device, which supports bfloat16."""
+    """Adapt `transformers.training_args`: `Trainer` uses the device that Accelerate chooses, and accepts `bf16=True`."""
     name = "_setup_devices"
     device_property, computes_bfloat16 = getattr(module.TrainingArguments, name), module.is_torch_bf16_gpu_available
 

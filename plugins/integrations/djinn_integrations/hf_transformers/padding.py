@@ -1,7 +1,7 @@
-"""transformers' advice to pass an attention mask: shown when the reply arrives, without waiting in each forward pass.
+"""transformers' warning about a missing attention mask, shown when the needed tokens arrive, without a wait per forward pass.
 
-Without a mask, its models check whether the first or the last token is padding, to warn once. A decoding step has one
-token, which the model generated, so it is not checked.
+Without a mask, models check whether the first or the last token is padding, and warn once. A decoding step has one token,
+which the model generated, so this adapter skips its check.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Warn = Callable[[Any, torch.Tensor, torch.Tensor | None], None]
 
 
 def adapt_models(module: Any) -> None:
-    """Adapt `transformers.modeling_utils`."""
+    """Adapt `transformers.modeling_utils`: the check for padding without an attention mask does not wait."""
     model = module.PreTrainedModel
     model.warn_if_padding_and_no_attention_mask = _later(model.warn_if_padding_and_no_attention_mask)
 

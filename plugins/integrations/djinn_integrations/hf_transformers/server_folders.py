@@ -1,6 +1,6 @@
-"""Models in folders of the server: `from_pretrained("file:NAME")` also takes configuration and tokenizer from the server.
+"""Models in folders of the server: `from_pretrained("file:NAME")` also reads configuration and tokenizer from the server.
 
-The folder's small files are copied to a local temporary folder, which transformers reads instead of the address.
+The folder's small files are copied to a local temporary folder, which transformers reads in place of the address.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _folders: dict[str, str] = {}  # address by folder
 
 
 def address_of(path: object) -> str | None:
-    """Return the server address of a temporary folder of this module; None for other folders."""
+    """Return the server address of a temporary folder that `local_folder` created, or None for other folders."""
     return _folders.get(str(path))
 
 
 def local_folder(address: str) -> str:
-    """Copy the small files of a server folder to a local folder, and return that folder.
+    """Copy the small files of a server folder to a new local folder, and return the local folder's path.
 
     Raises:
         WeightsUnavailable: the server has no such folder, or may not read it.
-        ProtocolError: the server names files outside of the folder.
+        ProtocolError: the server sent the name of a file outside the folder.
     """
     reply = query(SmallFilesRequest(checked(address)), SmallFilesReply, 0)
     folder = tempfile.mkdtemp(dir=_temporary())
     for file in reply.files:
         if Path(file.name).name != file.name:
             raise ProtocolError(
-                f"the server sent a file named {file.name!r}, which is outside of the folder {address!r}"
+                f"the server sent the file {file.name!r}, which is outside the folder {address!r}: the folder was not loaded"
             )
         Path(folder, file.name).write_bytes(file.content)
     _folders[folder] = address
@@ -47,7 +47,7 @@ def local_folder(address: str) -> str:
 
 @functools.cache
 def _temporary() -> str:
-    """Return a folder that is removed when the program ends."""
+    """Return the path of a temporary folder, created at the first call and removed when the program ends."""
     folder = tempfile.TemporaryDirectory(prefix="djinn-models-")
     atexit.register(folder.cleanup)
     return folder.name
@@ -73,7 +73,10 @@ def _taking_addresses(method: Any) -> classmethod[Any, Any, Any]:
 
 
 def taking_addresses(*methods: tuple[str, str]) -> Callable[[Any], None]:
-    """Return an adapter for class methods of a module, each given as class and name: the first argument may be a server address."""
+    """Return an adapter of a module that makes class methods accept a server address as their first argument.
+
+    `methods`: names of class and method.
+    """
 
     def adapt(module: Any) -> None:
         for owner, name in methods:

@@ -1,4 +1,4 @@
-"""Checkpoints of `Trainer`: they keep the device's random state, and stay on the server if their folder is a server address."""
+"""Checkpoints of `Trainer` with the device's random state, which stay on the server if their folder is a server address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_integrations.weights.server_files import address_in, loading_stays_on
 
 
 def adapt_trainer(module: Any) -> None:
-    """Adapt `transformers.trainer`: `save_steps` and `train(resume_from_checkpoint=...)`."""
+    """Adapt `transformers.trainer`: checkpoints that `save_steps` writes and `train(resume_from_checkpoint=...)` reads."""
     trainer = module.Trainer
     trainer._save_rng_state = saving_random_state(trainer._save_rng_state, position=1)
     trainer._load_rng_state = loading_random_state(trainer._load_rng_state, position=1)
@@ -40,9 +40,9 @@ def _rotating(rotate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _staying(load: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper of a method that loads a part of a checkpoint through the CPU.
+    """Return a wrapper of a method that loads a part of a checkpoint.
 
-    Its tensors stay on the remote device.
+    If the checkpoint is at a server address, its tensors stay on the remote device. `load` alone would use the CPU.
     """
 
     @functools.wraps(load)

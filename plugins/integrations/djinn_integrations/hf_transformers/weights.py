@@ -1,7 +1,7 @@
-"""Models whose weights the server reads itself: `from_pretrained(..., device_map="remote_accelerator:0")`.
+"""Models of transformers whose weights the server reads: `from_pretrained(..., device_map="remote_accelerator:0")`.
 
-The client loads configuration and tokenizer. Before transformers looks up the checkpoint's files, the adapter asks the server for
-them. transformers then reads the server's tensors like those of a safetensors file.
+The client loads configuration and tokenizer. Before transformers searches the checkpoint's files, the adapter asks the server to
+open them. transformers then reads the server's tensors as it reads a safetensors file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from djinn_integrations.weights.server_files import saved_at
 
 
 class _ServerCheckpoint(str):
-    """Path of a checkpoint on the server, which transformers passes on."""
+    """Path of a checkpoint on the server, which transformers passes from its search to its reader. `weights`: its tensors."""
 
     __slots__ = ("weights",)
     weights: RemoteWeights
@@ -39,7 +39,7 @@ def _checkpoint(path: str, weights: RemoteWeights) -> _ServerCheckpoint:
 
 
 def adapt_loading(module: Any) -> None:
-    """Adapt `transformers.modeling_utils`."""
+    """Adapt `transformers.modeling_utils`: `from_pretrained` onto the remote device finds checkpoints on the server."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
     module.PreTrainedModel.from_pretrained = classmethod(
         _noting_device(module.PreTrainedModel.from_pretrained, loading)
@@ -55,7 +55,7 @@ def adapt_loading(module: Any) -> None:
 
 
 def adapt_pipelines(module: Any) -> None:
-    """Adapt `transformers.pipelines`: a pipeline's model is loaded directly onto the remote device."""
+    """Adapt `transformers.pipelines`: a pipeline loads its model directly onto the remote device."""
     plain = module.pipeline
     signature = inspect.signature(plain)
 
@@ -77,7 +77,7 @@ def adapt_pipelines(module: Any) -> None:
 
 
 def _chosen(device: Any) -> torch.device | None:
-    """Return the remote device that a pipeline's argument `device` means; None for other devices."""
+    """Return the remote device that a pipeline's argument `device` selects, or None for other devices."""
     if find_spec("accelerate") is None:  # transformers requires it for a device map
         return None
     if device is None or isinstance(device, int):
@@ -125,7 +125,10 @@ def _address(
     download_kwargs: Mapping[str, Any] | None = None,
     **_: Any,
 ) -> str | None:
-    """Return the address of a model of the hub or of a server folder; None for other models, and for unusual file names."""
+    """Return the server address of a hub model or of a server folder, or None for other models and unusual file names.
+
+    The arguments are those of transformers' `_get_resolved_checkpoint_files`.
+    """
     options = download_kwargs or {}
     name = str(pretrained_model_name_or_path)
     unusual = variant or gguf_file or use_safetensors is False or transformers_explicit_filename

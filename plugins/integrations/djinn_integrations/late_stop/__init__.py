@@ -12,7 +12,7 @@ djinn_api_version = "2.0"
 
 @hookimpl
 def djinn_register_integrations() -> Iterable[Integration]:
-    """Return the adapter for the module of transformers that checks if a sequence is finished."""
+    """Return the adapter for the module of transformers that checks whether sequences are finished."""
     return [Integration("late_stop", "transformers.generation.utils", _adapt)]
 
 

@@ -1,4 +1,4 @@
-"""Caches that outlive `generate()`: removal of the entries of surplus steps."""
+"""Removal of the entries of surplus steps from caches that outlive `generate()`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _SLACK: Final = 16  # additional states of a window, so that it is not cut at ev
 
 
 class CacheLayer(Protocol):
-    """A layer of a cache, with the operations to undo surplus steps."""
+    """A layer of a cache whose last steps can be undone."""
 
     def step(self) -> None:
-        """Count a step; more than `MOST` steps will never be undone."""
+        """Count a step. At most the last `MOST` steps will be undone."""
 
     def cut(self, steps: int) -> None:
-        """Restore the state after the first `steps` steps. Also undo a further step that failed half way."""
+        """Restore the state after the first `steps` steps. Also undo a further step that failed before its end."""
 
     def release(self) -> None:
-        """End the counting: no later step will be undone."""
+        """End the counting. No counted step will be undone any more."""
 
 
 @attrs.define
@@ -50,14 +50,14 @@ class _GrowingLayer:
 
 @attrs.define
 class _WindowLayer:
-    """A cache layer that keeps only the last states.
+    """A cache layer that keeps only the last states (sliding window).
 
-    Until `release` it keeps the additional states that a cut may need.
+    Until `release`, it also keeps the earlier states that `cut` may need.
     """
 
     layer: Any
     before: int  # states before the first counted step
-    joined: int  # states that the first counted step joined by `cat`; the layer keeps a view of the last of them
+    joined: int  # number of states that the first counted step joined by `cat`, of which the layer has a view
 
     def step(self) -> None:
         most = self.layer.sliding_window - 1 + MOST + 1
@@ -82,7 +82,7 @@ class _WindowLayer:
 
 
 def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the last `count` states in the layout of a `cat`. Zeros replace states that the layer no longer keeps."""
+    """Return the last `count` states in the memory layout of a `cat`. Zeros replace states that `states` no longer has."""
     last = states[:, :, -count:, :]
     if last.shape[-2] == count and last.nbytes == last.untyped_storage().nbytes():
         return last
@@ -94,7 +94,7 @@ def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
 class _FixedLayer:
     """A cache layer of fixed size that is written in place.
 
-    Elements beyond its length are zero, and a cut zeroes them again.
+    Elements beyond its length are zero. `cut` sets the elements of surplus steps to zero.
     """
 
     layer: Any
@@ -156,7 +156,7 @@ _CACHES: Final = ("Cache", "DynamicCache", "StaticCache")
 
 
 def can_be_cut(cache: Any) -> bool:
-    """Return True if entries of surplus steps can be removed from `cache` exactly."""
+    """Return True if the entries of surplus steps can be removed from `cache` without a trace."""
     decoder = _decoder(cache)
     return (
         _name(decoder) in _CACHES
@@ -166,7 +166,10 @@ def can_be_cut(cache: Any) -> bool:
 
 
 class TruncatableCache:
-    """A cache with counted steps. Create it after the cache's first step, which counts as well."""
+    """Counts the steps of a cache, so that surplus steps can be undone.
+
+    Create it after the cache's first step, which is counted.
+    """
 
     def __init__(self, cache: Any) -> None:
         self._layers = [_LAYERS[_name(layer)](layer) for layer in _decoder(cache).layers]
@@ -177,22 +180,22 @@ class TruncatableCache:
             layer.step()
 
     def cut(self, steps: int) -> None:
-        """Remove the entries after the first `steps` steps."""
+        """Remove the entries of all steps after the first `steps` steps."""
         for layer in self._layers:
             layer.cut(steps)
 
     def release(self) -> None:
-        """End the counting: no later entry will be removed."""
+        """End the counting. No entry will be removed any more."""
         for layer in self._layers:
             layer.release()
 
 
 def _decoder(cache: Any) -> Any:
-    """Return the cache that grows with each token: the first cache of an encoder-decoder."""
+    """Return the cache that grows with each token: `cache`, or the self-attention cache of an encoder-decoder cache."""
     return cache.self_attention_cache if _name(cache) == "EncoderDecoderCache" else cache
 
 
 def _name(thing: Any) -> str:
-    """Return the class name of an object if the class is transformers' own; empty for other classes, including derived classes."""
+    """Return the class name of an object if transformers defines the class, or an empty string for other classes."""
     cls = type(thing)
     return cls.__name__ if cls.__module__ == "transformers.cache_utils" else ""

@@ -1,4 +1,4 @@
-"""A stop check with late replies. Surplus steps are undone exactly."""
+"""A stop check whose replies arrive some steps later. Surplus steps are undone, so that results are unchanged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from djinn_integrations.late_stop.pace import StepTimes
 
 @attrs.frozen
 class _Step:
-    """A step of the loop: the pending reply to its check, and the random state after it."""
+    """A step of `generate()`.
+
+    Attributes:
+        number: number of the step, from 1.
+        answer: pending reply to its stop check.
+        random: random state after the step.
+    """
 
     number: int
     answer: Pending
@@ -30,7 +36,7 @@ class LateStopCheck:
     """Replacement of transformers' `StopCheck` for one call of `generate()`.
 
     Attributes:
-        steps: number of checked steps.
+        steps: number of steps whose check was sent.
     """
 
     def __init__(
@@ -44,7 +50,13 @@ class LateStopCheck:
     ) -> None:
         """Create the check of a call.
 
-        `may_go_on`: returns True if a sequence of this length may continue before the reply to its check.
+        Args:
+            prompt: token ids of the prompts.
+            max_length: length at which sequences end, or None.
+            streamer: receives the tokens of each step, or None.
+            cache: cache whose surplus steps must be undone, or None.
+            pace: durations of steps.
+            may_go_on: function that returns True if sequences of this length may continue before the reply to their check.
         """
         self.steps = 0
         self._prompt = prompt
@@ -60,7 +72,13 @@ class LateStopCheck:
         self._failed = False
 
     def __call__(self, unfinished_sequences: torch.Tensor, tokens: torch.Tensor, length: int) -> bool:
-        """Send the check of this step. Return True if the sequences were finished some steps ago."""
+        """Send the check of this step. Return True if a reply shows that the sequences were finished some steps ago.
+
+        Args:
+            unfinished_sequences: 1 for each sequence that is not finished, otherwise 0.
+            tokens: the step's tokens.
+            length: length of the sequences.
+        """
         self._pace.issued()
         self.steps += 1
         if self._cache is not None:
@@ -77,10 +95,10 @@ class LateStopCheck:
         return self._last is not None
 
     def was_surplus(self) -> bool:
-        """Return True if the step that just raised an error was surplus. Waits for the pending stop check.
+        """Wait for the pending checks. Return True if the step that just raised an error was surplus.
 
         Raises:
-            RemoteError: the error of an earlier step, which the program would have met first.
+            RemoteError: an earlier step failed, whose error the program would have got first.
         """
         if self._failed:
             return False
@@ -89,10 +107,7 @@ class LateStopCheck:
         return self._broken_off
 
     def finish(self) -> int:
-        """Wait for the remaining replies and undo surplus steps.
-
-        Return the number of steps to remove from the collected outputs.
-        """
+        """Wait for the remaining replies, and undo surplus steps. Return the number of steps to remove from the outputs."""
         self._take(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._roll_back_to(self._last)
@@ -102,15 +117,15 @@ class LateStopCheck:
         return 0
 
     def without_surplus(self, *recorded: Any) -> tuple[Any, ...]:
-        """Return the sequences, and the loop's other collected outputs, without the surplus steps."""
+        """Return the sequences and the outputs `recorded` of all steps, without the surplus steps."""
         assert self._last is not None
         length = self._last.number
-        # Not cut from the loop's last sequences, which are invalid if a surplus step failed.
+        # Join the tokens of each step, because the loop's last sequences are invalid if a surplus step failed.
         sequences = torch.cat([self._prompt, torch.stack(self._tokens[:length], dim=-1)], dim=-1)
         return (sequences, *(record[:length] if record else record for record in recorded))
 
     def _take(self, lateness: int) -> None:
-        """Read the replies that have arrived, and wait for replies that are later than `lateness` steps."""
+        """Read the replies that have arrived. Wait until at most `lateness` replies are pending."""
         while self._asked and self._last is None:
             step = self._asked[0]
             if len(self._asked) <= lateness and not step.answer.done():

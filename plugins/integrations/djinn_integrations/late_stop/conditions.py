@@ -1,4 +1,4 @@
-"""Conditions under which late stop checks have no observable effect. Otherwise `generate()` waits."""
+"""Conditions under which late stop checks have no observable effect. If they do not hold, `generate()` waits for each check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_client.interception.tap import taps
 from djinn_client.torch_dispatch import forward_hooks
 from djinn_integrations.late_stop.caches import can_be_cut
 
-# The results of these depend only on the tokens and their scores.
+# Classes whose results depend only on the tokens and their scores.
 _CRITERIA: Final = frozenset({"EosTokenCriteria", "MaxLengthCriteria", "StopStringCriteria"})
 _PROCESSORS: Final = frozenset(
     {
@@ -48,7 +48,15 @@ _OWN_HOOKS: Final = ("accelerate", "djinn_client", "transformers")
 
 
 def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
-    """Return the reason why the stop checks of this `generate()` call cannot be late; empty if they can."""
+    """Return why the stop checks of a `generate()` call cannot be late, or an empty string if they can.
+
+    Args:
+        model: the model.
+        processors: its logits processors.
+        criteria: its stopping criteria.
+        config: the generation configuration.
+        synced: True if other processes run the same number of steps.
+    """
     if synced or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.compat.is_capturing() or taps.recorded:
@@ -57,27 +65,30 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
         return "the model is in training mode"
     for thing in (processors, criteria):
         if type(thing).__name__ not in {"LogitsProcessorList", "StoppingCriteriaList"} or not _own(thing):
-            return f"{type(thing).__name__} may have state"
+            return f"{type(thing).__name__} may have state that surplus steps would change"
     strange = [t for t in processors if not (_own(t) and type(t).__name__ in _PROCESSORS)]
     strange += [t for t in criteria if not (_own(t) and type(t).__name__ in _CRITERIA)]
     if strange:
-        return f"{type(strange[0]).__name__} may have state"
+        return f"{type(strange[0]).__name__} may have state that surplus steps would change"
     return next(_reasons_in(model), "")
 
 
 def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
-    """Return the reason why this cache, which may outlive the call, prevents late checks; empty if it does not."""
+    """Return why a cache prevents late checks, or an empty string if it does not.
+
+    `outlives`: True if the caller can use the cache after `generate()`.
+    """
     if cache is None or not outlives:
         return ""
     if not can_be_cut(cache):
-        return f"writes of surplus steps to a {type(cache).__name__} cannot be undone"
+        return f"surplus steps cannot be removed from a {type(cache).__name__}"
     if not _pads_are_tokens(model, config):
         return "the padding token is not in the vocabulary, so surplus steps would fail"
     return ""
 
 
 def longest_late(model: Any) -> float:
-    """Return the length from which `generate()` waits for each stop check: `max_position_embeddings`, or infinity."""
+    """Return the sequence length from which `generate()` waits for each stop check: the model's maximum, or infinity."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
     return most if isinstance(most, int) else float("inf")
@@ -90,11 +101,11 @@ def _reasons_in(model: torch.nn.Module) -> Iterator[str]:
                 yield f"a hook of {type(module).__name__} would see surplus steps"
         kinds = getattr(module, "rope_type", None)
         if any("dynamic" in str(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])):
-            yield f"{type(module).__name__} remembers how long sequences were"
+            yield f"{type(module).__name__} stores the length of sequences"
 
 
 def _pads_are_tokens(model: Any, config: Any) -> bool:
-    """Return True if the padding token of finished rows is in the vocabulary, so that the model can run on it."""
+    """Return True if the vocabulary has the padding token of finished sequences, so that the model can run on it."""
     if config.eos_token_id is None:
         return True
     ends = config.eos_token_id

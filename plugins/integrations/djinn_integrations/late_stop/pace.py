@@ -1,4 +1,4 @@
-"""Number of steps that a reply may be late: the minimum that keeps both ends of the link busy."""
+"""The number of steps that a stop check's reply may be late: the smallest that keeps client and executor busy."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _JITTER_SECONDS: Final = 0.001
 
 
 class StepTimes:
-    """Measure the duration of a step on both sides.
+    """Measures the duration of a step on both sides.
 
-    A reply takes a round trip. The number of steps in that time depends on the slower of two: the program, which issues
-    steps, and the executor, which runs them.
+    A reply takes a round trip. The number of steps in that time depends on the slower side: the program, which issues
+    steps, or the executor, which runs them.
     """
 
     def __init__(self, round_trip_seconds: float | None) -> None:
@@ -43,7 +43,7 @@ class StepTimes:
         self._spent = spent
 
     def lateness(self) -> int:
-        """Return the number of steps whose replies may be pending at a time."""
+        """Return the number of steps whose replies may be pending at the same time."""
         step = max(min(self._issuing, default=0.0), min(self._running, default=0.0))
         if self._round_trip is None or step <= 0.0:
             return _UNKNOWN

@@ -1,4 +1,4 @@
-"""Hook into transformers' `generate()` for late stop checks, and the values that the hook needs.
+"""Wrappers of functions in transformers' `generate()` that add late stop checks.
 
 `GenerationMixin._sample` creates a `DeferredStopCheck` if `is_supported` is true, and calls it after each step.
 `_undo_generation_steps` then removes the surplus steps that the check reports. `_sample` runs its steps inside
@@ -44,7 +44,14 @@ _EXPECTED: Final = {
 
 @attrs.define
 class _Generation:
-    """A call of `_sample`, and its late stop check, if any."""
+    """A running call of `_sample`.
+
+    Attributes:
+        model: the model.
+        config: the generation configuration.
+        late: True if its stop checks may be late.
+        check: its late stop check, or None.
+    """
 
     model: Any
     config: Any
@@ -65,9 +72,9 @@ _running = _ThreadState()
 
 
 class _SamplingCalls:
-    """Number of running calls that draw from the device's random state.
+    """Counter of running calls that draw from the device's random state.
 
-    Two concurrent calls would undo each other's draws.
+    Late checks need it to be 1, because a concurrent call's draws would be undone.
     """
 
     def __init__(self) -> None:
@@ -87,11 +94,9 @@ _sampling = _SamplingCalls()
 
 
 def adapt(module: Any) -> None:
-    """Adapt `transformers.generation.utils`: allow late stop checks of remote sequences, if the module has the expected layout."""
+    """Adapt `transformers.generation.utils`: stop checks of remote sequences may be late, if the module has known functions."""
     if not _fits(module):
-        _log.info(
-            "late stop checks are off, because this version of transformers is not supported: generate() waits for each token"
-        )
+        _log.info("late stop checks do not support this version of transformers, so generate() waits for each token")
         return
     for path, change in _CHANGED.items():
         owner, _, name = path.rpartition(".")
@@ -111,7 +116,7 @@ def _fits(module: Any) -> bool:
 
 
 def _known(sample: Any) -> Any:
-    """Return a wrapper of `_sample` that keeps its arguments for the other wrappers."""
+    """Return a wrapper of `_sample` that stores its arguments for the other wrappers."""
     signature = inspect.signature(sample)
 
     @functools.wraps(sample)

@@ -1,4 +1,4 @@
-"""Adapters for Lightning, under each of the three names of its packages."""
+"""Adapters for Lightning, whose packages have the names `lightning`, `pytorch_lightning` and `lightning_fabric`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An accelerator named like the remote device, for `Trainer` and `Fabric`."""
+"""The accelerator `remote_accelerator` for `Trainer` and `Fabric`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _accelerator(base: Any) -> type:
             torch.get_device_module(device).set_device(device)
 
         def teardown(self) -> None:
-            """Do nothing: the session continues."""
+            """Do nothing, because the session continues."""
 
         def get_device_stats(self, device: Any) -> dict[str, Any]:
             del device
@@ -32,7 +32,7 @@ def _accelerator(base: Any) -> type:
 
         @staticmethod
         def parse_devices(devices: Any) -> list[int]:
-            """Return device indexes from a number, a list or a string."""
+            """Return device indexes. `devices`: a number of devices, a list of indexes, or a string of either."""
             if isinstance(devices, str):
                 devices = [int(part) for part in devices.split(",")] if "," in devices else int(devices)
             if isinstance(devices, int):
@@ -45,7 +45,7 @@ def _accelerator(base: Any) -> type:
 
         @staticmethod
         def auto_device_count() -> int:
-            """Return 1: a process drives one device."""
+            """Return 1, because all executors are one device."""
             return 1
 
         @staticmethod

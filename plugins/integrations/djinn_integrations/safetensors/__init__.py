@@ -1,4 +1,4 @@
-"""Adapters for safetensors: it reads files onto the remote device, and fetches all tensors to save in one round trip."""
+"""Adapters for safetensors: files are read onto the remote device, and all tensors to save are fetched in one round trip."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Open safetensors files on the remote device.
 
-safetensors knows a few device types by name. For other types it passes the device number, which PyTorch takes for the
-remote device.
+safetensors knows a few device types by name. The adapter passes the device's number, which PyTorch takes for the remote
+device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _USERS = ("accelerate", "diffusers", "peft", "safetensors", "sentence_transforme
 
 
 class OnCpu:
-    """Weights at a server address whose tensors are fetched to the client; has the interface of `safe_open`'s object."""
+    """Weights at a server address whose tensors are fetched to the client. It has the interface of `safe_open`'s object."""
 
     def __init__(self, weights: RemoteWeights) -> None:
         self._weights = weights
@@ -49,7 +49,7 @@ class OnCpu:
             return {name: tensor.cpu() for name, tensor in tensors.items()}
 
     def get_slice(self, name: str) -> _SliceOnCpu:
-        """Return the tensor called `name` as a slice, of which rows can be read."""
+        """Return a slice of the tensor called `name`. Indexing it reads and fetches only the indexed rows."""
         return _SliceOnCpu(self._weights.get_slice(name))
 
 
@@ -82,7 +82,7 @@ def adapt_reading(module: Any) -> None:
 
 
 def adapt_saving(module: Any) -> None:
-    """Adapt `safetensors.torch`: tensors to save are fetched in one round trip; for a server address, the server saves them."""
+    """Adapt `safetensors.torch`: tensors to save are fetched in one round trip. At a server address, the server saves them."""
     rebind(module.save, _fetching_together(module.save), _USERS)
     rebind(module.save_file, _at_address(_fetching_together(module.save_file)), _USERS)
 

@@ -40,7 +40,7 @@ def adapt_util(module: Any) -> None:
 
 
 def adapt_models(module: Any) -> None:
-    """Adapt `sentence_transformers.base.model`: remote models are loaded directly onto the device."""
+    """Adapt `sentence_transformers.base.model`: models for the remote device are loaded directly onto it."""
     going_to: ContextVar[torch.device | None] = ContextVar("going_to", default=None)
     initialize, load_model = module.BaseModel.__init__, module.Transformer._load_model
 

@@ -53,10 +53,7 @@ _DTYPE_NAMES: Final = {dtype: name for name, dtype in SAFETENSORS_DTYPES.items()
 
 
 class WeightSlice:
-    """A tensor whose rows are read only when they are indexed.
-
-    It has the methods of the slices of safetensors' `safe_open`.
-    """
+    """A stored tensor that the server reads only when it is indexed. It has the methods of safetensors' slices."""
 
     def __init__(self, stored: StoredTensor, device: int) -> None:
         self._stored = stored
@@ -67,7 +64,7 @@ class WeightSlice:
         return list(self._stored.shape)
 
     def get_dtype(self) -> str:
-        """Return the name of its dtype in safetensors files, such as `BF16`, or else PyTorch's name."""
+        """Return the dtype's name in safetensors files, such as `BF16`, or PyTorch's name if it has none."""
         dtype = self._stored.dtype
         return _DTYPE_NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
@@ -82,7 +79,7 @@ class WeightSlice:
         return self._stored.dtype
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Return the indexed part as a new tensor."""
+        """Return the indexed part as a new remote tensor. For a slice with step 1, the server reads only these rows."""
         first = index[0] if isinstance(index, tuple) and index else index
         rows = self._stored.shape[0] if self._stored.shape else 0
         if isinstance(first, slice) and self._stored.shape:
@@ -95,11 +92,14 @@ class WeightSlice:
 
 
 class RemoteWeights(Mapping[str, torch.Tensor]):
-    """The tensors at an address, by name.
+    """The tensors at a server address, by name.
 
-    A look-up makes the server read the tensor into a new tensor, and does not wait. If the files have changed since
-    they were opened, or cannot be read, ops on the tensor raise `RemoteError`. The object has the interface of
+    A look-up makes the server read the stored tensor into a new tensor, and does not wait. If the files cannot be read, or
+    have changed since they were opened, ops on the tensor raise `RemoteError`. The object has the interface of
     safetensors' `safe_open`, and works as a state dict.
+
+    Attributes:
+        address: the address.
     """
 
     __eq__ = object.__eq__  # a mapping's equality would compare tensors
@@ -133,7 +133,9 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
     def _stored(self, name: str) -> StoredTensor:
         if name in self._listing.unreadable:
             kind = self._listing.unreadable[name]
-            raise WeightsUnavailable(f"{name!r} at {self.address!r} is stored as {kind}, which cannot be read")
+            raise WeightsUnavailable(
+                f"the tensor {name!r} at {self.address!r} is stored as {kind}, which this version of Djinn cannot read: convert the file"
+            )
         return self._listing.tensors[name]
 
     def __repr__(self) -> str:
@@ -141,23 +143,28 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all readable tensors."""
+        """Return the total bytes of all readable tensors."""
         return sum(stored.nbytes for stored in self._listing.tensors.values())
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return the tensor, as `weights[name]`."""
+        """Return a new tensor, as `weights[name]` does."""
         return self[name]
 
     def get_tensors(self) -> dict[str, torch.Tensor]:
-        """Return all tensors, by name."""
+        """Return new tensors for all names."""
         return dict(self)
 
     def get_slice(self, name: str) -> WeightSlice:
-        """Return the tensor `name`, to be read in part. It raises the errors of `weights[name]`."""
+        """Return the tensor called `name` for reading parts of it.
+
+        Raises:
+            KeyError: the tensor does not exist.
+            WeightsUnavailable: the tensor's storage format is not supported.
+        """
         return WeightSlice(self._stored(name), self._device)
 
     def offset_keys(self) -> list[str]:
-        """Return the names in the order of the files."""
+        """Return the names of the tensors in the order of the files."""
         return list(self)
 
     def metadata(self) -> dict[str, str] | None:
@@ -174,25 +181,28 @@ class RemoteWeights(Mapping[str, torch.Tensor]):
 
 
 def open_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights:
-    """Open weights that the server reads itself; only names, dtypes and shapes are sent to the client.
+    """Open weights that the server reads itself. Only names, dtypes and shapes are sent to the client.
 
     Args:
         address: a file or a folder that the server may read: `file:PATH`, `hf://organisation/model@revision/file`, or an address
-            of a plugin. A folder is read by its index, if it has one.
-        device: the remote device, or its index.
+            of a plugin. If a folder has an index file, the index names its files.
+        device: the remote device for the tensors, or its index.
 
     Raises:
         WeightsUnavailable: the file does not exist, is malformed, or the server may not read it.
         ConfigurationError: `device` is not a remote device.
         SessionLost: the remote state is lost.
-        DeadlineExceeded: as for `deadline`, if the server must download.
+        DeadlineExceeded: the server must download the files, and the time of `djinn.deadline` or `wait_timeout` is over.
     """
     index = index_of(device)
     return RemoteWeights(address, _listing(address, index), index)
 
 
 def _listing(address: str, index: int) -> WeightListing:
-    """Return the tensors at an address after the server has downloaded missing files. Other threads continue meanwhile."""
+    """Return the list of the tensors at an address. Wait until the server has downloaded missing files.
+
+    Other threads of the program continue meanwhile.
+    """
     until, patience = wait_deadline(), _FIRST_PATIENCE
     while True:
         try:
@@ -211,7 +221,7 @@ def _listing(address: str, index: int) -> WeightListing:
 def _not_opened(address: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"the server did not open {address!r} before the deadline (djinn.deadline, or the setting wait_timeout). "
-        "The server continues for a while: open it again"
+        "The server continues to download for a while: open it again"
     )
 
 
@@ -229,7 +239,9 @@ def _listed(address: str, reply: OpenWeightsReply) -> WeightListing:
 
 
 def query(message: Message, kind: type[M], device: int) -> M:
-    """Send a message about a logical device's weights, after all recorded work. Return the reply.
+    """Send a message about weights to the executor of a logical device, after all recorded work. Return the reply.
+
+    `kind`: class of the reply.
 
     Raises:
         WeightsUnavailable: the server refuses.
@@ -243,15 +255,17 @@ def query(message: Message, kind: type[M], device: int) -> M:
 
 
 def checked(address: str) -> str:
-    """Return an address after validation.
+    """Check an address and return it.
 
     Raises:
         WeightsUnavailable: the address is invalid.
     """
     if len(address) > limits.STORED_ADDRESS:
-        raise WeightsUnavailable(f"an address has at most {limits.STORED_ADDRESS} characters, not {len(address):,}")
+        raise WeightsUnavailable(
+            f"the address of weights has {len(address):,} characters: use at most {limits.STORED_ADDRESS}"
+        )
     if not _is_text(address):
-        raise WeightsUnavailable(f"an address is text without lone surrogates, not {address!r}")
+        raise WeightsUnavailable(f"the address of weights {address!r} has a lone surrogate: use valid Unicode text")
     return address
 
 
@@ -265,26 +279,28 @@ def index_of(device: torch.device | str | int) -> int:
         return device
     torch_device = torch.device(device)
     if not is_remote(torch_device):
-        raise ConfigurationError(f"weights are opened on a remote device, not on {torch_device}")
+        raise ConfigurationError(
+            f"weights cannot be opened on {torch_device}: name a remote device, such as remote_accelerator:0"
+        )
     return torch_device.index or 0
 
 
 def save_weights(tensors: Mapping[str, torch.Tensor], address: str, metadata: Mapping[str, str] | None = None) -> int:
     """Make the server save tensors in a safetensors file. Return the bytes of the file.
 
-    No tensor data leaves the server. The file is replaced atomically. Tensors that share memory are written once
-    each.
+    No tensor data leaves the server. The file is replaced atomically. Each tensor is written separately, even if tensors
+    share memory.
 
     Args:
         tensors: strided tensors by name, such as a state dict. CPU tensors are uploaded.
-        address: `file:PATH.safetensors`, or an address of a plugin; a relative path starts in the tenant's folder.
+        address: `file:PATH.safetensors`, or an address of a plugin. A relative path is relative to the tenant's folder.
         metadata: metadata of the file.
 
     Raises:
         WeightsUnavailable: the server may not or cannot write to the address.
-        ConfigurationError: none of the tensors is on a remote device, or they are on several.
+        ConfigurationError: no tensor is on a remote device, or tensors are on several remote devices.
         UnsupportedOperation: a tensor's subclass contains several tensors.
-        OutOfMemoryError: the tensors are on several executors of a pool, and no executor has memory for all.
+        OutOfMemoryError: the tensors are on several executors of a pool, and do not fit on one.
         RemoteError: a tensor could not be computed.
         SessionLost: the remote state is gone.
     """
@@ -298,20 +314,25 @@ def write_weights(
     devices = {tensor.device for tensor in tensors.values() if is_remote(tensor.device)}
     if len(devices) != 1:
         names = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigurationError(f"tensors are saved on the remote device that has them; these are on {names}")
+        raise ConfigurationError(
+            f"tensors are saved by the one remote device that has them, and these are on {names}: move them to one remote device"
+        )
     (device,) = devices
     saved: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
         there = tensor if tensor.device == device else tensor.detach().to(device)
         if not isinstance(there, LazyTensor):
-            raise UnsupportedOperation(f"{name!r} is a {type(there).__name__}, which a safetensors file cannot have")
+            raise UnsupportedOperation(
+                f"{name!r} is a {type(there).__name__}, which a safetensors file cannot store: convert it to a strided tensor"
+            )
         saved[name] = there
     recorder = current()
     for one in saved.values():
         recorder.order_after(one.remote.storage)
     if len(saved) > limits.STORED_TENSORS or any(len(name) > limits.STORED_NAME for name in saved):
         raise WeightsUnavailable(
-            f"a file has at most {limits.STORED_TENSORS:,} tensors, with names of at most {limits.STORED_NAME:,} characters"
+            f"the tensors cannot be saved in one file: save at most {limits.STORED_TENSORS:,} tensors, with names of at most "
+            f"{limits.STORED_NAME:,} characters"
         )
     handles = pack_handles([one.remote.handle for one in saved.values()])
     message = SaveWeights(checked(address), tuple(saved), handles, tuple(metadata.items()), seconds)
@@ -320,7 +341,7 @@ def write_weights(
     except UnsupportedOperation:
         if device.index:
             raise
-        # The tensors are on several executors of a pool: one executor gets copies of all, directly from the others.
+        # The tensors are on several executors of a pool. Copy all to the first executor, directly from the others.
         gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
         return write_weights(gathered, address, metadata, seconds)
     if outcome.poisoned:
@@ -345,7 +366,7 @@ def remove_weights(address: str, device: torch.device | str | int = 0) -> None:
 
 
 def hub_address(path: Path) -> str | None:
-    """Return the address of a folder in a hub cache, with its model and commit; None for other folders."""
+    """Return the address of a folder in the hub's local cache, with model and commit, or None for other folders."""
     parts = path.absolute().parts
     for at in range(len(parts) - 3, -1, -1):
         if parts[at].startswith("models--") and parts[at + 1] == "snapshots":
@@ -367,7 +388,9 @@ def whole_device(device_map: Any) -> torch.device | None:
 
 
 def server_weights(address: str, device: torch.device | str | int = 0) -> RemoteWeights | None:
-    """Return weights that the server reads, by the setting `weights_from`; None if the client loads and uploads them.
+    """Open weights on the server, or return None if the client must load and upload them.
+
+    The setting `weights_from` decides: `client`, `server`, or the server if it can read them.
 
     Raises:
         WeightsUnavailable: the server cannot read them, and the setting is `server`.
@@ -381,18 +404,17 @@ def server_weights(address: str, device: torch.device | str | int = 0) -> Remote
     except WeightsUnavailable as error:
         if mode == "server":
             raise
-        _log.info("weights are loaded on this machine and uploaded", address=address, reason=str(error))
+        _log.info(
+            "the server cannot read weights, this machine loads and uploads them", address=address, reason=str(error)
+        )
         return None
-    _log.info("weights are read by the server", address=address, tensors=len(weights), bytes=weights.nbytes)
+    _log.info("the server reads weights", address=address, tensors=len(weights), bytes=weights.nbytes)
     return weights
 
 
 @torch_dispatch.without_modes
 def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
-    """Return a new contiguous tensor of a logical device that the executor reads itself.
-
-    This does not wait for the read.
-    """
+    """Return a new contiguous tensor with the contents of a stored tensor, without waiting for the executor to read it."""
     meta = tensor_meta(stored.shape, contiguous_strides(stored.shape), 0, stored.dtype, device)
     value = Value.begin(Storage.begin(meta.nbytes), meta)
     current().upload(value.handle, stored, device)
@@ -400,7 +422,7 @@ def _read_stored(stored: StoredTensor, device: int) -> LazyTensor:
 
 
 def _is_text(text: str) -> bool:
-    """Return True if a message can contain `text`: it has no surrogates."""
+    """Return True if `text` can be encoded in a message: it has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

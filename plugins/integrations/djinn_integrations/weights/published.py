@@ -29,8 +29,8 @@ class Publication:
     Attributes:
         name: the name.
         nbytes: bytes of the file on the server's disk.
-        age: seconds since the publication, at the query.
-        seconds_left: seconds until it expires, at the query.
+        age: seconds since the publication, at the time of the query.
+        seconds_left: seconds until the name expires, at the time of the query.
     """
 
     name: str
@@ -42,16 +42,16 @@ class Publication:
 def publish(
     name: str, tensors: Mapping[str, Any], ttl: float | None = None, metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Make the server keep tensors under a name, with their current contents, after this program has ended.
+    """Publish copies of tensors under a name. The server keeps them after this program has ended.
 
-    Nothing is fetched. All clients of the tenant can attach the name. An earlier publication is replaced once all new
-    tensors are stored.
+    No tensor is fetched. All clients of the tenant can attach the name. An earlier publication of the name is replaced when
+    all tensors are stored.
 
     Args:
         name: letters, digits, `.`, `_` and `-`.
         tensors: strided tensors by name, such as a state dict. Names in nested dictionaries are joined by dots. CPU
             tensors are uploaded.
-        ttl: seconds after which the name expires; None: the server's maximum.
+        ttl: seconds after which the name expires, or None for the server's maximum.
         metadata: texts to store with the tensors.
 
     Returns:
@@ -66,19 +66,22 @@ def publish(
         SessionLost: the remote state is lost.
     """
     if ttl is not None and not 0 < ttl < 1e12:
-        raise ConfigurationError(f"a time to live is a number of seconds above 0, not {ttl!r}")
+        raise ConfigurationError(f"`ttl` must be a number of seconds above 0, not {ttl!r}")
     found: dict[str, torch.Tensor] = {}
     for key, tensor in _flattened(tensors, ""):
         if key in found:
-            raise ConfigurationError(f"two tensors have the name {key!r}, joined from dictionary keys")
+            raise ConfigurationError(
+                f"two tensors have the name {key!r} after the keys of nested dictionaries are joined by dots: rename one"
+            )
         found[key] = tensor
     return write_weights(found, _SCHEME + name, metadata or {}, ttl or 0.0)
 
 
 def attach(name: str, device: torch.device | str | int = 0) -> RemoteWeights:
-    """Return the tensors that any program of the tenant published under a name.
+    """Return the tensors that a program of the tenant published under a name.
 
-    Later publications under the name have no effect on them. Writes to these tensors do not change the publication.
+    Later publications under the name do not change these tensors, and writes to these tensors do not change the
+    publication.
 
     Raises:
         WeightsUnavailable: the name does not exist, or it has expired.
@@ -101,7 +104,7 @@ def published(device: torch.device | str | int = 0) -> dict[str, Publication]:
 
 
 def unpublish(name: str, device: torch.device | str | int = 0) -> None:
-    """Remove a published name. Programs keep the tensors that they have used.
+    """Remove a published name. Tensors that programs have already read from it stay valid.
 
     Raises:
         WeightsUnavailable: the name does not exist.
@@ -114,7 +117,7 @@ def unpublish(name: str, device: torch.device | str | int = 0) -> None:
 def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, torch.Tensor]]:
     for key, value in tensors.items():
         if not isinstance(key, str | int):
-            raise ConfigurationError(f"names of tensors are strings or integers, not {key!r}")
+            raise ConfigurationError(f"a tensor's name must be a string or an integer, not {key!r}")
         name = f"{before}{key}"
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{name}.")
@@ -122,6 +125,6 @@ def _flattened(tensors: Mapping[Any, Any], before: str) -> Iterator[tuple[str, t
             yield name, value
         else:
             raise ConfigurationError(
-                f"only tensors can be published: {name!r} is of type {type(value).__name__}. Leave it out, convert "
-                "it to a tensor, or give it as text in `metadata`"
+                f"only tensors can be published, and {name!r} is of type {type(value).__name__}: remove it, convert "
+                "it to a tensor, or pass it as text in `metadata`"
             )

@@ -36,15 +36,15 @@ _staying: Final[ContextVar[torch.device | None]] = ContextVar("staying", default
 
 
 def address_in(path: object) -> str | None:
-    """Return `path` as text if it is a server address, such as `file:run-7/model.safetensors`; None for other paths."""
+    """Return `path` as text if it is a server address, such as `file:run-7/model.safetensors`, or None for other paths."""
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     return text if isinstance(text, str) and _ADDRESS.match(text) else None
 
 
 def saved_at(path: object) -> str | None:
-    """Return the address of a file that was saved at a path.
+    """Return the server address of a file that was saved at `path`: its pointer file's address, or `path` itself.
 
-    None: the path is no server address, or is an existing local file.
+    Return None if `path` is not a server address, or is a local file with other contents than a pointer.
     """
     address = address_in(path)
     if address is None:
@@ -58,16 +58,19 @@ def saved_at(path: object) -> str | None:
 
 
 def write_pointer_file(path: str, address: str) -> None:
-    """Write a local file that names the address of its contents, if its folder exists. Libraries check that saved files exist."""
+    """Write a local file at `path` with the address of its contents, because libraries check that saved files exist.
+
+    If its folder does not exist, write nothing.
+    """
     if Path(path).parent.is_dir() and Path(path).parent != Path():
         Path(path).write_bytes(_POINTER + address.encode() + b"\n")
 
 
 @contextmanager
 def loading_stays_on(device: torch.device) -> Iterator[None]:
-    """Context manager in which objects that are loaded from addresses to the CPU stay on a remote device.
+    """Inside the block, objects that libraries load from server addresses to the CPU are loaded to `device` instead.
 
-    Libraries would send them back to the device.
+    Otherwise, libraries would fetch their tensors and send them back to the device.
     """
     before = _staying.set(device)
     try:
@@ -77,7 +80,7 @@ def loading_stays_on(device: torch.device) -> Iterator[None]:
 
 
 def place_of(device: torch.device | str | int | None) -> torch.device | None:
-    """Return the remote device that gets the tensors of a load to `device`; None: the client gets them."""
+    """Return the remote device for the tensors of a load to `device`, or None if they must be fetched to the client."""
     target = _staying.get() or torch.device("cpu" if device is None else device)
     return target if is_remote(target) else None
 
@@ -128,9 +131,11 @@ def _load(address: str, map_location: Any) -> object:
     try:
         device = _staying.get() or (None if map_location is None else torch.device(map_location))
     except (RuntimeError, TypeError) as error:
-        raise UnsupportedOperation("map_location for an address must be one device or None") from error
+        raise UnsupportedOperation(
+            f"torch.load of {address!r}: `map_location` must be one device or None for a server address"
+        ) from error
     if device is not None and device.type != "cpu" and not is_remote(device):
-        raise ConfigurationError(f"{address!r} can be loaded to a remote device or the CPU, not to {device}")
+        raise ConfigurationError(f"{address!r} cannot be loaded to {device}: name a remote device or the CPU")
     from djinn_integrations.weights.open_weights import open_weights
 
     weights = open_weights(_file(address), device if device is not None and is_remote(device) else 0)
@@ -141,7 +146,9 @@ def _load(address: str, map_location: Any) -> object:
     try:
         decoded = tree.decode(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
-        raise WeightsUnavailable(f"the description of {address!r} is malformed: {error!r}") from error
+        raise WeightsUnavailable(
+            f"the header of {address!r} does not describe an object ({error!r}): save it again, or read its tensors with djinn.open_weights"
+        ) from error
     return decoded
 
 
@@ -150,7 +157,7 @@ def _file(address: str) -> str:
 
 
 def _on_server(value: object) -> bool:
-    """Return True if an object contains remote tensors in places that `_Encoder` visits.
+    """Return True if an object contains a remote tensor in nested mappings, lists and tuples.
 
     Raises:
         UnsupportedOperation: the object is a module, whose class cannot be stored as text.
@@ -160,23 +167,23 @@ def _on_server(value: object) -> bool:
     if isinstance(value, torch.nn.Module):
         if not any(is_remote(one.device) for one in chain(value.parameters(), value.buffers())):
             return False
-        raise UnsupportedOperation("modules cannot be saved at an address: save the module's state_dict()")
+        raise UnsupportedOperation("modules cannot be saved at a server address: save the module's state_dict()")
     if isinstance(value, Mapping):
         return any(map(_on_server, value.values()))
     return isinstance(value, list | tuple) and any(map(_on_server, value))
 
 
 class _Encoder(msgspec.Struct):
-    """Convert an object to JSON values, and name its tensors."""
+    """Converts an object to JSON values, and collects its tensors. `tensors`: the tensors by the names in these values."""
 
     tensors: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
     _known: dict[int, str] = msgspec.field(default_factory=dict)
 
     def encode(self, value: Any, where: str) -> Any:
-        """Return the JSON form of a value at a place, such as `state.0.step`.
+        """Return a value as JSON values. `where`: path of the value in the object, such as `state.0.step`.
 
         Raises:
-            UnsupportedOperation: the value has no JSON form.
+            UnsupportedOperation: the value cannot be converted.
         """
         kind = type(value)
         if value is None or kind in _PLAIN:
@@ -188,7 +195,9 @@ class _Encoder(msgspec.Struct):
             return inner if kind is list else {"tuple": inner}
         if kind in {dict, OrderedDict}:
             if any(key is not None and type(key) not in _PLAIN for key in value):
-                raise UnsupportedOperation(f"{where or 'the object'!r} has keys that are neither strings nor numbers")
+                raise UnsupportedOperation(
+                    f"{where or 'the object'!r} has keys that are neither strings nor numbers: at a server address, torch.save needs such keys"
+                )
             pairs = [[key, self.encode(one, _joined(where, key))] for key, one in value.items()]
             return {"dict" if kind is dict else "ordered": pairs}
         if isinstance(value, torch.dtype):
@@ -197,7 +206,7 @@ class _Encoder(msgspec.Struct):
             return {"device": str(value)}
         raise UnsupportedOperation(
             f"{where or 'the object'!r} is of type {kind.__name__}: at a server address, torch.save supports "
-            "tensors, dictionaries, lists, tuples, strings and numbers. Save it locally, or leave it out"
+            "tensors, dictionaries, lists, tuples, strings and numbers. Save it locally, or remove it from the object"
         )
 
     def _tensor(self, value: torch.Tensor, where: str) -> dict[str, Any]:
@@ -223,7 +232,7 @@ class _Decoder(msgspec.Struct):
     _made: dict[str, torch.Tensor] = msgspec.field(default_factory=dict)
 
     def decode(self, text: Any) -> Any:
-        """Return the object; tensors for the client are fetched in one round trip."""
+        """Return the object that JSON values describe. Tensors for the client are fetched in one round trip."""
         here: list[str] = []
         self._find(text, here)
         tensors = {name: self._opened[name] for name in dict.fromkeys(here)}
