@@ -36,7 +36,7 @@ def lacking(nodes: Iterable[Mapping[str, Any]], bundle: Mapping[str, float], cou
     requirement = f"{count} executors with {shown(bundle)} each" if count > 1 else f"an executor with {shown(bundle)}"
     where = " on separate nodes" if apart and count > 1 else ""
     nodes_shown = "; ".join(shown(node) for node in alive) or "no node"
-    return f"the Ray cluster can hold at most {sum(room)} of {requirement}{where}, even if it is idle. Its nodes have: {nodes_shown}"
+    return f"the Ray cluster can never hold {requirement}{where}: even if it is idle, {sum(room)} fit. Its nodes have: {nodes_shown}"
 
 
 def shown(resources: Mapping[str, float]) -> str:

@@ -40,11 +40,11 @@ def test_sufficient_cluster_lacks_nothing():
 def test_message_lists_cluster_resources():
     nodes = [node(CPU=4.0, GPU=2.0, memory=float(3 << 30), **{"node:10.0.0.1": 1.0}), node(alive=False, GPU=8.0)]
     assert resources.lacking(nodes, {"GPU": 1.0, "CPU": 1.0}, 3) == (
-        "the Ray cluster can hold at most 2 of 3 executors with 1 CPU, 1 GPU each, even if it is idle. Its nodes have: 4 CPU, 2 GPU, "
+        "the Ray cluster can never hold 3 executors with 1 CPU, 1 GPU each: even if it is idle, 2 fit. Its nodes have: 4 CPU, 2 GPU, "
         "3.0 GiB of memory"
     )
-    assert "at most 1 of 2 executors with 1 GPU each on separate nodes" in resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True)
-    assert "at most 0 of an executor with 1 TPU" in resources.lacking(nodes, {"TPU": 1.0}, 1)
+    assert "on separate nodes: even if it is idle, 1 fit" in resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True)
+    assert "an executor with 1 TPU: even if it is idle, 0 fit" in resources.lacking(nodes, {"TPU": 1.0}, 1)
     assert resources.lacking([], {"CPU": 1.0}, 1).endswith("Its nodes have: no node")
 
 

@@ -266,7 +266,7 @@ def test_log_over_limit_is_reported(caplog):
     first.down = "gone"
     with pytest.raises(
         TransportError,
-        match="no standby server can continue the session: the log of sent frames cannot be written .a record log would exceed its limit of 1,000 bytes",
+        match=r"no standby server can continue the session: the log of sent frames cannot be written \(a record log would exceed its limit of 1,000 bytes",
     ):
         connection.send(submit(1))
 

@@ -151,7 +151,7 @@ def test_what_is_no_tensor_is_refused(served):
         djinn.weights.publish("bad", {"a": {"b": one}, "a.b": one})
     with pytest.raises(djinn.errors.ConfigurationError, match="on none"):
         djinn.weights.publish("bad", {"x": torch.ones(1)})
-    with pytest.raises(djinn.errors.ConfigurationError, match="time to live"):
+    with pytest.raises(djinn.errors.ConfigurationError, match="`ttl` must be a number of seconds"):
         djinn.weights.publish("bad", {"x": one}, ttl=-1)
     with pytest.raises(djinn.errors.WeightsUnavailable, match=r"at most 604,800 s"):
         djinn.weights.publish("bad", {"x": one}, ttl=1e9)

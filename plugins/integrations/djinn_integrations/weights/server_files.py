@@ -1,7 +1,7 @@
 """Server addresses as paths of `torch.save` and `torch.load`, and local pointer files to them.
 
-Tensors go to a safetensors file at the address; the rest of an object is stored as text in its header, and loading executes no code
-from it.
+Tensors are stored in a safetensors file at the address. Other parts of an object are text in its header. Loading executes no
+code.
 """
 
 from __future__ import annotations
