@@ -246,7 +246,7 @@ def test_invalid_scaling_is_refused(pooled):
             current().send_then(lambda: router.leave([holder]))
         router._planner.memory = [0, 0]
         kept = torch.ones(3).to(f"remote_accelerator:{2 - holder}")
-        with pytest.raises(djinn.errors.DoesNotFit, match="no other executor has .* free bytes"):
+        with pytest.raises(djinn.errors.DoesNotFit, match=r"no other executor has .* free bytes"):
             current().send_then(lambda: router.leave([1 - holder]))
         assert len(router.executors.present) == 2
         assert kept.tolist() == [1, 1, 1]

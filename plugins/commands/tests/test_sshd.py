@@ -234,4 +234,4 @@ def test_missing_wheels_are_downloaded_locally(tmp_path, wheels):
     with other_machine(tmp_path) as laptop:
         code, _, errors = laptop.run("connect", *laptop.destination, "--wheels", folder)
         assert code == 0, errors
-        assert "downloaded here and sent" in errors
+        assert "this machine downloads and sends them" in errors
