@@ -18,7 +18,7 @@ _OPS: Final = (
 class Bitsandbytes(OperatorLibrary):
     """The ops of bitsandbytes: quantization, and products with quantized weights.
 
-    The kernels take pointers and check few of their arguments.
+    The kernels take pointers and check few of their arguments, so only named tenants may use them.
     """
 
     name = "bitsandbytes"

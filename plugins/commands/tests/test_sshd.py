@@ -86,8 +86,8 @@ def test_first_connection_and_training_step(laptop, wheels, capsys):
     seconds = time.monotonic() - begun
     assert code == 0, errors
     assert "box is connected" in said
-    assert "train a step there" in errors
-    assert " there, " in errors
+    assert "run a training step on the server" in errors
+    assert " locally; " in errors
     begun = time.monotonic()
     code, said, errors = laptop.run("connect", "box")
     again = time.monotonic() - begun
@@ -184,7 +184,7 @@ def test_disconnect_and_systemd_server(laptop):
     code, _, errors = laptop.run("connect", "box", "--no-check")
     assert code == 0, errors
     assert "under systemd" in errors
-    assert "make an environment" not in errors
+    assert "create an environment" not in errors
 
 
 def test_rejected_ssh_key_error_names_remedy(laptop):
@@ -203,25 +203,30 @@ def test_every_step_can_break_and_be_repeated(tmp_path, wheels):
         machine.stop()
         code, _, errors = laptop.run(*call)
         assert code == 1
-        assert "no connection" in errors
+        assert "ssh cannot connect to" in errors
         machine.start()
         machine.fill()
         code, _, errors = laptop.run(*call)
         assert code == 1
         assert "--folder" in errors
         machine.make_room()
-        for title, after in (("look", 0.0), ("send", 0.3), ("make an environment", 8.0), ("start the server", 2.0)):
+        for title, after in (
+            ("check the machine", 0.0),
+            ("send", 0.3),
+            ("create an environment", 8.0),
+            ("start the server", 2.0),
+        ):
             code, _, errors = laptop.run(*call, on=(title, after, machine.break_connections))
             assert code == 1, errors
             assert "broke while" in errors
-            assert "Repeat" in errors
+            assert "epeat the command" in errors
             if title == "send":
-                code, _, errors = laptop.run(*call, on=("make an environment", 5.0, machine.fill))
+                code, _, errors = laptop.run(*call, on=("create an environment", 5.0, machine.fill))
                 assert code == 1, errors
                 assert "No space left" in errors or "the disk is full" in errors
                 machine.make_room()
         code, _, errors = laptop.run(*call, on=("open the tunnel", 0.0, machine.break_connections))
-        assert code == 0 or "Repeat" in errors, errors
+        assert code == 0 or "epeat the command" in errors, errors
         assert "box is connected" in laptop.succeed("connect", "box")
 
 

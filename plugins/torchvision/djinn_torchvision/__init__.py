@@ -1,4 +1,4 @@
-"""Operator library of torchvision: `nms`, `roi_align`, `roi_pool`, `ps_roi_align`, `ps_roi_pool` and `deform_conv2d`, with their gradients."""
+"""Operator library of torchvision: `nms`, poolings of regions and `deform_conv2d`, with their gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CAST = ("nms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_
 
 
 class Torchvision(OperatorLibrary):
-    """The ops of torchvision that detection models call. torchvision has their fake kernels and their gradients."""
+    """The ops of torchvision that detection models call. torchvision registers their fake kernels and gradients."""
 
     name = "torchvision"
     module = "torchvision"
@@ -26,12 +26,16 @@ class Torchvision(OperatorLibrary):
     data_dependent = frozenset({"torchvision::nms"})
 
     def cast_policy(self, op: str) -> CastPolicy | None:
-        """Return the policy to compute in float32, as torchvision does for CUDA."""
+        """Return the autocast policy of an op, which computes in float32 as on CUDA, or None for other ops."""
         packet = op.removeprefix("torchvision::")
         return CastPolicy(restores=packet != "nms") if packet in _CAST else None
 
     def check(self, op: str, arguments: Mapping[str, Any]) -> None:
-        """Check arguments that torchvision's kernels do not check."""
+        """Check arguments that torchvision's kernels do not check.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
         CHECKS[op](arguments)
 
 

@@ -1,8 +1,8 @@
-"""Checks of arguments that torchvision's kernels trust: indices of images, channels and elements, and the sizes of gradients.
+"""Checks of arguments that torchvision's kernels do not check: indices of images, channels and elements, and sizes of gradients.
 
-If these do not fit, a kernel reads and writes beyond its tensors. Contents are checked on CPUs only, because a kernel
-could read secrets of the executor's process. On a GPU the check would wait for the device, and its memory holds values
-of one tenant.
+With invalid arguments, a kernel reads and writes beyond its tensors. Contents are checked on CPUs only, where a kernel could
+read secrets of the executor's process. On a GPU, the check would wait for the device, whose memory holds values of one tenant
+only.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 
 Given = Mapping[str, Any]
 Check = Callable[[Given], None]
-_LARGEST: Final = 1 << 31  # kernels count with 32 bits
-_FARTHEST: Final = 1 << 20  # elements from the corner of an image; kernels convert coordinates to integers
+_LARGEST: Final = 1 << 31  # elements of a tensor, because kernels count with 32 bits
+_FARTHEST: Final = 1 << 20  # elements from the corner of an image, because kernels convert coordinates to integers
 _LARGEST_SCALE: Final = 1 << 15  # finite in each dtype
-_LARGEST_REGION: Final = 1 << 26  # elements; kernels look at each if they choose the sampling ratio
+_LARGEST_REGION: Final = 1 << 26  # elements, because kernels may sample each element of a region
 
 
 def _require(condition: bool, reason: str) -> None:
@@ -38,36 +38,36 @@ def _same_dtype(given: Given, *names: str) -> None:
 
 
 def _within(name: str, tensor: torch.Tensor, least: int, stop: int) -> None:
-    """Require elements in `least` to `stop` - 1. Contents on other devices than CPUs are not checked."""
+    """Require that all elements are at least `least` and less than `stop`. Tensors on other devices than CPUs are not checked."""
     if tensor.device.type != "cpu" or not tensor.numel():
         return
     low, high = (float(bound) for bound in torch.aminmax(tensor))
     fits = math.isfinite(low) and math.isfinite(high) and least <= low and high < stop
-    _require(fits, f"{name} must lie in {least} to {stop - 1}")
+    _require(fits, f"{name} must be from {least} to {stop - 1}")
 
 
 def _finite(name: str, tensor: torch.Tensor) -> None:
-    """Require finite elements. Contents on other devices than CPUs are not checked."""
+    """Require finite elements. Tensors on other devices than CPUs are not checked."""
     if tensor.device.type == "cpu":
         _require(bool(torch.isfinite(tensor).all()), f"{name} must be finite")
 
 
 def _bounded(what: str, sizes: Sequence[int]) -> None:
     fits = all(0 <= size < _LARGEST for size in sizes) and math.prod(sizes) < _LARGEST
-    _require(fits, f"{what} must have less than {_LARGEST} elements")
+    _require(fits, f"{what} must have fewer than {_LARGEST} elements")
 
 
 def _regions(given: Given, images: Sequence[int]) -> None:
-    """Check regions of images of shape `images`."""
+    """Check the arguments of a pooling of regions. `images`: shape of the images."""
     rois = given["rois"]
     _require(rois.dim() == 2 and rois.shape[1] == 5, f"rois must have shape (K, 5), not {_shape(rois)}")
     _bounded("rois", rois.shape)
     _bounded("input", images)
     batch, _, *sides = images
-    _require(not len(rois) or min(sides) > 0, "images with regions must have pixels")
-    _within("the first column of rois, indices of images,", rois[:, 0], 0, batch)
+    _require(not len(rois) or min(sides) > 0, "input must have pixels if rois has regions")
+    _within("indices of images, in the first column of rois,", rois[:, 0], 0, batch)
     height, width, scale = given["pooled_height"], given["pooled_width"], given["spatial_scale"]
-    _require(height > 0 and width > 0, "the pooled size must be positive")
+    _require(height > 0 and width > 0, "pooled_height and pooled_width must be positive")
     _require(abs(scale) < _LARGEST_SCALE, f"spatial_scale must be less than {_LARGEST_SCALE}")  # nan is not
     if "sampling_ratio" in given:
         _require(-1 <= given["sampling_ratio"] <= 1 << 10, "sampling_ratio must be at most 1024")
@@ -80,7 +80,7 @@ def _regions(given: Given, images: Sequence[int]) -> None:
     width_of, height_of = (corners[:, 2 + axis] - corners[:, axis] for axis in (0, 1))
     area = float((width_of.clamp(min=1) * height_of.clamp(min=1)).max())
     _require(
-        area < _LARGEST_REGION, f"regions of rois times spatial_scale must have less than {_LARGEST_REGION} elements"
+        area < _LARGEST_REGION, f"regions of rois times spatial_scale must have fewer than {_LARGEST_REGION} elements"
     )
 
 
@@ -93,7 +93,7 @@ def _nms(given: Given) -> None:
 
 
 def _forward(by_position: bool) -> Check:
-    """Return a check for a pooling of regions. `by_position`: True if each part of a region has channels of its own."""
+    """Return the check for a pooling of regions. `by_position`: True if each part of a region has separate channels."""
 
     def check(given: Given) -> None:
         images = given["input"]
@@ -110,9 +110,9 @@ def _forward(by_position: bool) -> Check:
 
 
 def _backward(indices: str = "") -> Check:
-    """Return a check for the gradient of a pooling of regions.
+    """Return the check for the gradient of a pooling of regions.
 
-    `indices`: name of the tensor with the element that each result comes from.
+    `indices`: name of the argument with the input element or channel of each result, or empty if the op has none.
     """
 
     def check(given: Given) -> None:
@@ -143,20 +143,26 @@ def _deform(given: Given) -> None:
     _require(images.dim() == weight.dim() == offset.dim() == 4, "input, weight and offset must have 4 dimensions")
     stride, padding, dilation = [(given[f"{name}_h"], given[f"{name}_w"]) for name in ("stride", "pad", "dilation")]
     groups, parts = given["groups"], given["offset_groups"]
-    _require(min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0, "stride, dilation or padding is too small")
-    _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation or padding is too large")
-    _require(groups > 0 and parts > 0, "groups must be positive")
+    _require(
+        min(stride) > 0 and min(dilation) > 0 and min(padding) >= 0,
+        "stride and dilation must be positive, and padding not negative",
+    )
+    _require(max(*stride, *dilation, *padding) < 1 << 20, "stride, dilation and padding must be less than 1048576")
+    _require(groups > 0 and parts > 0, "groups and offset_groups must be positive")
     for name in names:
         _bounded(name, given[name].shape)
     batch, channels = images.shape[:2]
     channels_out, each, *kernel = weight.shape
-    _require(min(kernel) > 0, "the kernel must have elements")
-    _require(channels % groups == 0 and each == channels // groups and channels_out % groups == 0, "groups do not fit")
-    _require(channels % parts == 0, "offset_groups do not fit the channels")
+    _require(min(kernel) > 0, "the kernel must have at least one element")
+    _require(
+        channels % groups == 0 and each == channels // groups and channels_out % groups == 0,
+        "groups must divide the channels of input and weight, and weight must have the channels of one group",
+    )
+    _require(channels % parts == 0, "offset_groups must divide the channels of input")
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     sides = zip(images.shape[2:], padding, spans, stride, strict=True)
     out = [(size + 2 * pad - span) // step + 1 for size, pad, span, step in sides]
-    _require(min(out) > 0, "the kernel is larger than the input")
+    _require(min(out) > 0, "the kernel must not be larger than the padded input")
     cells = parts * kernel[0] * kernel[1]
     _bounded("the result or its columns", (batch, max(channels_out, channels * kernel[0] * kernel[1]), *out))
     _require(_shape(offset) == (batch, 2 * cells, *out), f"offset must have shape {(batch, 2 * cells, *out)}")

@@ -177,7 +177,7 @@ def huge(*shape):
     ],
 )
 def test_too_many_elements_are_refused(name, changes):
-    with pytest.raises(ValueError, match=r"must have less than \d+ elements"):
+    with pytest.raises(ValueError, match=r"must have fewer than \d+ elements"):
         CHECKS[f"torchvision::{name}"](given(name, **changes))
 
 
