@@ -34,7 +34,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
         values |= _stored(store)
     if device.ledger is not None:
         values |= _memory(device.ledger)
-        entered = zip(PRESSURE, device.ledger.pressure.entered, strict=True)
+        entered = zip(PRESSURE, device.ledger.pressure.entry_counts, strict=True)
         labelled["memory_pressure_changes"] = tuple(LabelledValue((level,), times) for level, times in entered)
     # The sessions' values come last: some of them are 0 without a session, and are there all the same.
     return ExecutorMetrics(values | sessions.values, labelled, sessions.distributions)
@@ -92,7 +92,7 @@ def _memory(ledger: Ledger) -> Values:
         "process_memory_peak_bytes": ledger.process.peak,
         "kv_cache_bytes": 0,
         "kv_cache_pinned_bytes": 0,
-        "evicted_bytes": ledger.evicted,
+        "evicted_bytes": ledger.evicted_bytes,
         "memory_shared_bytes": ledger.shared_bytes(),
         "spill_bytes": ledger.spilled,
     }

@@ -35,8 +35,8 @@ class IdleMoves:
             self.next_move_at = now + seconds
         elif now >= self.next_move_at:
             with self._context.move_lock:
-                counts = memory.move_away()
+                counts = memory.evict_idle()
             _log.info("the values of an idle session left the device", **counts)
             self._context.trimmer.soon()
-            self.next_move_at = now + seconds if memory.moves_again else math.inf
+            self.next_move_at = now + seconds if memory.can_move_to_disk else math.inf
         return self.next_move_at if self.next_move_at < math.inf else None

@@ -326,7 +326,7 @@ class ExecutorSession:
         if request.reset_peak:
             self.values.reset_peak()
             if self.device.ledger is not None:
-                self.device.ledger.restart_peak()
+                self.device.ledger.reset_peaks()
             reset_device_peak(self.device.runtime.device)
         templates = self._templates.everything() if request.decisions else ()
         decisions = tuple([decision for _, template in templates for decision in template.decisions()])

@@ -44,7 +44,7 @@ class SharedDevice:
         self.cached_results = CachedResultsTable()
         self.ledger = ledger_of(runtime)
         if self.ledger is not None:
-            self.ledger.cached, self.ledger.free_strategies = self.cached_results, self.arbiter.free
+            self.ledger.cache, self.ledger.free_strategies = self.cached_results, self.arbiter.free
         self.watch = DeviceWatch(runtime) if self.timer.runs_late else None
         self.timekeeper = runtime if runtime.keeps_time else None
 

@@ -1,6 +1,6 @@
-"""Ledger of a device's memory: a table of storages, and eviction of the storage whose next use is furthest away.
+"""Ledger of a device's memory: a table of storages, and eviction of the storages whose next use is furthest away.
 
-Evicted storages are restored when they are used.
+Evicted storages are restored when they are used. A storage's key is the number that PyTorch gives it (`storage_key`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from djinn_server.memory.session_memory import SessionMemory
 
 _T = TypeVar("_T")
-BATCH: Final = 64  # evict at least limit/N at once: ordering all candidates is slow
-COMFORT: Final = 0.75  # share of the budget; below it programs run without a guard
-SMALLEST: Final = 64 << 10  # bytes; smaller storages are not evicted
+BATCHES: Final = 64  # at least limit / BATCHES bytes are evicted at once, because ordering all candidates is slow
+UNGUARDED_SHARE: Final = 0.75  # fraction of the budget below which programs run without a guard
+MIN_EVICTED: Final = 64 << 10  # bytes of the smallest storage that is evicted
 NONE, WARNING, CRITICAL = range(len(PRESSURE))  # levels of memory pressure
-_WARNING: Final = 0.8  # shares of the budget
+_WARNING: Final = 0.8  # fractions of the budget above which the pressure has a level
 _CRITICAL: Final = 0.95
 _log = get_logger("djinn.server")
 
@@ -41,10 +41,10 @@ class SourceBytes(Protocol):
     """A copy of a storage's bytes off the device: in a spill space, or in a weight file."""
 
     def unchanged(self) -> bool:
-        """Return False if the copy is known to have changed."""
+        """Return False if the copy has changed since it was made."""
 
     def read_into(self, buffer: memoryview) -> None:
-        """Read the bytes into `buffer`.
+        """Read all bytes into `buffer`, which has the size of the copy.
 
         Raises:
             OSError: the bytes have changed, or cannot be read.
@@ -63,7 +63,7 @@ class CachedMemory(Protocol):
 
 @attrs.define(eq=False)
 class Entry:
-    """Entry of the table: a storage that is evicted, has a copy, or is used by several sessions. Other storages have none.
+    """Entry of the table: a storage that is evicted, has a copy, or was read from a weight file.
 
     Attributes:
         reference: weak reference to the storage.
@@ -80,9 +80,9 @@ class Entry:
     sharers: int = 0
 
     @property
-    def where(self) -> str:
-        """HOST or DISK if the storage was spilled there and is not on the device; else empty."""
-        return self.copy.space.where if not self.resident and isinstance(self.copy, SpillExtent) else ""
+    def location(self) -> str:
+        """`HOST` or `DISK` if the storage was spilled and is not on the device; else empty."""
+        return self.copy.space.location if not self.resident and isinstance(self.copy, SpillExtent) else ""
 
 
 @attrs.define(eq=False)
@@ -90,10 +90,10 @@ class Holding:
     """A storage, with the values that view it.
 
     Attributes:
-        key: number of the storage.
-        nbytes: bytes of the contents.
+        key: key of the storage.
+        nbytes: bytes of the contents, on or off the device.
         resident: True if the bytes are on the device.
-        pinned: True if the bytes must stay on the device.
+        fixed: True if the bytes must stay on the device.
         holders: handles of the values, by session.
         places: places of the values in the environment of the running program.
     """
@@ -102,14 +102,14 @@ class Holding:
     storage: torch.UntypedStorage
     nbytes: int
     resident: bool
-    pinned: bool = False
+    fixed: bool = False
     holders: dict[SessionMemory, list[int]] = attrs.field(factory=dict)
     places: list[int] = attrs.field(factory=list)
 
     @property
     def movable(self) -> bool:
         """True if the memory may be freed and can be restored."""
-        return self.resident and not self.pinned and self.nbytes >= SMALLEST and self.storage.resizable()
+        return self.resident and not self.fixed and self.nbytes >= MIN_EVICTED and self.storage.resizable()
 
 
 Holdings = dict[int, Holding]
@@ -118,23 +118,25 @@ RunUses = Callable[[Holding], tuple[int | None, int | None]]  # clocks of the la
 
 @attrs.define
 class Pressure:
-    """Level of memory pressure: none, warning, or critical (values were evicted).
+    """Level of memory pressure.
 
-    `entered`: how often each level was entered.
+    Attributes:
+        level: `NONE`, `WARNING`, or `CRITICAL`: values were evicted, or memory is nearly full.
+        entry_counts: how often each level was entered.
     """
 
     level: int = NONE
-    entered: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
+    entry_counts: list[int] = attrs.field(factory=lambda: [0] * len(PRESSURE))
 
     def note(self, resident: int, away: int, budget: int) -> None:
-        """Update the level: `resident` bytes are on the device, and `away` bytes were evicted."""
+        """Update the level, and log a change. `resident`, `away`: bytes on the device, and evicted bytes."""
         share = (resident + away) / max(budget, 1)
         level = CRITICAL if away or share > _CRITICAL else WARNING if share > _WARNING else NONE
         if level != self.level:
             tell = _log.warning if level > self.level else _log.info
             tell("memory pressure", pressure=PRESSURE[level], resident=resident, away=away, budget=budget)
             self.level = level
-            self.entered[level] += 1
+            self.entry_counts[level] += 1
 
 
 @attrs.define
@@ -143,10 +145,9 @@ class EvictionCounters:
 
     Attributes:
         evictions: storages whose memory was freed.
-        spills: storages that were written to a spill space.
-        restores: storages that were restored from a spill space.
-        spilled, restored: bytes of these storages.
-        dropped: storages that were freed without a spill.
+        spills, spilled: storages that were written to a spill space, and their bytes.
+        restores, restored: storages that were restored from a spill space, and their bytes.
+        dropped: storages that were freed without a spill, because a weight file has their bytes.
         reread_bytes: bytes that were read again from weight files.
         refused: allocations that failed for lack of memory.
     """
@@ -169,10 +170,18 @@ class Ledger:
     Attributes:
         on_demand: True if eviction starts only after an op ran out of memory. Programs then run without `lock`, and
             inputs of the running program are not evicted.
+        limit: maximum bytes of device memory.
+        spaces: spill spaces, the preferred one first.
+        process: meter of the process's memory.
         clock: number of steps (ops) that programs have run.
-        delivered: keys of storages that are being copied to the host, so they must not be evicted.
-        loading: thread that loads libraries, whose memory belongs to no session.
-        cached: cached results, which are dropped before values are evicted; None without a cache.
+        sessions: the sessions whose values are counted.
+        counts: counters of evictions.
+        delivering: number of running copies to the host by storage key. These storages are not evicted.
+        peak: maximum bytes on the device since `reset_peaks`.
+        pressure: level of memory pressure.
+        loading_thread: thread that loads libraries, whose memory belongs to no session; None after it has ended.
+        free_strategies: frees device memory of run strategies, such as recorded graphs.
+        cache: cached results, which are dropped before values are evicted; None without a cache.
     """
 
     def __init__(
@@ -189,17 +198,17 @@ class Ledger:
         self.lock = threading.RLock()
         self.sessions: list[SessionMemory] = []
         self.counts = EvictionCounters()
-        self.delivered: Counter[int] = Counter()
+        self.delivering: Counter[int] = Counter()
         self.peak = 0
         self.pressure = Pressure()
-        self.loading: threading.Thread | None = None
-        self.free_strategies: Callable[[], None] = _nothing
-        self.cached: CachedMemory | None = None
+        self.loading_thread: threading.Thread | None = None
+        self.free_strategies: Callable[[], None] = _free_nothing
+        self.cache: CachedMemory | None = None
         self._runtime, self._device = runtime, runtime.device
         self._is_host = runtime.device.type == "cpu"
         self._table: dict[int, Entry] = {}
-        self._counted_again = 0  # bytes that sessions count more than once
-        self._away = 0  # bytes that are not on the device
+        self._shared_excess = 0  # bytes that sessions count in addition to the first session
+        self._evicted_bytes = 0
 
     # --- the table ----------------------------------------------------------------------------------------------
 
@@ -209,19 +218,19 @@ class Ledger:
         return self.limit - self.process.reserve
 
     @property
-    def comfort(self) -> int:
-        """Bytes up to which programs run without a guard. The rest is left to memory that the allocator caches."""
-        return int(COMFORT * self.budget)
+    def unguarded_bytes(self) -> int:
+        """Bytes up to which programs run without a guard. The allocator may cache the remaining bytes."""
+        return int(UNGUARDED_SHARE * self.budget)
 
     @property
-    def evicted(self) -> int:
+    def evicted_bytes(self) -> int:
         """Bytes of values that are not on the device."""
-        return self._away
+        return self._evicted_bytes
 
     @property
     def all_resident(self) -> bool:
         """True if all values are on the device."""
-        return not self._away
+        return not self._evicted_bytes
 
     @property
     def spilled(self) -> int:
@@ -229,24 +238,29 @@ class Ledger:
         return sum(space.used for space in self.spaces)
 
     def allocated(self) -> int | None:
-        """Return the bytes that the device's allocator has handed out; None on a host, where this is unknown."""
+        """Return the bytes that the device's allocator has allocated, or None on a CPU, where they are unknown."""
         return None if self._is_host else torch.accelerator.memory_allocated(self._device)
 
     def resident(self) -> int:
-        """Return the bytes in use on the device. On a host, return the bytes of values; shared storages count once."""
+        """Return the bytes in use on the device.
+
+        On a CPU, return the bytes of values and cached results. Shared storages count once.
+        """
         self._sweep()
         if (allocated := self.allocated()) is not None:
             return allocated
-        held_bytes = sum([session.values.held_bytes for session in self.sessions]) - self._counted_again - self._away
-        return held_bytes + self.cached.nbytes() if self.cached is not None else held_bytes
+        held_bytes = (
+            sum([session.values.held_bytes for session in self.sessions]) - self._shared_excess - self._evicted_bytes
+        )
+        return held_bytes + self.cache.nbytes() if self.cache is not None else held_bytes
 
-    def drop_cached(self) -> None:
-        """Free cached results."""
-        if self.cached is not None:
-            self.cached.drop()
+    def drop_cache(self) -> None:
+        """Free all cached results."""
+        if self.cache is not None:
+            self.cache.drop()
 
     def survey(self) -> Holdings:
-        """Return all storages of values, by key."""
+        """Return all storages of the sessions' values, by key."""
         self._sweep()
         holdings: Holdings = {}
         for session in self.sessions:
@@ -255,25 +269,25 @@ class Ledger:
                 if has_memory(value):
                     holding = self.holding_of(holdings, value)
                     holding.holders.setdefault(session, []).append(handle)
-                    holding.pinned |= session.pins(handle)
+                    holding.fixed |= session.is_fixed(handle)
         return holdings
 
     def holding_of(self, holdings: Holdings, tensor: torch.Tensor) -> Holding:
-        """Return the `Holding` of a tensor's storage in `holdings`. Add it if it is new."""
+        """Return the `Holding` of a tensor's storage in `holdings`. Add the storage if it is missing."""
         key = torch_private.storage_key(tensor)
         holding = holdings.get(key)
         if holding is None:
             storage, entry = tensor.untyped_storage(), self._table.get(key)
-            is_away = entry is not None and not entry.resident
-            nbytes = entry.nbytes if entry is not None and is_away else storage.nbytes()
-            holding = holdings[key] = Holding(key, storage, nbytes, not is_away, key in self.delivered)
+            is_evicted_key = entry is not None and not entry.resident
+            nbytes = entry.nbytes if entry is not None and is_evicted_key else storage.nbytes()
+            holding = holdings[key] = Holding(key, storage, nbytes, not is_evicted_key, key in self.delivering)
         return holding
 
     def is_evicted(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor's bytes are not on the device."""
-        return bool(self._away) and self.is_away(torch_private.storage_key(tensor))
+        return bool(self._evicted_bytes) and self.is_evicted_key(torch_private.storage_key(tensor))
 
-    def is_away(self, key: int) -> bool:
+    def is_evicted_key(self, key: int) -> bool:
         """Return True if the bytes of the storage with this key are not on the device."""
         entry = self._table.get(key)
         return entry is not None and not entry.resident
@@ -288,36 +302,39 @@ class Ledger:
         """Count one more session that uses a storage."""
         with self.lock:
             entry = self._entry(key, storage)
-            self._counted_again += entry.nbytes if entry.sharers else 0
+            self._shared_excess += entry.nbytes if entry.sharers else 0
             entry.sharers += 1
 
     def unshare(self, key: int) -> None:
-        """Note that a session no longer uses a shared storage."""
+        """Count one session less that uses a shared storage."""
         with self.lock:
             entry = self._table[key]
             entry.sharers -= 1
-            self._counted_again -= entry.nbytes if entry.sharers else 0
-            self._drop_plain(key, entry)
+            self._shared_excess -= entry.nbytes if entry.sharers else 0
+            self._drop_if_plain(key, entry)
 
     def shared_bytes(self) -> int:
         """Return the bytes of storages that several sessions use. Thread-safe."""
         return sum(entry.nbytes for entry in list(self._table.values()) if entry.sharers > 1)
 
-    def reread_from(self, tensor: torch.Tensor, source: SourceBytes) -> None:
-        """Note that the bytes of a tensor's read-only storage can be read again from `source`, a weight file."""
+    def set_source(self, tensor: torch.Tensor, source: SourceBytes) -> None:
+        """Set the copy from which a tensor's storage can be restored: `source`, a part of a weight file.
+
+        The storage must be read-only.
+        """
         entry = self._entry(torch_private.storage_key(tensor), tensor.untyped_storage())
         if entry.copy is None:
             entry.copy = source
 
-    def written(self, key: int) -> None:
+    def invalidate_copy(self, key: int) -> None:
         """Drop the spilled copy of a storage, because a program may write into the storage.
 
-        Storages from weight files are shared; programs write into copies of them.
+        A copy in a weight file stays, because programs write into private copies of such storages.
         """
         entry = self._table.get(key)
         if entry is not None and entry.resident and isinstance(entry.copy, SpillExtent):
             self._free_copy(entry)
-            self._drop_plain(key, entry)
+            self._drop_if_plain(key, entry)
 
     def has_copy(self, key: int) -> bool:
         """Return True if a storage has a copy off the device, so that eviction writes nothing."""
@@ -329,19 +346,19 @@ class Ledger:
             entry.copy.space.free(entry.copy)
         entry.copy = None
 
-    def _drop_plain(self, key: int, entry: Entry) -> None:
-        """Drop the entry of a storage that is on the device, has no copy, and is used by one session."""
+    def _drop_if_plain(self, key: int, entry: Entry) -> None:
+        """Drop the entry of a storage if the storage is on the device, has no copy, and was not read from a file."""
         if entry.resident and entry.copy is None and not entry.sharers:
             del self._table[key]
 
     def _sweep(self) -> None:
-        """Drop the entries of freed storages. Those that sessions still count as shared stay, with 0 bytes."""
+        """Drop the entries of freed storages. Entries that sessions still count as shared stay."""
         for key, entry in list(self._table.items()):
             if entry.reference.expired():
                 self._free_copy(entry)
-                self._away -= 0 if entry.resident else entry.nbytes
+                self._evicted_bytes -= 0 if entry.resident else entry.nbytes
                 entry.resident = True
-                self._drop_plain(key, entry)
+                self._drop_if_plain(key, entry)
 
     # --- eviction and restoring ---------------------------------------------------------------------------------
 
@@ -349,9 +366,9 @@ class Ledger:
         """Free the memory of a storage. Spill its bytes first, unless they have a copy.
 
         Raises:
-            OSError: no spill space has room for the bytes.
+            OSError: the spill spaces are full.
         """
-        self.drop_cached()
+        self.drop_cache()
         entry = self._entry(holding.key, holding.storage)
         if entry.copy is not None and not entry.copy.unchanged():
             entry.copy = None
@@ -364,7 +381,7 @@ class Ledger:
         self.counts.evictions += 1
         holding.storage.resize_(0)
         holding.resident = entry.resident = False
-        self._away += entry.nbytes
+        self._evicted_bytes += entry.nbytes
 
     def _spill(self, storage: torch.UntypedStorage) -> SpillExtent:
         data = bytes_on_device(storage, self._device)
@@ -377,19 +394,19 @@ class Ledger:
             try:
                 return space.write(data)
             except OSError as error:
-                _log.info("a spill space is full", where=space.where, error=str(error))
+                _log.info("a spill space is full", location=space.location, error=str(error))
         return self.spaces[-1].write(data)
 
-    def can_move(self, holding: Holding) -> bool:
+    def make_movable(self, holding: Holding) -> bool:
         """Return True if a storage can be evicted.
 
-        If its memory cannot be freed, such as that of an upload, move its values to other memory first.
+        If the storage's memory cannot be freed, as for an upload, first move its values to memory that can be freed.
         """
         if (
             holding.movable
             or not self._is_host
-            or holding.nbytes < SMALLEST
-            or holding.pinned
+            or holding.nbytes < MIN_EVICTED
+            or holding.fixed
             or holding.key in self._table
         ):
             return holding.movable
@@ -407,16 +424,16 @@ class Ledger:
         """Move the spilled bytes of a storage from the host to disk.
 
         Raises:
-            OSError: the disk has no room for the bytes.
+            OSError: the disk is full.
         """
         entry = self._table[holding.key]
-        if entry.where == HOST and isinstance(entry.copy, SpillExtent) and entry.copy.block is not None:
-            moved = self.spaces[-1].write(entry.copy.block)
+        if entry.location == HOST and isinstance(entry.copy, SpillExtent) and entry.copy.block is not None:
+            disk_copy = self.spaces[-1].write(entry.copy.block)
             self._free_copy(entry)
-            entry.copy = moved
+            entry.copy = disk_copy
 
     def restore(self, holding: Holding) -> None:
-        """Restore the memory and the bytes of a storage. The caller has made room.
+        """Restore the memory and the bytes of a storage. The caller must have freed enough memory.
 
         Raises:
             OSError: the bytes cannot be read.
@@ -430,9 +447,9 @@ class Ledger:
             holding.storage.resize_(0)
             raise
         entry.resident = holding.resident = True
-        self._away -= holding.nbytes
-        if self.on_demand:  # programs without a guard may write into it
-            self.written(holding.key)
+        self._evicted_bytes -= holding.nbytes
+        if self.on_demand:  # programs without a guard may write into the storage
+            self.invalidate_copy(holding.key)
 
     def _fill(self, storage: torch.UntypedStorage, entry: Entry) -> None:
         """Copy the bytes of an entry into a storage of the same size.
@@ -456,7 +473,7 @@ class Ledger:
         else:
             self.counts.reread_bytes += entry.nbytes
 
-    def copy_of(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+    def copy_storage(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         """Return a copy of a value's storage.
 
         Raises:
@@ -468,7 +485,7 @@ class Ledger:
             self.admit(holding.nbytes)
             copy = self.with_room(lambda: torch.UntypedStorage(holding.nbytes, device=self._device))
             entry = self._table.get(holding.key)
-            if entry is not None and not entry.resident:  # perhaps evicted just now to make room
+            if entry is not None and not entry.resident:  # perhaps evicted by the calls above
                 self._fill(copy, entry)
             else:
                 copy.copy_(tensor.untyped_storage())
@@ -477,8 +494,8 @@ class Ledger:
     def steps_until_use(self, holding: Holding, now: int, run_uses: RunUses | None = None) -> int:
         """Return the predicted number of steps (ops) until the next use of a storage, for Belady's rule.
 
-        `run_uses` returns the uses by the running program. A later use is predicted after as many steps as last time, or after
-        10,000 steps the first time. If no use is predicted, the result is the number of steps since the last use.
+        The uses by the running program are exact (`run_uses`). Later uses are predicted by `UseHistory`. If no use is
+        predicted, return the number of steps since the last use. `now`: the present clock.
         """
         uses = list(holding.holders.items())
         last, ahead = run_uses(holding) if run_uses is not None else (None, None)
@@ -490,42 +507,49 @@ class Ledger:
         return max(0, now - last) if ahead is None else ahead - now
 
     def make_room(
-        self, wanted: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
+        self, needed_bytes: int, resident: int, holdings: Iterable[Holding], now: int, run_uses: RunUses | None = None
     ) -> int:
-        """Evict until `wanted` more bytes fit beside `resident` bytes. Return the number of freed bytes.
+        """Evict storages until `needed_bytes` more bytes fit into the budget. Return the number of freed bytes.
 
-        After a spill space is full, only storages with a copy are evicted.
+        After the spill spaces are full, only storages with a copy are evicted.
+
+        Args:
+            needed_bytes: bytes that will be allocated.
+            resident: bytes that are on the device.
+            holdings: storages that may be evicted.
+            now: the present clock.
+            run_uses: as in `steps_until_use`.
         """
-        if resident + wanted <= self.budget:
+        if resident + needed_bytes <= self.budget:
             return 0
         self.free_strategies()
-        without = min(resident, self.allocated() or resident)
-        excess = without + wanted - self.budget
+        resident_now = min(resident, self.allocated() or resident)
+        excess = resident_now + needed_bytes - self.budget
         if excess <= 0:
-            return resident - without
-        resident, graphs = without, resident - without
-        excess, freed = max(excess, min(self.limit // BATCH, resident)), 0
-        # With equal keys, evict the newest first: weights are used in the order of their uploads.
+            return resident - resident_now
+        resident, freed_by_strategies = resident_now, resident - resident_now
+        excess, freed_bytes = max(excess, min(self.limit // BATCHES, resident)), 0
+        # Of equal keys, the newest storage is evicted first, because weights are used in the order of their uploads.
         movable, is_full = [holding for holding in holdings if holding.movable][::-1], False
         keys = [self.steps_until_use(holding, now, run_uses) for holding in movable]
         for position in sorted(range(len(keys)), key=keys.__getitem__, reverse=True):
-            if freed >= excess:
+            if freed_bytes >= excess:
                 break
             if is_full and not self.has_copy(movable[position].key):
                 continue
             try:
                 self.evict(movable[position])
             except OSError as error:
-                _log.warning("bytes cannot be spilled", bytes=movable[position].nbytes, error=str(error))
+                _log.warning("a storage cannot be spilled", bytes=movable[position].nbytes, error=str(error))
                 is_full = True
                 continue
-            freed += movable[position].nbytes
-        return graphs + freed
+            freed_bytes += movable[position].nbytes
+        return freed_by_strategies + freed_bytes
 
     # --- outside of runs ----------------------------------------------------------------------------------------
 
     def admit(self, nbytes: int) -> None:
-        """Make room for a new value of `nbytes` bytes that no program computes, such as an upload.
+        """Free memory for a new value of `nbytes` bytes that no program computes, such as an upload.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.
@@ -534,7 +558,7 @@ class Ledger:
             return
         resident = self.resident()
         if resident + nbytes > self.budget:
-            self.drop_cached()
+            self.drop_cache()
             resident = self.resident()
         if resident + nbytes > self.budget:
             holdings = self.survey()
@@ -546,7 +570,7 @@ class Ledger:
             raise torch.OutOfMemoryError(self.refusal(nbytes, resident))
         self.process.trim_before(nbytes)
         self.note(resident + nbytes)
-        self.pressure.note(resident + nbytes, self._away, self.budget)
+        self.pressure.note(resident + nbytes, self._evicted_bytes, self.budget)
 
     def reload(self, tensor: torch.Tensor) -> None:
         """Restore the bytes of a value, if they were evicted.
@@ -572,21 +596,24 @@ class Ledger:
                 raise
             _log.info("memory ran out: values are evicted", error=str(error))
         with self.lock:
-            self.drop_cached()
+            self.drop_cache()
             self.evict_everything(self.survey().values(), self.clock)
             return allocate()
 
     def evict_everything(self, holdings: Collection[Holding], now: int) -> int:
         """Evict all movable storages, and free the allocator's cache. Return the number of freed bytes."""
-        freed = self.make_room(self.budget, resident_bytes(holdings), holdings, now)
+        freed_bytes = self.make_room(self.budget, resident_bytes(holdings), holdings, now)
         self._runtime.relieve()
-        return freed
+        return freed_bytes
 
-    def refusal(self, wanted: int, resident: int) -> str:
-        """Return an out-of-memory message with the requested bytes, the resident bytes, and the bytes of each session."""
+    def refusal(self, needed_bytes: int, resident: int) -> str:
+        """Return an out-of-memory message.
+
+        It names the requested bytes, the bytes that cannot be evicted, and the bytes of each session.
+        """
         shares = ", ".join(f"{session.values.held_bytes:,}" for session in self.sessions if session.values.held_bytes)
         return (
-            f"{wanted:,} bytes do not fit: this executor may use {self.limit:,} bytes, {self.process.reserve:,} of them are reserved for temporary memory of ops, and {resident:,} bytes cannot be evicted (bytes by session: {shares or 'none'}). "
+            f"{needed_bytes:,} bytes do not fit: this executor may use {self.limit:,} bytes, {self.process.reserve:,} of them are reserved for temporary memory of ops, and {resident:,} bytes cannot be evicted (bytes by session: {shares or 'none'}). "
             "Free tensors, use smaller batches, or start the executor with a higher limit (memory_gib, or "
             "`djinn serve --memory-gib`)"
         )
@@ -594,43 +621,43 @@ class Ledger:
     # --- figures ------------------------------------------------------------------------------------------------
 
     def note(self, resident: int) -> None:
-        """Update the peak: `resident` bytes are on the device now."""
+        """Raise the peak to `resident`, the bytes on the device, if it was lower."""
         self.peak = max(self.peak, resident)
 
-    def relax(self) -> None:
+    def update_pressure(self) -> None:
         """Update the pressure level after a session has ended."""
-        self.pressure.note(self.resident(), self._away, self.budget)
+        self.pressure.note(self.resident(), self._evicted_bytes, self.budget)
 
     def measure(self, resident: int) -> None:
         """Update the figures of the process while tensors take `resident` bytes."""
-        self.pressure.note(resident, self._away, self.budget)
-        if self.loading is not None:
-            self.loading.join()
-            self.loading = None
+        self.pressure.note(resident, self._evicted_bytes, self.budget)
+        if self.loading_thread is not None:
+            self.loading_thread.join()
+            self.loading_thread = None
         self.process.measure(resident)
 
-    def restart_peak(self) -> None:
+    def reset_peaks(self) -> None:
         """Reset the peaks."""
         self.peak = self.process.peak = 0
 
     def evicted_to(self, holdings: Iterable[Holding]) -> dict[str, int]:
-        """Return the bytes of evicted storages by place: HOST, or DISK, which includes weight files."""
-        evicted: Counter[str] = Counter()
+        """Return the bytes of evicted storages by location: `HOST`, or `DISK`, which includes weight files."""
+        evicted_bytes: Counter[str] = Counter()
         for holding in holdings:
             if not holding.resident:
                 entry = self._table.get(holding.key)
-                evicted[(entry.where if entry is not None else "") or DISK] += holding.nbytes
-        return dict(evicted)
+                evicted_bytes[(entry.location if entry is not None else "") or DISK] += holding.nbytes
+        return dict(evicted_bytes)
 
     def figures(self) -> dict[str, int]:
-        """Return the limit, peak, present and evicted bytes, and the counts of evictions."""
+        """Return the ledger's metrics by name. Sizes are in bytes. `memory_limit` is 0 without a limit."""
         return {
             "memory_limit": 0 if self.on_demand else self.limit,
             "memory_reserve": self.process.reserve,
             "memory_pressure": self.pressure.level,
             "memory_run_peak": self.peak,
             "process_peak": self.process.peak,
-            "memory_away": self._away,
+            "memory_away": self._evicted_bytes,
             "spill_bytes": self.spilled,
             "evictions": self.counts.evictions,
             "spilled_bytes": self.counts.spilled,
@@ -641,8 +668,8 @@ class Ledger:
         }
 
 
-def _nothing() -> None:
-    """Do nothing: no recorded graphs exist."""
+def _free_nothing() -> None:
+    """Do nothing, because no run strategy has device memory."""
 
 
 def resident_bytes(holdings: Iterable[Holding]) -> int:

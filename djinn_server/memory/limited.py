@@ -1,6 +1,6 @@
 """A device runtime with a memory limit.
 
-Copies to the device first make room, and copies from it first restore evicted tensors.
+A copy to the device first frees memory. A copy from the device first restores the tensor if it was evicted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ from djinn_server.memory.spill import spill_spaces
 
 
 class LimitedRuntime(DeviceRuntime):
-    """Wrap a device runtime so that values use at most `limit` bytes.
+    """A device runtime whose values use at most `limit` bytes.
 
     With `limit` 0, values are evicted only if the device's memory runs out or their sessions are idle.
+
+    Attributes:
+        ledger: the memory ledger of the device.
     """
 
     def __init__(self, runtime: DeviceRuntime, limit: int, disk: DiskQuota) -> None:
@@ -32,17 +35,17 @@ class LimitedRuntime(DeviceRuntime):
         self.ledger = Ledger(
             runtime, limit or runtime.memory()["total"], spill_spaces(runtime, disk), on_demand=not limit
         )
-        self.opens_memory = runtime.opens_memory and not limit  # memory opened from a peer is not counted
+        self.opens_memory = runtime.opens_memory and not limit  # the ledger does not count memory of peers
         self._runtime = runtime
         self._is_host = runtime.device.type == "cpu"
         if not limit:
             return
         # The analysis libraries take a second to load, and their memory belongs to no session.
-        self.ledger.loading = threading.Thread(target=_load_lazy_modules, name="djinn-early", daemon=True)
-        self.ledger.loading.start()
+        self.ledger.loading_thread = threading.Thread(target=_load_lazy_modules, name="djinn-early", daemon=True)
+        self.ledger.loading_thread.start()
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
-        """Copy data to evictable memory, unlike buffers of the network and parts of other memory.
+        """Return data in memory that can be evicted. Network buffers and parts of larger memory are copied.
 
         Raises:
             torch.OutOfMemoryError: there is not enough memory.
@@ -59,7 +62,7 @@ class LimitedRuntime(DeviceRuntime):
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return memory for an upload, as `DeviceRuntime.allocate` does.
 
-        With a limit it is host memory, because only a complete upload makes room on the device.
+        With a limit it is host memory, because device memory is freed only for complete uploads.
         """
         if self.ledger.on_demand:
             return self.ledger.with_room(lambda: self._runtime.allocate(nbytes))
@@ -89,7 +92,10 @@ class LimitedRuntime(DeviceRuntime):
         return self._runtime.export(tensor)
 
     def open(self, description: bytes) -> torch.Tensor:
-        """Open exported memory. There is no eviction and retry, as a description can be opened only once."""
+        """Open exported memory, as `DeviceRuntime.open` does.
+
+        A failure is not retried after an eviction, because a description can be opened only once.
+        """
         return self._runtime.open(description)
 
     def start_delivery(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
@@ -103,23 +109,23 @@ class LimitedRuntime(DeviceRuntime):
         with self.ledger.lock:
             self.ledger.reload(tensor)
             if self._is_host and not self.ledger.on_demand:
-                copied = tensor.clone()
-                return lambda: copied
+                host_copy = tensor.clone()
+                return lambda: host_copy
             finish = self.ledger.with_room(lambda: self._runtime.start_delivery(tensor))
             if not self._is_host and not (self.ledger.on_demand and self.ledger.all_resident):
-                copied = finish()
-                return lambda: copied
+                host_copy = finish()
+                return lambda: host_copy
             key = torch_private.storage_key(tensor)
-            self.ledger.delivered[key] += 1
+            self.ledger.delivering[key] += 1
 
         def deliver() -> torch.Tensor:
             try:
                 return finish()
             finally:
                 with self.ledger.lock:
-                    self.ledger.delivered[key] -= 1
-                    if not self.ledger.delivered[key]:
-                        del self.ledger.delivered[key]
+                    self.ledger.delivering[key] -= 1
+                    if not self.ledger.delivering[key]:
+                        del self.ledger.delivering[key]
 
         return deliver
 
@@ -144,7 +150,7 @@ class LimitedRuntime(DeviceRuntime):
         return self._runtime.generator()
 
     def memory(self) -> Mapping[str, int]:
-        """Return memory figures, with the limit as `total`."""
+        """Return memory figures, as `DeviceRuntime.memory` does, with the limit as `total`."""
         figures = dict(self._runtime.memory())
         if self.ledger.on_demand:
             return figures
@@ -162,7 +168,7 @@ class LimitedRuntime(DeviceRuntime):
 
 @contextmanager
 def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
-    """Restore a value if it was evicted, and keep it in memory inside the block."""
+    """Return a context in which a value is on the device. The value is restored if it was evicted."""
     ledger = ledger_of(runtime)
     if ledger is None:
         yield
@@ -173,14 +179,14 @@ def in_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> Iterator[None]:
 
 
 def ledger_of(runtime: DeviceRuntime) -> Ledger | None:
-    """Return the memory ledger of a device that evicts values, else None."""
+    """Return the memory ledger of a device, or None if the device never evicts values."""
     return runtime.ledger if isinstance(runtime, LimitedRuntime) else None
 
 
 def _load_lazy_modules() -> None:
-    """Import modules that PyTorch loads late: at the first op on a tensor subclass and at the first meta kernel.
+    """Import modules that PyTorch loads late, which takes a second.
 
-    The imports take a second.
+    PyTorch loads them at the first op on a tensor subclass, and at the first meta kernel.
     """
     if torch.distributed.is_available():
         importlib.import_module("torch.distributed.tensor")

@@ -12,8 +12,8 @@ from djinn_core.wire.message_base import Failure
 from djinn_core.wire.messages import Room
 from djinn_server.hookspecs.devices import DeviceRuntime
 
-SECONDS: Final = 1.0  # between queries of the device
-NOTABLE: Final = 1 / 16  # relative change that is reported
+REPORT_SECONDS: Final = 1.0  # seconds between two reports
+MIN_CHANGE: Final = 1 / 16  # smallest relative change that is reported
 OUT_OF_MEMORY: Final = frozenset({"OutOfMemoryError", "MemoryError"})
 _ALLOCATORS: Final = (
     "can't allocate memory",  # PyTorch's CPU allocator
@@ -22,45 +22,52 @@ _ALLOCATORS: Final = (
 
 
 def is_shortage(failure: Failure) -> bool:
-    """Return True if an op of the submission failed for lack of memory."""
+    """Return True if the failure is an op that ran out of memory."""
     return failure.kind in OUT_OF_MEMORY and failure.instruction >= 0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error means that an allocation failed. Some allocators raise a plain RuntimeError."""
+    """Return True if an error means that an allocation failed.
+
+    Some allocators raise a plain RuntimeError, which is recognized by its message.
+    """
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _ALLOCATORS)
 
 
 class RoomReport:
-    """Reports for the client of one session: at most one per second, and at once after a failed allocation.
+    """Reports to the client of one session: at most one per second, and always after a failed allocation.
 
     Attributes:
-        next: time before which only a failed allocation triggers a report.
+        next: time (`clock`) before which only a failed allocation triggers a report.
     """
 
     def __init__(self, runtime: DeviceRuntime, clock: Callable[[], float] = time.perf_counter) -> None:
         self._runtime, self._clock = runtime, clock
         self.next = 0.0
-        self._told: int | None = None
+        self._last_report: int | None = None
 
-    def due(self, held: int, failures: Sequence[Failure]) -> Room | None:
-        """Return a report after a submission, or None if the memory has hardly changed.
+    def due(self, session_bytes: int, failures: Sequence[Failure]) -> Room | None:
+        """Return a report after a submission, or None if no report is due or the memory has hardly changed.
 
-        `held`: bytes that the session uses.
+        `session_bytes`: bytes that the session uses. `failures`: failures of the submission.
         """
         short = bool(failures) and any(failure.kind in OUT_OF_MEMORY for failure in failures)
         now = self._clock()
         if now < self.next and not short:
             return None
-        self.next = now + SECONDS
+        self.next = now + REPORT_SECONDS
         figures = self._runtime.memory()
         free = figures["free"] + max(
             0, figures.get("reserved", 0) - figures.get("allocated", 0)
         )  # allocators reuse cached memory
-        room = min(free + held, figures["total"])
-        if not short and self._told is not None and abs(room - self._told) <= NOTABLE * self._told:
+        room = min(free + session_bytes, figures["total"])
+        if (
+            not short
+            and self._last_report is not None
+            and abs(room - self._last_report) <= MIN_CHANGE * self._last_report
+        ):
             return None
-        self._told = room
+        self._last_report = room
         return Room(room, short)

@@ -37,7 +37,8 @@ class SessionMemory:
     """The storages of one session in the memory ledger.
 
     Attributes:
-        uses: when the session's storages were used.
+        values: the session's values.
+        uses: history of the uses of the session's storages.
     """
 
     def __init__(self, ledger: Ledger, values: ValueTable, kinds: ValueKinds) -> None:
@@ -45,9 +46,9 @@ class SessionMemory:
         self.uses = UseHistory()
         self._ledger = ledger
         self._memories: LruCache[bytes, TemplateMemory] = LruCache(TEMPLATES_LIMIT)
-        self._used = time.monotonic()
-        self._pinned: set[int] = set()  # storages
-        self._used_now: frozenset[int] = frozenset()  # storages of a program that runs without a guard
+        self._last_run = time.monotonic()
+        self._pinned_storages: set[int] = set()  # storages
+        self._running_storages: frozenset[int] = frozenset()  # storages of a program that runs without a guard
         with ledger.lock:
             ledger.sessions.append(self)
 
@@ -58,55 +59,60 @@ class SessionMemory:
 
     @property
     def limited(self) -> bool:
-        """True if the memory has a limit."""
+        """True if the executor has a memory limit, so that runs go through `run` instead of `on_demand`."""
         return not self._ledger.on_demand
 
-    def idle(self, now: float) -> bool:
-        """Return True if the session has run nothing for `IDLE_SECONDS`."""
-        return now - self._used > IDLE_SECONDS
+    def is_idle(self, now: float) -> bool:
+        """Return True if the session has run no program for `IDLE_SECONDS`. `now`: `time.monotonic`."""
+        return now - self._last_run > IDLE_SECONDS
 
     # --- KV caches ----------------------------------------------------------------------------------------------
 
-    def pins(self, handle: int) -> bool:
-        """Return True if the storage of a value must stay on the device."""
+    def is_fixed(self, handle: int) -> bool:
+        """Return True if the storage of a value must stay on the device: a pinned cache, or an input in use."""
         storage = storage_of(handle)
-        return storage in self._pinned or storage in self._used_now
+        return storage in self._pinned_storages or storage in self._running_storages
 
     def caches(self, action: CacheAction, handles: Sequence[int]) -> CacheReply:
-        """Pin, unpin, evict or restore values, as a `CacheRequest` says. Without handles, all KV caches of the session."""
-        ledger, refused = self._ledger, ""
+        """Pin, unpin, evict or restore values, as a `CacheRequest` says, and return the reply.
+
+        `handles`: the values; empty: all KV caches of the session. If an error stops the action, the reply has its message.
+        """
+        ledger, refusal = self._ledger, ""
         with ledger.lock:
             self._forget_pins()
-            chosen = self._caches(handles)
-            storages = {storage_of(handle) for handle in chosen}
-            before = self._pinned - storages if action in {"unpin", "evict"} else self._pinned
-            self._pinned = before
+            values = self._caches(handles)
+            storages = {storage_of(handle) for handle in values}
+            before = self._pinned_storages - storages if action in {"unpin", "evict"} else self._pinned_storages
+            self._pinned_storages = before
             try:
                 if action in {"pin", "restore"}:
-                    self._pinned = before | storages  # none of them evicts another
-                    for value in chosen.values():
+                    self._pinned_storages = before | storages  # so that they do not evict each other
+                    for value in values.values():
                         ledger.reload(value)
                 elif action == "evict":
-                    for holding in self._holdings(chosen):
+                    for holding in self._holdings(values):
                         if holding.movable:
                             ledger.evict(holding)
             except (OSError, torch.OutOfMemoryError) as error:
-                refused = str(error)
-            if action != "pin" or refused:
-                self._pinned = before
+                refusal = str(error)
+            if action != "pin" or refusal:
+                self._pinned_storages = before
             self.values.forget_addresses()
-            holdings = self._holdings(chosen)
-        resident, pinned = ([h.nbytes for h in holdings if h.resident], [h.nbytes for h in holdings if h.pinned])
-        which = () if handles else pack_handles([handle for handle in chosen if self.pins(handle)])
-        return CacheReply(sum(h.nbytes for h in holdings), sum(resident), sum(pinned), True, refused, which)
+            holdings = self._holdings(values)
+        total = sum(holding.nbytes for holding in holdings)
+        resident_bytes = sum(holding.nbytes for holding in holdings if holding.resident)
+        pinned_bytes = sum(holding.nbytes for holding in holdings if holding.fixed)
+        pinned = () if handles else pack_handles([handle for handle in values if self.is_fixed(handle)])
+        return CacheReply(total, resident_bytes, pinned_bytes, True, refusal, pinned)
 
     def _forget_pins(self) -> None:
         """Drop the pins of freed values."""
-        self._pinned = {storage for storage in self._pinned if self.values.bytes_of(storage)}
+        self._pinned_storages = {storage for storage in self._pinned_storages if self.values.bytes_of(storage)}
 
     def _restore_pinned(self, outputs: Sequence[int]) -> None:
-        """Restore pinned results that a run evicted. If there is no room, the next run restores them."""
-        evicted = [self.values[handle] for handle in outputs if self.pins(handle) and handle in self.values]
+        """Restore pinned results that a run evicted. If memory is short, the next run restores them."""
+        evicted = [self.values[handle] for handle in outputs if self.is_fixed(handle) and handle in self.values]
         with contextlib.suppress(OSError, torch.OutOfMemoryError):
             for value in evicted:
                 if has_memory(value):
@@ -114,49 +120,50 @@ class SessionMemory:
 
     def _caches(self, handles: Sequence[int]) -> dict[int, torch.Tensor]:
         self._kinds.mark_caches(handles)
-        chosen = handles or self.values.handles_of_storages(self._kinds.caches())
-        values = {handle: self.values[handle] for handle in chosen if handle in self.values}
+        cache_handles = handles or self.values.handles_of_storages(self._kinds.caches())
+        values = {handle: self.values[handle] for handle in cache_handles if handle in self.values}
         return {handle: value for handle, value in values.items() if has_memory(value)}
 
     def _holdings(self, values: Mapping[int, torch.Tensor]) -> Sequence[Holding]:
-        """Return the storages of these values. Storages that other sessions or copies use are marked as pinned."""
+        """Return the storages of these values, with all facts of the ledger, such as `Holding.fixed`."""
         keys = {storage_key(value) for value in values.values()}
         return [holding for key, holding in self._ledger.survey().items() if key in keys]
 
     def cache_bytes(self) -> tuple[int, int]:
-        """Return the bytes of the session's KV caches, and those of its pinned caches. Thread-safe."""
-        storages = self._kinds.caches(), list(self._pinned)
-        total, pinned = (sum(map(self.values.bytes_of, group)) for group in storages)
-        return total, pinned
+        """Return the bytes of the session's KV caches, and the bytes of its pinned caches. Thread-safe."""
+        storages = self._kinds.caches(), list(self._pinned_storages)
+        total, pinned_bytes = (sum(map(self.values.bytes_of, group)) for group in storages)
+        return total, pinned_bytes
 
     # --- idle sessions ------------------------------------------------------------------------------------------
 
-    def move_away(self) -> dict[str, int]:
-        """Evict the idle session's values from the device, and move values on the host to disk. Return bytes by place.
+    def evict_idle(self) -> dict[str, int]:
+        """Evict the idle session's values from the device, and move values in host memory to disk.
 
-        Each value is restored at its next use. Shared storages stay until all sessions that use them are idle.
+        Return the bytes of evicted values by location (`HOST`, `DISK`). Each value is restored at its next use. Shared
+        storages stay until all sessions that use them are idle.
         """
         now, ledger = time.monotonic(), self._ledger
         with ledger.lock:
             for holding in ledger.survey().values():
                 other_sessions = (session for session in holding.holders if session is not self)
-                if self not in holding.holders or not all(session.idle(now) for session in other_sessions):
+                if self not in holding.holders or not all(session.is_idle(now) for session in other_sessions):
                     continue
                 try:
                     if not holding.resident:
                         ledger.move_to_disk(holding)
-                    elif ledger.can_move(holding):
+                    elif ledger.make_movable(holding):
                         ledger.evict(holding)
                 except (OSError, RuntimeError) as error:
                     _log.warning("an idle session cannot be spilled", bytes=holding.nbytes, error=str(error))
                     break
             self.values.forget_addresses()
-            ledger.relax()
+            ledger.update_pressure()
         return self.evicted_to()
 
     @property
-    def moves_again(self) -> bool:
-        """True if values of the idle session are in host memory and could move to disk."""
+    def can_move_to_disk(self) -> bool:
+        """True if evicted values of the session are in host memory, so that `evict_idle` can move them to disk."""
         return bool(self.evicted_to().get(HOST))
 
     def restore_all(self) -> None:
@@ -172,7 +179,7 @@ class SessionMemory:
             self.values.forget_addresses()
 
     def evicted_to(self) -> dict[str, int]:
-        """Return the bytes of the session's evicted values by place. Thread-safe."""
+        """Return the bytes of the session's evicted values by location (`HOST`, `DISK`). Thread-safe."""
         if self._ledger.all_resident:
             return {}
         holdings: Holdings = {}
@@ -184,7 +191,7 @@ class SessionMemory:
     # --- figures ------------------------------------------------------------------------------------------------
 
     def figures(self) -> dict[str, int]:
-        """Return the bytes of the session's pinned caches."""
+        """Return the session's memory metrics by name: the bytes of its pinned caches."""
         return {"pinned_caches": self.cache_bytes()[1]}
 
     def close(self) -> None:
@@ -193,7 +200,7 @@ class SessionMemory:
             self.values.clear()
             if self in self._ledger.sessions:
                 self._ledger.sessions.remove(self)
-            self._ledger.relax()
+            self._ledger.update_pressure()
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -205,14 +212,22 @@ class SessionMemory:
         slots: Sequence[Any],
         run_unguarded: RunUnguarded,
     ) -> RunOutcome:
-        """Run a template within the limit. `run_unguarded`: runs it without a guard, if earlier runs stayed far below the limit."""
+        """Run a template within the memory limit, and return the outcome.
+
+        Args:
+            digest: digest of the template.
+            template: the compiled template.
+            work: the submission.
+            slots: numbers that the submission passes to the template.
+            run_unguarded: runs the template without a guard. It is called if the run will stay far below the limit.
+        """
         ledger = self._ledger
         with ledger.lock:
-            self._used = time.monotonic()
+            self._last_run = time.monotonic()
             memory = self._template_memory(digest, template, work, slots)
             self._begin(digest, memory, work)
             self.values.forget_addresses()  # restored values have new addresses
-            if self._is_far(memory, work):
+            if self._fits_unguarded(memory, work):
                 outcome = run_unguarded()
             else:
                 guard = MemoryGuard(ledger, self, template, memory, work.outputs)
@@ -222,30 +237,30 @@ class SessionMemory:
                 self._after_guarded(work)
             ledger.measure(ledger.resident())
             ledger.clock += memory.lifetimes.steps
-            self._used = time.monotonic()
+            self._last_run = time.monotonic()
             return outcome
 
     def _begin(self, digest: bytes, memory: TemplateMemory, work: RunRequest) -> None:
-        if self._pinned and any(map(self.pins, work.inputs)):
-            if len(self._pinned) > TEMPLATES_LIMIT + len(self.values):
+        if self._pinned_storages and any(map(self.is_fixed, work.inputs)):
+            if len(self._pinned_storages) > TEMPLATES_LIMIT + len(self.values):
                 self._forget_pins()
-            self._pinned.update(self._kinds.output_caches(digest, work.outputs))
+            self._pinned_storages.update(self._kinds.output_caches(digest, work.outputs))
         self.uses.add(PastRun(digest, memory.lifetimes, self._ledger.clock, [*work.inputs], work.outputs))
 
-    def _is_far(self, memory: TemplateMemory, work: RunRequest) -> bool:
-        """Return True if a run will stay far below the limit, and its inputs are on the device."""
+    def _fits_unguarded(self, memory: TemplateMemory, work: RunRequest) -> bool:
+        """Return True if a run will stay far below the limit, as earlier runs did, and its inputs are on the device."""
         ledger = self._ledger
         if memory.peak is None or self._any_evicted(work):
             return False
         expected_bytes = ledger.resident() + memory.peak
-        if expected_bytes > ledger.comfort:
-            ledger.drop_cached()
+        if expected_bytes > ledger.unguarded_bytes:
+            ledger.drop_cache()
             expected_bytes = ledger.resident() + memory.peak
-        if expected_bytes > ledger.comfort:
+        if expected_bytes > ledger.unguarded_bytes:
             return False
         ledger.process.trim_before(memory.peak)
         ledger.note(expected_bytes)
-        self._forget_copies(work)
+        self._invalidate_copies(work)
         return True
 
     def _any_evicted(self, work: RunRequest) -> bool:
@@ -254,12 +269,12 @@ class SessionMemory:
             has_memory(value) and ledger.is_evicted(value) for value in map(get, work.inputs)
         )
 
-    def _forget_copies(self, work: RunRequest) -> None:
+    def _invalidate_copies(self, work: RunRequest) -> None:
         """Drop the spilled copies of a program's inputs, because the program may write into the inputs."""
         if self._ledger.spilled:
             for value in map(self.values.table.get, work.inputs):
                 if has_memory(value):
-                    self._ledger.written(storage_key(value))
+                    self._ledger.invalidate_copy(storage_key(value))
 
     def _after_guarded(self, work: RunRequest) -> None:
         """Count results that were evicted before the run ended, and restore pinned results."""
@@ -267,7 +282,7 @@ class SessionMemory:
             value = self.values[handle]
             if has_memory(value) and self._ledger.is_evicted(value):
                 self.values.count_storage(handle, self._ledger.holding_of({}, value).nbytes)
-        if self._pinned:
+        if self._pinned_storages:
             self._restore_pinned(work.outputs)
 
     def _template_memory(
@@ -281,9 +296,9 @@ class SessionMemory:
 
     @contextlib.contextmanager
     def on_demand(self, digest: bytes, template: CompiledTemplate, work: RunRequest) -> Iterator[MemoryGuard | None]:
-        """Run a program in the block, first without a guard, until an op runs out of memory.
+        """Return a context in which a program runs without a guard until an op runs out of memory.
 
-        Yield a guard if an input was evicted, because the program must then start with it. Otherwise yield None.
+        Its value is None, or a guard with which the program must start because an input was evicted.
         """
         ledger, guards = self._ledger, list[MemoryGuard]()
         memory = self._memories.get(digest) or template_memory(template, 0, ())
@@ -291,27 +306,27 @@ class SessionMemory:
 
         def guard(template: CompiledTemplate) -> MemoryGuard:
             with ledger.lock:
-                self._used_now = frozenset()
+                self._running_storages = frozenset()
                 guards.append(MemoryGuard(ledger, self, template, memory, work.outputs))
             return guards[0]
 
         with ledger.lock:
-            self._used = time.monotonic()
+            self._last_run = time.monotonic()
             self._begin(digest, memory, work)
             evicted = self._any_evicted(work)
             if not evicted:
-                self._used_now = frozenset(map(storage_of, work.inputs))
+                self._running_storages = frozenset(map(storage_of, work.inputs))
                 work.guard = guard
         try:
             yield guard(template) if evicted else None
         finally:
-            self._used_now = frozenset()
+            self._running_storages = frozenset()
             ledger.clock += memory.lifetimes.steps
         if guards:
             self.values.forget_addresses()  # restored values have new addresses
             with ledger.lock:
                 self._after_guarded(work)
-                ledger.relax()
+                ledger.update_pressure()
 
 
 def _guarded(

@@ -17,7 +17,7 @@ from djinn_server.disk_quota import STEP, DiskQuota
 from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.system.memory import free_bytes
 
-PAGE: Final = 4096  # bytes; alignment of extents in the file
+PAGE: Final = 4096  # alignment of extents in the file, in bytes
 HOST: Final = "host"
 DISK: Final = "disk"
 
@@ -26,7 +26,11 @@ DISK: Final = "disk"
 class SpillExtent:
     """Spilled bytes.
 
-    `start`: position of the first byte in the file. `block`: host memory with the bytes; None if they are in the file.
+    Attributes:
+        space: the spill space that has the bytes.
+        start: offset of the first byte in the file.
+        size: number of bytes.
+        block: host memory with the bytes; None if they are in the file.
     """
 
     space: SpillSpace
@@ -35,29 +39,34 @@ class SpillExtent:
     block: torch.Tensor | None = None
 
     def unchanged(self) -> bool:
-        """Return True: spilled bytes do not change."""
+        """Return True, because spilled bytes do not change."""
         return True
 
     def read_into(self, buffer: memoryview) -> None:
-        """Read the bytes into `buffer`."""
+        """Read the bytes into `buffer`, as `SourceBytes.read_into` does."""
         self.space.read(self, buffer)
 
 
 class SpillSpace(Protocol):
-    """A place for spilled bytes. `where`: HOST or DISK. `used`: number of bytes in it."""
+    """Storage for evicted bytes.
 
-    where: str
+    Attributes:
+        location: `HOST` or `DISK`.
+        used: number of spilled bytes in it.
+    """
+
+    location: str
     used: int
 
     def write(self, data: torch.Tensor) -> SpillExtent:
-        """Spill a tensor of bytes in host memory.
+        """Spill a tensor of bytes that is in host memory, and return its extent.
 
         Raises:
-            OSError: the disk or the host has no space.
+            OSError: the disk or the host has too little free memory.
         """
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
-        """Read spilled bytes.
+        """Read the bytes of an extent into `buffer`.
 
         Raises:
             OSError: the bytes cannot be read.
@@ -67,14 +76,17 @@ class SpillSpace(Protocol):
         """Free an extent."""
 
     def free_bytes(self) -> int:
-        """Return approximately how many more bytes fit."""
+        """Return approximately how many more bytes can be spilled."""
 
     def close(self) -> None:
         """Free all spilled bytes."""
 
 
 def octets(storage: torch.UntypedStorage) -> memoryview:
-    """Return the bytes of a storage in host memory. Unlike a view by numpy, the result leaves the storage resizable."""
+    """Return the bytes of a storage in host memory, without a copy.
+
+    Unlike a view by numpy, the result leaves the storage resizable.
+    """
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")
 
 
@@ -85,20 +97,18 @@ def bytes_on_device(storage: torch.UntypedStorage, device: torch.device) -> torc
 
 @attrs.define(eq=False)
 class FreeExtents:
-    """Free ranges of a file, which are reused before the file grows. Adjacent ranges are merged.
-
-    A free range at the end of the file is cut off.
+    """Free ranges of a file, which are reused before the file grows. Adjacent free ranges are merged.
 
     Attributes:
-        end: position after the last used range.
+        end: offset after the last used range. There are no free ranges behind it.
     """
 
     end: int = 0
     _free: dict[int, int] = attrs.field(factory=dict)  # bytes of each range, by its first byte
     _by_end: dict[int, int] = attrs.field(factory=dict)  # the first byte of each range, by its end
 
-    def take(self, size: int) -> int:
-        """Allocate `size` bytes in the smallest free range that is large enough. Return the position of the first byte."""
+    def allocate(self, size: int) -> int:
+        """Allocate `size` bytes in the smallest free range that is large enough. Return the offset of the first byte."""
         size = _in_pages(size)
         start = min(
             (at for at, free in self._free.items() if free >= size), key=self._free.__getitem__, default=self.end
@@ -109,8 +119,8 @@ class FreeExtents:
             self._add(start + size, remaining)
         return start
 
-    def give(self, start: int, size: int) -> None:
-        """Free a range of bytes."""
+    def free_range(self, start: int, size: int) -> None:
+        """Free `size` bytes at offset `start`, which were allocated together."""
         size = _in_pages(size)
         if (before := self._by_end.get(start)) is not None:
             start, size = before, size + self._remove(before)
@@ -140,7 +150,7 @@ class FileSpill:
     No other process can open the file. The system removes it when this process ends, even after a crash.
     """
 
-    where = DISK
+    location = DISK
 
     def __init__(self, disk: DiskQuota, directory: Path | None = None) -> None:
         """`disk`: the tenant's disk quota. `directory`: directory of the file; None: the system's temporary directory."""
@@ -148,22 +158,22 @@ class FileSpill:
         self.used = 0
         self._directory = directory
         self._file: int | None = None
-        self._charged = 0  # file size that is charged to the quota
+        self._charged_bytes = 0  # file size that the quota counts
         self._extents = FreeExtents()
 
     def write(self, data: torch.Tensor) -> SpillExtent:
-        """Write bytes to an extent of the file."""
+        """Write bytes to the file, and return their extent."""
         size = data.nbytes
-        start = at = self._extents.take(size)
+        start = at = self._extents.allocate(size)
         try:
-            if self._extents.end > self._charged + STEP:
+            if self._extents.end > self._charged_bytes + STEP:
                 self._charge()
             file, data_left = self._descriptor(), octets(data.untyped_storage())
             while data_left:
                 count = pwrite(file, data_left, at)
                 data_left, at = data_left[count:], at + count
         except OSError:
-            self._extents.give(start, size)
+            self._extents.free_range(start, size)
             raise
         self.used += size
         return SpillExtent(self, start, size)
@@ -176,7 +186,7 @@ class FileSpill:
         """
         if reason := self._disk.charge(self, self._extents.end, self._directory or tempfile.gettempdir()):
             raise OSError(errno.EDQUOT, reason)
-        self._charged = self._extents.end
+        self._charged_bytes = self._extents.end
 
     def read(self, extent: SpillExtent, buffer: memoryview) -> None:
         """Read the bytes of an extent."""
@@ -188,16 +198,16 @@ class FileSpill:
             buffer, start = buffer[count:], start + count
 
     def free(self, extent: SpillExtent) -> None:
-        """Free an extent, and return unused space at the end of the file to the disk."""
-        self._extents.give(extent.start, extent.size)
+        """Free an extent, and truncate the file if its end is unused."""
+        self._extents.free_range(extent.start, extent.size)
         self.used -= extent.size
-        if self._file is not None and self._extents.end + STEP <= self._charged:
+        if self._file is not None and self._extents.end + STEP <= self._charged_bytes:
             os.ftruncate(self._file, self._extents.end)
             self._disk.set_usage(self, self._extents.end)
-            self._charged = self._extents.end
+            self._charged_bytes = self._extents.end
 
     def free_bytes(self) -> int:
-        """Return how many more bytes the disk and the quota allow."""
+        """Return how many more bytes the disk and the tenant's quota allow."""
         return self._disk.headroom(self._directory or tempfile.gettempdir())
 
     def close(self) -> None:
@@ -205,16 +215,16 @@ class FileSpill:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-        self._extents, self.used, self._charged = FreeExtents(), 0, 0
+        self._extents, self.used, self._charged_bytes = FreeExtents(), 0, 0
         self._disk.release(self)
 
     def _descriptor(self) -> int:
         if self._file is None:
-            self._file = _nameless(self._directory)
+            self._file = _unlinked_file(self._directory)
         return self._file
 
 
-def _nameless(directory: Path | None) -> int:
+def _unlinked_file(directory: Path | None) -> int:
     """Create an unlinked file that only this user can read, and return its descriptor."""
     handle, name = tempfile.mkstemp(prefix="djinn-spill-", dir=directory)
     Path(name).unlink()
@@ -224,7 +234,7 @@ def _nameless(directory: Path | None) -> int:
 class HostSpill:
     """Spill space in host memory, for devices that are not the host."""
 
-    where = HOST
+    location = HOST
 
     def __init__(self) -> None:
         self.used = 0
@@ -234,7 +244,7 @@ class HostSpill:
         if data.nbytes > self.free_bytes():
             raise OSError(
                 errno.ENOMEM,
-                f"cannot spill {data.nbytes:,} bytes to host memory: the host has {self.free_bytes():,} bytes left",
+                f"cannot spill {data.nbytes:,} bytes to host memory: {self.free_bytes():,} bytes are free for spills",
             )
         self.used += data.nbytes
         return SpillExtent(self, 0, data.nbytes, data)
@@ -245,7 +255,7 @@ class HostSpill:
         buffer[:] = octets(extent.block.untyped_storage())[: extent.size]
 
     def free(self, extent: SpillExtent) -> None:
-        """Free an extent."""
+        """Subtract the bytes of an extent. Its memory is freed with the extent."""
         self.used -= extent.size
 
     def free_bytes(self) -> int:
@@ -253,7 +263,7 @@ class HostSpill:
         return free_bytes() // 2
 
     def close(self) -> None:
-        """Free all spilled bytes."""
+        """Count no bytes any more. The memory is freed with the extents."""
         self.used = 0
 
 

@@ -16,8 +16,8 @@ from djinn_server.running.template_compiler import CompiledTemplate
 from djinn_server.running.values import has_memory
 
 UNKNOWN: Final = -1
-_GROWTH: Final = 1.25  # growth of inputs over measured ones that figures still cover
-_SMALL_NUMBER: Final = 4096  # slots below this value make only small tensors
+_GROWTH: Final = 1.25  # figures are valid for inputs that are at most this factor larger
+_SMALL_NUMBER: Final = 4096  # numbers up to this value lead to small tensors only
 _log = get_logger("djinn.server")
 
 
@@ -27,10 +27,10 @@ class TemplateMemory:
 
     Attributes:
         lifetimes: lifetimes of the template's values.
-        allocates: bytes of new memory, by step; UNKNOWN until the step is about to run.
-        peak: maximum bytes above the start of the run; None before a run under a guard.
-        input_bytes: bytes of the inputs.
-        slots: numbers that the run passes to the template.
+        allocates: bytes of new memory for each step; `UNKNOWN` before its first run.
+        input_bytes: bytes of the inputs for which the figures hold.
+        slots: numbers that were passed to the template.
+        peak: maximum bytes above the bytes at the start of a run; None before a run under a guard.
     """
 
     lifetimes: Lifetimes
@@ -43,11 +43,13 @@ class TemplateMemory:
         """Return True if the figures are valid for a run with these slots and inputs of `input_bytes` bytes."""
         if input_bytes > _GROWTH * self.input_bytes:
             return False
-        return slots == self.slots or not any(_grown(now, then) for now, then in zip(slots, self.slots, strict=True))
+        return slots == self.slots or not any(
+            _exceeds(now, before) for now, before in zip(slots, self.slots, strict=True)
+        )
 
 
 def template_memory(template: CompiledTemplate, input_bytes: int, slots: Sequence[Any]) -> TemplateMemory:
-    """Return the memory figures of a template before its first run."""
+    """Return the memory figures of a template before its first run. `input_bytes`, `slots`: as in `TemplateMemory`."""
     return TemplateMemory(lifetimes_of(template), [UNKNOWN] * len(template.steps), input_bytes, [*slots])
 
 
@@ -56,14 +58,14 @@ def bytes_of_inputs(values: Iterable[object]) -> int:
     return sum([v.nbytes for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided])
 
 
-def _grown(now: Any, then: Any) -> bool:
-    return isinstance(now, int) and isinstance(then, int) and now > _SMALL_NUMBER and now > _GROWTH * then
+def _exceeds(now: Any, before: Any) -> bool:
+    return isinstance(now, int) and isinstance(before, int) and now > _SMALL_NUMBER and now > _GROWTH * before
 
 
 def bytes_of_step(step: CompiledStep, env: Environment) -> int:
-    """Run a step on the meta device. Return the bytes of new memory that it needs.
+    """Return the bytes of new memory that a step needs, by a run on the meta device.
 
-    The operands must be in memory. For a PyTorch op whose result size depends on data, return the bytes that it reads.
+    The operands must be on the device. For a PyTorch op that cannot run on the meta device, return the bytes that it reads.
     For Djinn's own ops, return 0.
     """
     if not step.op.startswith("aten::"):

@@ -20,7 +20,7 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.peers.packed_values import Packed, bytes_of
 from djinn_server.running.fair_share import FairShare
 
-SMALLEST: Final = 64 << 10  # bytes of a transfer that is worth an export
+MIN_EVICTED: Final = 64 << 10  # bytes of a transfer that is worth an export
 _log = get_logger("djinn.server")
 
 
@@ -60,7 +60,7 @@ class DeviceMemory:
 def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed]:
     """Replace the memory of items by descriptions for the receiver, if the transfer is large and exportable."""
     exported = []
-    if sum(len(data) for _, data in items) >= SMALLEST:
+    if sum(len(data) for _, data in items) >= MIN_EVICTED:
         for item, data in items:
             description = runtime.export(data) if isinstance(data, torch.Tensor) else None
             exported.append((msgspec.structs.replace(item, exported=description or b""), data))

@@ -233,7 +233,7 @@ class WeightReads:
         if self._ledger is not None:
             source = self._reader.source_of(origin.address, origin.key)
             if source is not None:
-                self._ledger.reread_from(value, source)
+                self._ledger.set_source(value, source)
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
         """Read the unmodified weights of a snapshot again from their files. If a file is missing, its values are poison."""

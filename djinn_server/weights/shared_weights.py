@@ -170,7 +170,7 @@ class SessionShares:
 def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
     """Move tensors that view one storage to one new copy of it."""
     with torch.inference_mode():
-        copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_of(tensors[0])
+        copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_storage(tensors[0])
         for tensor in tensors:
             meta = meta_of(tensor)
             tensor.set_(copy, meta.offset, meta.shape, meta.stride)

@@ -251,29 +251,29 @@ def test_spill_file_is_private(tmp_path):
 
 def test_free_extents_are_reused():
     gaps = FreeExtents()
-    large = gaps.take(40_000)
-    gaps.give(large, 40_000)
-    small, rest = gaps.take(4096), gaps.take(30_000)
+    large = gaps.allocate(40_000)
+    gaps.free_range(large, 40_000)
+    small, rest = gaps.allocate(4096), gaps.take(30_000)
     assert (small, rest) == (large, large + 4096)
     assert gaps.end == large + 4096 + 32_768
 
 
 def test_spill_file_does_not_grow_with_values_that_grow():
     gaps = FreeExtents()
-    other = gaps.take(4096)
+    other = gaps.allocate(4096)
     live, held, most = [], 0, 0
     for step in range(10_000):  # sizes that never come back the same
         size = 4096 * (16 + step * 7919 % 1999)
-        live.append((gaps.take(size), size))
+        live.append((gaps.allocate(size), size))
         held += size
         most = max(most, held)
         if len(live) > 4:
             start, size = live.pop(step * 31 % 5)
-            gaps.give(start, size)
+            gaps.free_range(start, size)
             held -= size
         assert gaps.end <= 3 * most
     ranges = sorted([(other, 4096), *live])
     assert all(start + size <= after for (start, size), (after, _) in itertools.pairwise(ranges)), "none overlap"
     for start, size in live:
-        gaps.give(start, size)
+        gaps.free_range(start, size)
     assert gaps.end == 4096

@@ -252,7 +252,7 @@ def test_full_disk_lets_weights_of_files_make_room(ledger, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     session.run(one_after_the_other(2), [weight, weight])
-    ledger.reread_from(session.values[weight], File())
+    ledger.set_source(session.values[weight], File())
     monkeypatch.setattr(ledger.spaces[0], "write", refuse)
     here = [handle for handle in given if session.is_here(handle)]
     assert weight in here

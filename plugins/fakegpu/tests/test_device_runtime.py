@@ -169,7 +169,7 @@ def test_memory_limit_counts_allocated_bytes(gpu):
         assert ledger.all_resident
         work_space = torch.empty(40 * mib, dtype=torch.uint8, device="fakegpu:0")  # memory of no session
         ledger.admit(20 * mib)
-        assert ledger.evicted == 20 * mib
+        assert ledger.evicted_bytes == 20 * mib
         assert ledger.resident() == 40 * mib
         with pytest.raises(torch.OutOfMemoryError):
             ledger.admit(30 * mib)
@@ -197,11 +197,11 @@ def test_idle_values_spill_to_host_and_disk(gpu):
         with torch.inference_mode():
             values[1 << 32] = runtime.receive(given.view(torch.uint8)).view(torch.int32)
             values[(1 << 32) + 1] = values[1 << 32][1000:2000]
-        assert memory.move_away() == {"host": 8 * mib}
-        assert memory.moves_again
+        assert memory.evict_idle() == {"host": 8 * mib}
+        assert memory.can_move_to_disk
         assert runtime.ledger.resident() == 0
-        assert memory.move_away() == {"disk": 8 * mib}
-        assert not memory.moves_again
+        assert memory.evict_idle() == {"disk": 8 * mib}
+        assert not memory.can_move_to_disk
         runtime.ledger.reload(values[(1 << 32) + 1])
         assert torch.equal(values[(1 << 32) + 1].cpu(), given[1000:2000])
         assert torch.equal(values[1 << 32].cpu(), given)
