@@ -114,9 +114,9 @@ def test_progress_bar_of_upload(keeping):
         again.load_state_dict(model.state_dict())
         model.to("remote_accelerator:0").cpu()
         assert "/6.3 MB" in shown.getvalue()
-        assert "were there" not in shown.getvalue()
+        assert "cached on the server" not in shown.getvalue()
         again.to("remote_accelerator:0").cpu()
-        assert "GB were there" in shown.getvalue()
+        assert "GB cached on the server" in shown.getvalue()
     assert observer._bar is None, "it ends with the upload"
 
 

@@ -49,7 +49,7 @@ class ProgressBar(Protocol):
     """A progress bar in a terminal or a notebook."""
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
-        """Show that `done` of `total` bytes (0: unknown) are done after `seconds`. `about`: name of the work."""
+        """Show that `done` of `total` bytes (0: unknown total) are complete after `seconds`. `about`: name of the work."""
 
     def remove(self) -> None:
         """Remove the bar."""
@@ -65,8 +65,8 @@ class UploadProgress(Observer):
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None
-        self._done = self._recalled = self._expected = 0
-        self._began = self._last = self._drawn = 0.0
+        self._bytes_done = self._bytes_recalled = self._bytes_expected = 0
+        self._began = self._last = self._is_drawn = 0.0
 
     @property
     def events(self) -> frozenset[str]:  # type: ignore[override] # read again when settings change
@@ -78,36 +78,36 @@ class UploadProgress(Observer):
         if event.name == "uploaded":
             self._uploaded(int(event.fields["bytes"]), bool(event.fields["recalled"]), event.seconds)
         elif event.name == "uploading":
-            self._expected = self._done + int(event.fields["bytes"])
-        elif event.name == "disconnected" or (event.name == "completed" and not self._expected):
+            self._bytes_expected = self._bytes_done + int(event.fields["bytes"])
+        elif event.name == "disconnected" or (event.name == "completed" and not self._bytes_expected):
             self._begin(event.seconds)
 
     def _begin(self, now: float) -> None:
         if self._bar is not None:
             self._bar.remove()
         self._bar = None
-        self._began = self._last = self._drawn = now
-        self._done = self._recalled = self._expected = 0
+        self._began = self._last = self._is_drawn = now
+        self._bytes_done = self._bytes_recalled = self._bytes_expected = 0
 
     def _uploaded(self, nbytes: int, recalled: bool, now: float) -> None:
-        if now - self._last > max(self._patience, PATIENCE) or not self._done:
-            bytes_expected = self._expected
+        if now - self._last > max(self._patience, PATIENCE) or not self._bytes_done:
+            bytes_expected = self._bytes_expected
             self._begin(now)
-            self._expected = bytes_expected
+            self._bytes_expected = bytes_expected
         self._last = now
-        self._done += nbytes
-        self._recalled += nbytes if recalled else 0
-        if self._expected and self._done >= self._expected:
+        self._bytes_done += nbytes
+        self._bytes_recalled += nbytes if recalled else 0
+        if self._bytes_expected and self._bytes_done >= self._bytes_expected:
             self._begin(now)
-        elif now - self._began >= self._patience and now - self._drawn >= min(_REFRESH, self._patience):
-            self._drawn = now
+        elif now - self._began >= self._patience and now - self._is_drawn >= min(_REFRESH, self._patience):
+            self._is_drawn = now
             self._draw(now - self._began)
 
     def _draw(self, seconds: float) -> None:
         if self._bar is None:
             self._bar = self._make()
-        cached = f" ({self._recalled / 1e9:.1f} GB were there)" if self._recalled else ""
-        self._bar.draw(self._done, self._expected, seconds, f"Uploading{cached}")
+        cached = f" ({self._bytes_recalled / 1e9:.1f} GB cached on the server)" if self._bytes_recalled else ""
+        self._bar.draw(self._bytes_done, self._bytes_expected, seconds, f"Uploading{cached}")
 
 
 class ServerProgress(Observer):
@@ -120,7 +120,7 @@ class ServerProgress(Observer):
         self._make = make
         self._patience = patience
         self._bar: ProgressBar | None = None
-        self._what = ""
+        self._work = ""
         self._began = 0.0
 
     @property
@@ -134,9 +134,9 @@ class ServerProgress(Observer):
             self._end()
             return
         bytes_done, bytes_expected = int(event.fields["done"]), int(event.fields["expected"])
-        if event.name != self._what:
+        if event.name != self._work:
             self._end()
-            self._what, self._began = event.name, event.seconds
+            self._work, self._began = event.name, event.seconds
         seconds = event.seconds - self._began
         if bytes_expected and bytes_done >= bytes_expected:
             self._end()
@@ -148,7 +148,7 @@ class ServerProgress(Observer):
     def _end(self) -> None:
         if self._bar is not None:
             self._bar.remove()
-        self._bar, self._what = None, ""
+        self._bar, self._work = None, ""
 
 
 class TerminalBar:
@@ -191,7 +191,7 @@ class NotebookBar:
     """Progress bar in a notebook cell, as HTML that needs no extension."""
 
     def __init__(self) -> None:
-        self._shown: Any = None  # a handle of IPython's
+        self._display: Any = None  # a handle of IPython's
 
     def draw(self, done: int, total: int, seconds: float, about: str) -> None:
         """Draw the bar, as `ProgressBar.draw`."""
@@ -211,7 +211,7 @@ class NotebookBar:
         from IPython.display import display
 
         data = {"text/plain": text, "text/html": html}
-        if self._shown is None:
-            self._shown = display(data, raw=True, display_id=True)
+        if self._display is None:
+            self._display = display(data, raw=True, display_id=True)
         else:
-            self._shown.display(data, raw=True, update=True)
+            self._display.display(data, raw=True, update=True)

@@ -23,9 +23,9 @@ from djinn.planning import PatternMatch, PipelineResult
 from djinn.testing import PluginConformance, RendererConformance
 from djinn_core.ir.costs import Calibration
 from djinn_observability.html.geometry import PlacedBox, place
-from djinn_observability.html.layering import layered
+from djinn_observability.html.layering import lay_out
 from djinn_observability.html.page import page
-from djinn_observability.html.scene import BOXES, scene, shown_open
+from djinn_observability.html.scene import BOXES, open_boxes, scene
 from djinn_observability.html.svg import svg
 
 
@@ -147,7 +147,7 @@ def seen(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:
 def test_boxes_are_nested_without_overlap(layers: int) -> None:
     whole = scene(drawn(layers, train=True))
     every = frozenset(id(box) for box in whole)
-    for opened in (shown_open(whole), every, frozenset()):
+    for opened in (open_boxes(whole), every, frozenset()):
         placed = place(whole, opened)
         for box, outer in seen(placed):
             if outer is not None:
@@ -160,7 +160,7 @@ def test_boxes_are_nested_without_overlap(layers: int) -> None:
                 for other in outer.inner[number + 1 :]:
                     apart = one.x + one.width <= other.x or other.x + other.width <= one.x
                     assert apart or one.y + one.height <= other.y or other.y + other.height <= one.y
-    assert sum(not box.is_open for box, _ in seen(place(whole, shown_open(whole)))) <= BOXES
+    assert sum(not box.is_open for box, _ in seen(place(whole, open_boxes(whole)))) <= BOXES
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
@@ -169,7 +169,7 @@ def test_boxes_are_nested_without_overlap(layers: int) -> None:
     st.sets(st.integers(0, n - 1)), st.sets(st.integers(0, n - 1)))))  # fmt: skip
 def test_arrows_point_down(case: tuple[int, set[tuple[int, int]], set[int], set[int]]) -> None:
     boxes, edges, entering, leaving = case
-    made = layered(boxes, edges, entering, leaving)
+    made = lay_out(boxes, edges, entering, leaving)
     row = {cell: number for number, cells in enumerate(made.rows) for cell in cells}
     assert len(row) == sum(map(len, made.rows))
     assert set(range(boxes)) <= row.keys()

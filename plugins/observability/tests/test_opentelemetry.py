@@ -255,5 +255,5 @@ class TestThePlugin(PluginConformance):
     @pytest.fixture
     def plugin(self, monkeypatch, telemetry):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")  # nothing is sent there
-        monkeypatch.setattr("djinn_observability.opentelemetry.telemetry.for_collector", lambda _: telemetry)
+        monkeypatch.setattr("djinn_observability.opentelemetry.telemetry.collector_telemetry", lambda _: telemetry)
         return djinn_observability.opentelemetry

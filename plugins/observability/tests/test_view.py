@@ -13,7 +13,7 @@ import djinn_observability.dashboard
 from djinn.hooks import Identity, WatchedServer
 from djinn.testing import CommandConformance, PluginConformance
 from djinn_client.runtime.connecting import servers
-from djinn_observability.dashboard.history import ALL, FIELDS, NOTES, POINTS, TENANTS, TOGETHER, History
+from djinn_observability.dashboard.history import ALL, FIELDS, MAX_NOTES, MAX_TENANTS, POINTS, POINTS_PER_MEAN, History
 from djinn_observability.dashboard.pages import Dashboard
 from djinn_observability.dashboard.terminal import make_screen
 from djinn_observability.dashboard.view import Sample, make_view, memory_by_kind, merge, shorten
@@ -152,24 +152,24 @@ def test_history_is_bounded_and_by_tenant():
         history.add(Sample(float(number), status(executor("alice", sessions=sessions), executor("bob", 8))), number)
     count, points, day = history.points(ALL)
     assert (count, len(points)) == (POINTS + 10, POINTS)
-    assert len(day) == count // TOGETHER
-    assert day[-1][FIELDS.index("weights")] == count // TOGETHER * TOGETHER - (TOGETHER + 1) / 2
-    assert [len(new) for new in history.points(ALL, count - TOGETHER)[1:]] == [TOGETHER, 1]
+    assert len(day) == count // POINTS_PER_MEAN
+    assert day[-1][FIELDS.index("weights")] == count // POINTS_PER_MEAN * POINTS_PER_MEAN - (POINTS_PER_MEAN + 1) / 2
+    assert [len(new) for new in history.points(ALL, count - POINTS_PER_MEAN)[1:]] == [POINTS_PER_MEAN, 1]
     assert points[-1][FIELDS.index("weights")] == POINTS + 9
     assert len(history.points("alice", count - 3)[1]) == 3
     assert history.points("bob")[1][-1][FIELDS.index("weights")] == 0
     assert history.points("carol")[1] == []
-    for number in range(TOGETHER):
+    for number in range(POINTS_PER_MEAN):
         history.add(Sample(1.0, status(executor("bob"))), count + number)
     (_, news, days), (_, later, _) = history.points("alice", count), history.points("bob", count)
     assert (news, len(days), len(later)) == (
         [],
         1,
-        TOGETHER,
+        POINTS_PER_MEAN,
     )  # alice's executors are gone, and an earlier day's point ends
-    for number in range(2 * TENANTS):
+    for number in range(2 * MAX_TENANTS):
         history.add(Sample(1.0, status(executor(f"tenant{number}"))), number)
-    assert len(history._points) <= TENANTS
+    assert len(history._points) <= MAX_TENANTS
 
 
 def test_faults_are_shown_to_their_tenant_only():
@@ -180,9 +180,9 @@ def test_faults_are_shown_to_their_tenant_only():
     assert (refused["name"], refused["text"]) == ("session_refused", "2 refused because a quota is used up on cpu:0")
     assert [one["text"] for one in history.notes("bob")] == ["the executor on cpu:0 is restarting"]
     assert len(history.notes(ALL)) == 2
-    for number in range(2 * NOTES):
+    for number in range(2 * MAX_NOTES):
         history.add(Sample(1.0, status(executor("alice", quota_refusals=number + 3))), 100.0 * number)
-    assert len(history.notes("alice")) == NOTES
+    assert len(history.notes("alice")) == MAX_NOTES
 
 
 def test_equal_alarms_are_merged():

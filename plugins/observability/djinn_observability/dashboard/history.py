@@ -14,12 +14,12 @@ import attrs
 
 from djinn_observability.dashboard.view import KINDS, STAGES, Alarm, Sample, alarms, make_view
 
-SECONDS: Final = 5.0  # between two points
-POINTS: Final = 720  # an hour, and a day
-TOGETHER: Final = 24  # points of the hour per point of the day: two minutes
-NOTES: Final = 50
-SAME_SECONDS: Final = 60.0  # seconds in which equal alarms become one note with a count
-TENANTS: Final = 64  # maximum tenants; the most recently seen are kept
+POINT_SECONDS: Final = 5.0  # seconds between two points
+POINTS: Final = 720  # maximum number of points of the past hour, and of the past day
+POINTS_PER_MEAN: Final = 24  # points of the hour per point of the day: two minutes
+MAX_NOTES: Final = 50  # per tenant
+MERGE_SECONDS: Final = 60.0  # seconds in which equal alarms become one note with a count
+MAX_TENANTS: Final = 64  # maximum tenants; the most recently seen are kept
 ALL: Final = None  # key of the total over all tenants
 # Names of a point's numbers, in order; stages in seconds per second, which is a number of devices.
 FIELDS: Final = ("seconds", *KINDS, *STAGES, "sessions", "waiting", "requests", "tokens", "steps")
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 Point: TypeAlias = "array[float]"
 
 
-class Past:
+class TenantHistory:
     """Points of one tenant, the newest last. `hour` has all points, `day` has means of consecutive points."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: dict[str | None, Past] = {}
+        self._points: dict[str | None, TenantHistory] = {}
         self._notes: dict[str | None, deque[tuple[float, Alarm]]] = {}
         self._last: Sample | None = None
         self._number = 0
@@ -75,18 +75,18 @@ class History:
                     for executor_view in view["executors"]
                     if tenant is ALL or executor_view["tenant"] == tenant
                 ]
-                _kept(self._points, tenant, Past).add(_point(self._number, at, executors))
+                _entry_of(self._points, tenant, TenantHistory).add(_point(self._number, at, executors))
             for alarm in alarms(before.facts, now.facts):
                 for key in {ALL, alarm.tenant} - {""}:
-                    _add_note(_kept(self._notes, key, partial(deque, maxlen=NOTES)), at, alarm)
-            if self._number % TOGETHER == 0:
+                    _add_note(_entry_of(self._notes, key, partial(deque, maxlen=MAX_NOTES)), at, alarm)
+            if self._number % POINTS_PER_MEAN == 0:
                 for past in self._points.values():
                     past.close(self._number)
 
     def points(self, tenant: str | None, after: int = 0) -> tuple[int, list[Point], list[Point]]:
-        """Return the newest point's number, and the points of a tenant's hour and day after number `after`."""
+        """Return the newest point's number, and a tenant's points of the past hour and day that are newer than `after`."""
         with self._lock:
-            past = self._points.get(tenant, Past())
+            past = self._points.get(tenant, TenantHistory())
             return self._number, _newer(past.hour, after), _newer(past.day, after)
 
     def notes(self, tenant: str | None) -> list[dict[str, Any]]:
@@ -96,25 +96,25 @@ class History:
 
 
 def _add_note(notes: deque[tuple[float, Alarm]], at: float, alarm: Alarm) -> None:
-    """Add an alarm. If an equal alarm came within a minute, add to its count instead."""
-    for place, (since, note) in enumerate(notes):
-        if alarm.count and at - since < SAME_SECONDS and attrs.evolve(note, count=alarm.count) == alarm:
-            notes[place] = since, attrs.evolve(note, count=note.count + alarm.count)
+    """Add an alarm. If an equal alarm came less than `MERGE_SECONDS` before, increase its count instead."""
+    for position, (first_at, note) in enumerate(notes):
+        if alarm.count and at - first_at < MERGE_SECONDS and attrs.evolve(note, count=alarm.count) == alarm:
+            notes[position] = first_at, attrs.evolve(note, count=note.count + alarm.count)
             return
     notes.append((at, alarm))
 
 
-def _kept(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
+def _entry_of(table: dict[str | None, _T], key: str | None, make: Callable[[], _T]) -> _T:
     """Return the entry of a key, which becomes the most recently used. The least recently used entry is evicted."""
     value = table.pop(key, None)
     table[key] = value = make() if value is None else value
-    if len(table) > TENANTS:
+    if len(table) > MAX_TENANTS:
         del table[next(iter(table))]
     return value
 
 
 def _newer(points: deque[Point], after: int) -> list[Point]:
-    """Return the points after a number, without their numbers."""
+    """Return the points with numbers above `after`, without the numbers."""
     return [point[1:] for point in points if point[0] > after]
 
 

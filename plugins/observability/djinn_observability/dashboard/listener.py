@@ -27,9 +27,9 @@ from djinn_observability.dashboard.responses import EventFeed, HttpResponse
 from djinn_observability.dashboard.routes import PROBES, Operations
 
 REQUEST_SECONDS: Final = 5.0  # for a whole request, including the TLS handshake
-_MOST: Final = 64  # connections at a time
+_MAX_CONNECTIONS: Final = 64  # connections at a time
 _REQUEST_BYTES: Final = 16 << 10  # of a request: only a request line and headers are expected
-_MOST_FEEDS: Final = 64
+_MAX_FEEDS: Final = 64
 _PROBE_THREADS: Final = 2
 _WRITE_SECONDS: Final = 20.0  # within which a client must receive an event
 _CHECK_SECONDS: Final = 2.0  # after which the token of a feed is checked again
@@ -89,18 +89,18 @@ class OperationsListener:
         try:
             self._socket = _listening_socket(host, address.port)
         except OSError as error:
-            where = network_location(host, address.port)
-            raise TransportError(f"cannot listen for operations at {where}: {error}") from error
+            address_text = network_location(host, address.port)
+            raise TransportError(f"cannot listen for operations at {address_text}: {error}") from error
         scheme = "http" if context is None else "https"
         self.url = f"{scheme}://{network_location(host, self._socket.getsockname()[1])}"
         self._names = own_names(self.url)
         self._operations, self._context = operations, context
-        self._unauthenticated = UnauthenticatedLimit(_MOST)
+        self._unauthenticated = UnauthenticatedLimit(_MAX_CONNECTIONS)
         self._connections: dict[web.RequestHandler, _Connection] = {}
         self._feeds = 0
         # Feeds and metrics wait for executors, so probes and feeds have separate threads.
         self._probe_threads = ThreadPoolExecutor(_PROBE_THREADS, "djinn-probe")
-        self._feed_threads = ThreadPoolExecutor(_MOST_FEEDS, "djinn-feed")
+        self._feed_threads = ThreadPoolExecutor(_MAX_FEEDS, "djinn-feed")
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-operations", daemon=True)
@@ -143,7 +143,7 @@ class OperationsListener:
             task.add_done_callback(tasks.discard)
 
     async def _converse(self, sock: socket.socket, peer: str, http: web.Server) -> None:
-        """Serve one connection within a time limit, which is shorter if there are too many connections."""
+        """Serve one connection within a time limit. With too many connections, the limit is shorter."""
         task = asyncio.current_task()
         assert task is not None
         loop = asyncio.get_running_loop()
@@ -154,8 +154,10 @@ class OperationsListener:
             with self._unauthenticated.entered(_TaskCloser(task)):
                 async with asyncio.timeout(REQUEST_SECONDS):
                     transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
-                    await asyncio.wait({connection.ended, connection.is_feed}, return_when=asyncio.FIRST_COMPLETED)
-            await connection.ended  # of a feed, whose client has shown a valid token
+                    await asyncio.wait(
+                        {connection.connection_ended, connection.is_feed}, return_when=asyncio.FIRST_COMPLETED
+                    )
+            await connection.connection_ended  # of a feed, whose client has shown a valid token
         except (OSError, TimeoutError) as error:
             _log.info("a connection for operations broke off", peer=peer, error=repr(error))
         finally:
@@ -178,7 +180,7 @@ class OperationsListener:
 
     async def _feed(self, request: web.BaseRequest, feed: EventFeed) -> web.StreamResponse:
         """Send events until the client is gone or its token is no longer valid."""
-        if self._feeds >= _MOST_FEEDS:
+        if self._feeds >= _MAX_FEEDS:
             return web.Response(
                 status=HTTPStatus.SERVICE_UNAVAILABLE, text="too many pages are open\n", headers=_HEADERS
             )
@@ -211,7 +213,7 @@ class OperationsListener:
     async def _answer(self, request: web.BaseRequest) -> HttpResponse | EventFeed:
         hosts = request.headers.getall("Host", [])
         path = request.rel_url.raw_path
-        if not _same_origin(request) or (_from_browser(request) and not self._operations.serves_browsers(path)):
+        if not _is_same_origin(request) or (_is_from_browser(request) and not self._operations.serves_browsers(path)):
             return HttpResponse(HTTPStatus.FORBIDDEN, b"this server does not talk to web pages\n")
         if len(hosts) != 1 or not is_called(hosts[0], self._names):
             return HttpResponse(
@@ -248,15 +250,17 @@ class _Connection(asyncio.Protocol):
     """aiohttp's protocol for a connection, limited to a request of `_REQUEST_BYTES`.
 
     Attributes:
-        ended: done when the connection is over.
-        is_feed: done if the response is a feed, which has no time limit.
+        connection_ended: future that is done when the connection has ended.
+        is_feed: future that is done if the response is a feed, which has no time limit.
     """
 
-    def __init__(self, http: web.RequestHandler, ended: asyncio.Future[None], is_feed: asyncio.Future[None]) -> None:
+    def __init__(
+        self, http: web.RequestHandler, connection_ended: asyncio.Future[None], is_feed: asyncio.Future[None]
+    ) -> None:
         self._http = http
-        self._left = _REQUEST_BYTES
+        self._bytes_left = _REQUEST_BYTES
         self._transport: asyncio.Transport | None = None
-        self.ended = ended
+        self.connection_ended = connection_ended
         self.is_feed = is_feed
         self.pause_writing, self.resume_writing = http.pause_writing, http.resume_writing  # type: ignore[method-assign]
 
@@ -269,8 +273,8 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Count and forward received bytes, as `asyncio.Protocol` requires."""
         assert self._transport is not None
-        self._left -= len(data)
-        if self._left >= 0:
+        self._bytes_left -= len(data)
+        if self._bytes_left >= 0:
             self._http.data_received(data)
         elif not self._transport.is_closing():
             self._transport.write(_TOO_LARGE)
@@ -283,24 +287,24 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Mark the connection as ended, as `asyncio.Protocol` requires."""
         self._http.connection_lost(exc)
-        if not self.ended.done():
-            self.ended.set_result(None)
+        if not self.connection_ended.done():
+            self.connection_ended.set_result(None)
 
 
 def _listening_socket(host: str, port: int) -> socket.socket:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    sock = socket.create_server(address[:2], family=family, backlog=_MOST)
+    sock = socket.create_server(address[:2], family=family, backlog=_MAX_CONNECTIONS)
     sock.setblocking(False)
     return sock
 
 
-def _from_browser(request: web.BaseRequest) -> bool:
+def _is_from_browser(request: web.BaseRequest) -> bool:
     """Return True if a browser sent the request."""
     return "Origin" in request.headers or "Sec-Fetch-Site" in request.headers
 
 
-def _same_origin(request: web.BaseRequest) -> bool:
-    """Return False if a page of another site sent the request."""
+def _is_same_origin(request: web.BaseRequest) -> bool:
+    """Return True unless a page of another site sent the request."""
     origin = request.headers.get("Origin")
     own = origin is None or origin.partition("://")[2] == request.headers.get("Host")
     return own and request.headers.get("Sec-Fetch-Site", "none") in {"none", "same-origin"}

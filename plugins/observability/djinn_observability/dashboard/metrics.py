@@ -126,10 +126,7 @@ COUNTERS: Final = (
     Metric("spilled_bytes", "Bytes written to the spill space"),
     Metric("restores", "Evicted values that were read back"),
     Metric("restored_bytes", "Bytes of evicted values that were read back"),
-    Metric(
-        "dropped_weights",
-        "Values that were evicted without a spill, because their weight file can be read again",
-    ),
+    Metric("dropped_weights", "Values that were evicted without a spill, because their weight file can be read again"),
     Metric("reread_bytes", "Bytes of these values that were read again"),
     Metric("memory_refusals", "Allocations that failed for lack of memory"),
     Metric("memory_pressure_changes", "How often each level of memory pressure was entered", ("level",)),
@@ -185,10 +182,7 @@ GAUGES: Final = (
     Metric("kv_cache_bytes", "Bytes of live KV caches"),
     Metric("kv_cache_pinned_bytes", "Bytes of KV caches that clients have pinned in memory"),
     Metric("evicted_bytes", "Bytes of live values that are evicted"),
-    Metric(
-        "memory_shared_bytes",
-        "Bytes of weights that several sessions share, on executors with a memory limit",
-    ),
+    Metric("memory_shared_bytes", "Bytes of weights that several sessions share, on executors with a memory limit"),
     Metric("spill_bytes", "Bytes in the spill space"),
     Metric("idle_bytes", "Bytes of values that idle sessions have in the host's memory or on disk"),
     Metric("store_weights", "Weights that are kept on disk"),
@@ -250,37 +244,37 @@ class MetricsPage(Collector):
                 f"djinn_executor_{metric.name}", metric.text, labels=(*_LABELS, *metric.labels)
             )
             for own, metered in now.executors.items():
-                for row in self._limited(own[-1], metered.distributions.get(metric.name, ())):
+                for row in self._limit_models(own[-1], metered.distributions.get(metric.name, ())):
                     family.add_metric((*own, *row.labels), _buckets(row), row.total)
             yield family
 
-    def _limited(self, tenant: str, found: Sequence[Distribution]) -> Sequence[Distribution]:
+    def _limit_models(self, tenant: str, distributions: Sequence[Distribution]) -> Sequence[Distribution]:
         """Return histograms of a limited number of models. The model is their only label."""
         models = self._models.setdefault(tenant, set())
-        merged: dict[Labels, Distribution] = {}
-        for distribution in found:
+        totals: dict[Labels, Distribution] = {}
+        for distribution in distributions:
             if len(models) < _MODELS_LIMIT:
                 models.update({*distribution.labels} - {_OTHER_MODELS})
             labels = distribution.labels if models.issuperset(distribution.labels) else (_OTHER_MODELS,)
-            merged[labels] = _sum(labels, [distribution, *filter(None, [merged.get(labels)])])
-        return [*merged.values()]
+            totals[labels] = _sum(labels, [distribution, *filter(None, [totals.get(labels)])])
+        return [*totals.values()]
 
 
 def _families(
-    prefix: str, kind: Any, declared: Iterable[Metric], own_labels: Labels, metered: Mapping[Any, ExecutorMetrics]
+    prefix: str, kind: Any, metrics: Iterable[Metric], own_labels: Labels, metered: Mapping[Any, ExecutorMetrics]
 ) -> Iterator[Any]:
     """Yield the metric families of one kind. If a process does not report a counter, it is 0."""
     counts = kind is CounterMetricFamily
-    for metric in declared:
+    for metric in metrics:
         family = kind(prefix + metric.name, metric.text, labels=(*own_labels, *metric.labels))
-        for own, report in metered.items():
+        for values, report in metered.items():
             if metric.labels:
                 for labelled in report.labelled.get(metric.name, ()):
-                    family.add_metric((*own, *labelled.labels), labelled.value)
+                    family.add_metric((*values, *labelled.labels), labelled.value)
                 continue
             value = report.values.get(metric.name, 0.0 if counts and report.values.get("up", 1.0) else None)
             if value is not None:
-                family.add_metric(own, value)
+                family.add_metric(values, value)
         yield family
 
 
@@ -289,6 +283,6 @@ def _sum(labels: Labels, parts: Sequence[Distribution]) -> Distribution:
     return Distribution(parts[0].bounds, counts, sum(distribution.total for distribution in parts), labels)
 
 
-def _buckets(seen: Distribution) -> list[tuple[str, float]]:
+def _buckets(distribution: Distribution) -> list[tuple[str, float]]:
     """Return cumulative histogram buckets, as Prometheus expects."""
-    return list(zip((*map(str, seen.bounds), "+Inf"), accumulate(seen.counts), strict=True))
+    return list(zip((*map(str, distribution.bounds), "+Inf"), accumulate(distribution.counts), strict=True))

@@ -40,10 +40,10 @@ class DjinnOperations(OperationsServer):
 
 
 def identify_by(code: str) -> Callable[[Credentials, str], Identity | Denial]:
-    """Return a `WatchedServer.identify` for this machine's user, whose browser sends `code` instead of a token."""
+    """Return a `WatchedServer.identify` that accepts only the token `code`, which the command prints for this user."""
 
-    def identify(shown: Credentials, _: str) -> Identity | Denial:
-        if hmac.compare_digest(shown.token.encode(errors="replace"), code.encode()):
+    def identify(credentials: Credentials, _: str) -> Identity | Denial:
+        if hmac.compare_digest(credentials.token.encode(errors="replace"), code.encode()):
             return Identity(_OPERATOR)
         return Denial(f"the page is at {DASHBOARD}; this needs the code that the command printed")
 

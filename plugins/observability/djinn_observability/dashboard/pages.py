@@ -39,14 +39,14 @@ class Dashboard:
         self._watcher.end()
 
     def file(self, path: str) -> HttpResponse | None:
-        """Return the file at a path, which needs no token; None if there is none."""
+        """Return the file at `path`, for which clients need no token, or None if no such file exists."""
         if path not in _FILES:
             return None
         name, kind = _FILES[path]
         return HttpResponse(HTTPStatus.OK, (_STATIC / name).read_bytes(), kind)
 
     def answer(self, path: str, identity: Identity) -> HttpResponse | EventFeed:
-        """Return the response to a GET request for a path that is not a file."""
+        """Return the response to a GET request for a path that is no file: the event feed, or an error."""
         if path != _FEED:
             return HttpResponse(HTTPStatus.NOT_FOUND, b"there are /dashboard and /dashboard/feed\n")
         return EventFeed(
@@ -54,7 +54,7 @@ class Dashboard:
         )
 
     def act(self, path: str, identity: Identity) -> HttpResponse:
-        """Return the response to a POST request, which ends a session."""
+        """End the session that the path of a POST request names, and return the response."""
         if not path.startswith(_END):
             return HttpResponse(HTTPStatus.NOT_FOUND, b"POST /dashboard/end/SESSION ends a session\n")
         error = self._server.end(path.removeprefix(_END), identity)
@@ -68,12 +68,12 @@ class _Feed:
         self._watcher = watcher
         self._tenant = tenant
         self._may_end = may_end
-        self._seen = 0
+        self._last_point = 0
 
     def next(self) -> bytes:
         """Return the next event, as JSON."""
-        first = not self._seen
-        self._seen, *points = self._watcher.history.points(self._tenant, self._seen)
+        first = not self._last_point
+        self._last_point, *points = self._watcher.history.points(self._tenant, self._last_point)
         hour, day = [[_numbers(point) for point in series] for series in points]
         message: dict[str, object] = {"tenant": self._tenant, "live": self._watcher.view(self._tenant)}
         message |= {"points": hour, "day": day}

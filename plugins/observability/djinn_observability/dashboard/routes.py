@@ -41,45 +41,45 @@ class Operations:
 
     def serves_browsers(self, path: str) -> bool:
         """Return True if scripts of the dashboard may request a path."""
-        return self._of_dashboard(path) is not None
+        return self._page_path(path) is not None
 
-    def admits(self, shown: Credentials) -> bool:
+    def admits(self, credentials: Credentials) -> bool:
         """Return True while the credentials are valid."""
-        return not isinstance(self.server.identify(shown, ""), Denial)
+        return not isinstance(self.server.identify(credentials, ""), Denial)
 
-    def answer(self, path: str, shown: Credentials, accept: str) -> HttpResponse | EventFeed:
+    def answer(self, path: str, credentials: Credentials, accept: str) -> HttpResponse | EventFeed:
         """Return the response to `GET path` from a client with these credentials."""
-        if self.open_probes and not shown.token and path in PROBES:
+        if self.open_probes and not credentials.token and path in PROBES:
             unready = path == READY and self.server.why_not_ready()
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, "not ready") if unready else _text(HTTPStatus.OK, "ok")
-        page = self._of_dashboard(path)
+        page = self._page_path(path)
         file = self.dashboard.file(page) if page is not None else None
         if file is not None:
             return file
-        who = self.server.identify(shown, path[:64])
-        if isinstance(who, Denial):
-            return _text(HTTPStatus.UNAUTHORIZED, who.reason)
+        identity = self.server.identify(credentials, path[:64])
+        if isinstance(identity, Denial):
+            return _text(HTTPStatus.UNAUTHORIZED, identity.reason)
         if page is not None:
-            return self.dashboard.answer(page, who)
+            return self.dashboard.answer(page, identity)
         if self.export is None or path not in {*PROBES, METRICS}:
             paths = (DASHBOARD,) if self.export is None else (*PROBES, METRICS, DASHBOARD)
             return _text(HTTPStatus.NOT_FOUND, f"there are {', '.join(paths)}")
-        return self._metrics(who, self.export, accept) if path == METRICS else self._probe(path)
+        return self._metrics(identity, self.export, accept) if path == METRICS else self._probe(path)
 
-    def act(self, path: str, shown: Credentials) -> HttpResponse:
+    def act(self, path: str, credentials: Credentials) -> HttpResponse:
         """Return the response to `POST path` from a client with these credentials."""
-        who = self.server.identify(shown, path[:64])
-        if isinstance(who, Denial):
-            return _text(HTTPStatus.UNAUTHORIZED, who.reason)
-        page = self._of_dashboard(path)
+        identity = self.server.identify(credentials, path[:64])
+        if isinstance(identity, Denial):
+            return _text(HTTPStatus.UNAUTHORIZED, identity.reason)
+        page = self._page_path(path)
         return (
             _text(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
             if page is None
-            else self.dashboard.act(page, who)
+            else self.dashboard.act(page, identity)
         )
 
-    def _of_dashboard(self, path: str) -> str | None:
-        """Return the part of a path after `/dashboard`; None for another path."""
+    def _page_path(self, path: str) -> str | None:
+        """Return the part of a path after `/dashboard`, or None if the path is not below `/dashboard`."""
         page_path = path.partition("?")[0].removeprefix(DASHBOARD)
         return page_path if path.startswith(DASHBOARD) and page_path[:1] in {"", "/"} else None
 
@@ -87,9 +87,9 @@ class Operations:
         reason = self.server.why_not_ready() if path == READY else ""
         return _text(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, reason or "ok")
 
-    def _metrics(self, who: Identity, export: Callable[[str], tuple[bytes, str]], accept: str) -> HttpResponse:
+    def _metrics(self, identity: Identity, export: Callable[[str], tuple[bytes, str]], accept: str) -> HttpResponse:
         """Return the metrics of all tenants, if the client may see all tenants."""
-        if not who.sees_all:
+        if not identity.sees_all:
             return _text(
                 HTTPStatus.FORBIDDEN, "metrics are for the operator: ask for a token that may watch the server"
             )

@@ -33,19 +33,19 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
     from djinn_observability.dashboard.terminal import make_screen
     from djinn_observability.dashboard.view import Sample, make_view, merge, shorten
 
-    def look() -> Sample:
+    def take_sample() -> Sample:
         return Sample(time.monotonic(), merge(read_status(servers, connection_file)))
 
     console, history = Console(highlight=False), History()
-    history.add(before := look())  # rates are differences of two statuses
+    history.add(before := take_sample())  # rates are differences of two statuses
     time.sleep(min(seconds, _FIRST_SECONDS))
-    looks = 0
+    refreshes = 0
     display = (
         Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else contextlib.nullcontext()
     )
     with display as live, contextlib.suppress(KeyboardInterrupt):
         while True:
-            history.add(now := look())
+            history.add(now := take_sample())
             view = shorten(make_view(before, now), console.height if console.is_terminal else 200)
             screen = make_screen(
                 {**view, "events": view["events"] + history.notes(ALL)}, history.points(ALL)[1], FIELDS, console.width
@@ -54,7 +54,7 @@ def top(servers: tuple[str, ...], connection_file: Path | None, seconds: float, 
                 live.update(screen, refresh=True)
             else:
                 console.print(screen)
-            before, looks = now, looks + 1
-            if looks == times:
+            before, refreshes = now, refreshes + 1
+            if refreshes == times:
                 break
             time.sleep(seconds)

@@ -38,7 +38,7 @@ def executors_of(facts: Facts) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def memory_by_kind(executor: Mapping[str, Any]) -> dict[str, int]:
-    """Return the bytes of an executor's sessions by kind, without empty kinds."""
+    """Return the bytes of an executor's sessions by kind of value, without kinds of 0 bytes."""
     by_kind = dict.fromkeys(KINDS, 0)
     for session in executor["sessions"]:
         for kind, nbytes in _kinds(session).items():
@@ -53,9 +53,9 @@ def _kinds(session: Mapping[str, Any]) -> dict[str, int]:
 
 
 def make_view(before: Sample, now: Sample) -> dict[str, Any]:
-    """Return the view. Rates are averages between the two samples.
+    """Return the view of the status `now`. Rates are averages since `before`.
 
-    A rate is 0 if the samples are equal, or if a process began in between.
+    A rate is 0 if the samples are equal, or if the process began between the samples.
     """
     seconds = now.at - before.at
     earlier = dict(executors_of(before.facts))
@@ -68,11 +68,19 @@ def make_view(before: Sample, now: Sample) -> dict[str, Any]:
     }
 
 
-def shorten(view: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Return the view with the `most` sessions that use the device most. `left_out`: number of other sessions."""
+def shorten(view: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Return the view with the `limit` sessions that use the device most. `left_out`: number of other sessions."""
     sessions = [session for executor in view["executors"] for session in executor["sessions"]]
-    ids = {id(one) for one in sorted(sessions, key=lambda one: (-float(one["busy"]), one["session"]))[:most]}
-    executors = [{**one, "sessions": [s for s in one["sessions"] if id(s) in ids]} for one in view["executors"]]
+    ids = {
+        id(session_id)
+        for session_id in sorted(sessions, key=lambda session_id: (-float(session_id["busy"]), session_id["session"]))[
+            :limit
+        ]
+    }
+    executors = [
+        {**session_id, "sessions": [s for s in session_id["sessions"] if id(s) in ids]}
+        for session_id in view["executors"]
+    ]
     return {**view, "executors": executors, "left_out": len(sessions) - len(ids)}
 
 
@@ -140,7 +148,7 @@ def _session(session: Mapping[str, Any], before: Mapping[str, Any] | None, secon
 
 
 def _one_model(now: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return requests and tokens per second of a model or a session, and latencies as [p50, p99] in seconds."""
+    """Return requests and tokens per second of one model or session, and its latencies as [p50, p99] in seconds."""
     rates = _rates(now, before, seconds, ("requests", "tokens")) if before else {}
     percentiles = {name: [now.get(name, {}).get(key, 0.0) for key in ("p50", "p99")] for name in LATENCIES}
     return {
@@ -193,12 +201,12 @@ class Alarm:
 
     name: str
     tenant: str
-    words: str
+    text_of_kind: str
     count: float = 0
 
     def note(self, seconds: float) -> dict[str, Any]:
         """Return the alarm as an event of the view."""
-        text = f"{self.count:g} {self.words}" if self.count else self.words
+        text = f"{self.count:g} {self.text_of_kind}" if self.count else self.text_of_kind
         return {"seconds": seconds, "name": self.name, "tenant": self.tenant, "text": text}
 
 
@@ -207,22 +215,22 @@ def alarms(before: Facts, now: Facts) -> Iterator[Alarm]:
     earlier = dict(executors_of(before))
     for key, executor in executors_of(now):
         tenant, device = executor.get("tenant", ""), executor["device"]["id"]
-        past = earlier.get(key)
-        if past is None:
+        earlier_status = earlier.get(key)
+        if earlier_status is None:
             continue
         for counter, (name, words) in _ALARMS.items():
-            count = executor.get("figures", {}).get(counter, 0) - past.get("figures", {}).get(counter, 0)
+            count = executor.get("figures", {}).get(counter, 0) - earlier_status.get("figures", {}).get(counter, 0)
             if count > 0:
                 yield Alarm(name, tenant, f"{words} on {device}", count)
-        if executor["device"].get("pressure", 0) > past["device"].get("pressure", 0):
+        if executor["device"].get("pressure", 0) > earlier_status["device"].get("pressure", 0):
             yield Alarm("memory_short", tenant, f"memory is short on {device}")
-        if executor["state"] != past["state"]:
+        if executor["state"] != earlier_status["state"]:
             yield Alarm("executor_state", tenant, f"the executor on {device} is {executor['state']}")
 
 
 def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the statuses of several servers into one. Servers that do not answer become events."""
-    several = len(rows) > 1
+    has_several = len(rows) > 1
     answers = [row for row in rows if not row.get("error")]
     missing = [
         {"seconds": 0.0, "name": "no answer", "tenant": "", "text": f"{row['url']}: {row['error']}"}
@@ -233,7 +241,9 @@ def merge(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "version": answers[0]["version"] if answers else "",
         "uptime": min((row["uptime"] for row in answers), default=0.0),
         "executors": [
-            {**executor, "server": row["url"] if several else ""} for row in answers for executor in row["executors"]
+            {**executor, "server": row["url"] if has_several else ""}
+            for row in answers
+            for executor in row["executors"]
         ],
         "events": [*(event for row in answers for event in row.get("events", ())), *missing],
     }

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any, Final
 
 from djinn.hooks import WatchedServer
-from djinn_observability.dashboard.history import SECONDS, History
+from djinn_observability.dashboard.history import POINT_SECONDS, History
 from djinn_observability.dashboard.view import Sample, make_view, shorten
 
 FRESH_SECONDS: Final = 0.8  # seconds for which a status is reused, so that several viewers cause one request
@@ -21,19 +21,19 @@ _log = logging.getLogger("djinn.dashboard")
 class Watcher:
     """Thread that polls the status of a server, until `end` is called."""
 
-    def __init__(self, server: WatchedServer, seconds: float = SECONDS) -> None:
+    def __init__(self, server: WatchedServer, seconds: float = POINT_SECONDS) -> None:
         self.history = History()
         self._server = server
         self._seconds = seconds
         self._lock = threading.Lock()
         self._scopes: dict[str | None, _Scope] = {}
-        self._ended = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="djinn-dashboard", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
         """Stop polling."""
-        self._ended.set()
+        self._stop_event.set()
         self._thread.join(10.0)
 
     def view(self, tenant: str | None) -> dict[str, Any]:
@@ -45,12 +45,12 @@ class Watcher:
         return {**shorten(view, SESSIONS), "events": sorted(notes, key=lambda one: float(one["seconds"]))[-50:]}
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._stop_event.is_set():
             try:
                 self.history.add(Sample(time.monotonic(), self._server.status(None)))
             except Exception:
                 _log.exception("reading the server's status failed: the dashboard's history lacks one point")
-            self._ended.wait(self._seconds)
+            self._stop_event.wait(self._seconds)
 
 
 class _Scope:

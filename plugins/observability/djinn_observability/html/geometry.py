@@ -22,7 +22,7 @@ BAR = 5
 
 @attrs.frozen
 class PlacedBox:
-    """A box with its position. If it is open, also inner boxes, and arrows as lists of points."""
+    """A box with its position and size in pixels. An open box has `inner` boxes, and arrows (`wires`) as lists of points."""
 
     box: Box
     x: float
@@ -35,7 +35,7 @@ class PlacedBox:
 
 
 def chips_of(box: Box, *, is_open: bool) -> tuple[str, ...]:
-    """Return the patterns that a box names. An open box leaves out patterns of its inner boxes."""
+    """Return the names of patterns to show on a box. An open box does not show patterns of its inner boxes."""
     return box.own_chips if is_open else box.chips
 
 
@@ -76,13 +76,13 @@ def place(box: Box, opened: frozenset[int]) -> PlacedBox:
             x += widths[cell] + BESIDE
         top += height + GAP
     bottom = top - GAP + (0 if layout.boxes + 1 in layout.rows[-1] else PAD)
-    wires = tuple(_way(wire, boxes, points) for wire in layout.wires)
+    wires = tuple(_arrow_points(wire, boxes, points) for wire in layout.wires)
     boxes_in_order = tuple(boxes[c] for c in sorted(boxes))
     return PlacedBox(box, 0, 0, 2 * middle, bottom, is_open=True, inner=boxes_in_order, wires=wires)
 
 
 def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[float, float]:
-    """Return how far a row extends to the left and right of its middle. Passing arrows do not count."""
+    """Return the extents of a row to the left and right of its middle, without passing arrows."""
     edges: list[tuple[float, float]] = []
     x = 0.0
     for cell in row:
@@ -93,16 +93,16 @@ def _span(row: Sequence[int], widths: Mapping[int, float], boxes: int) -> tuple[
     return middle, x - BESIDE - middle
 
 
-def _way(
+def _arrow_points(
     wire: Sequence[int], boxes: Mapping[int, PlacedBox], points: Mapping[int, tuple[float, float, float]]
 ) -> tuple[tuple[float, float], ...]:
     """Return the points of an arrow, from its source at the top, through each bend, to its target at the bottom."""
-    way: list[tuple[float, float]] = []
+    points_of_arrow: list[tuple[float, float]] = []
     for position, cell in enumerate(wire):
         x, top, bottom = points[cell]
         if position > 0:
-            way.append((x, top))
+            points_of_arrow.append((x, top))
         if position < len(wire) - 1:
-            way += [(x, boxes[cell].y + boxes[cell].height)] if cell in boxes else []
-            way.append((x, bottom))  # below all of the previous row before it turns
-    return tuple(way)
+            points_of_arrow += [(x, boxes[cell].y + boxes[cell].height)] if cell in boxes else []
+            points_of_arrow.append((x, bottom))  # below all of the previous row before it turns
+    return tuple(points_of_arrow)

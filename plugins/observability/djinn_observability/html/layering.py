@@ -32,7 +32,7 @@ class LayeredRows:
     wires: tuple[tuple[int, ...], ...]
 
 
-def layered(
+def lay_out(
     boxes: int, edges: Iterable[tuple[int, int]], entering: Iterable[int], leaving: Iterable[int]
 ) -> LayeredRows:
     """Lay out the boxes 0, 1, 2..., with arrows between them and from and to the outside.
@@ -43,21 +43,21 @@ def layered(
         entering: boxes with arrows from outside.
         leaving: boxes with arrows to outside.
     """
-    entry, leave = boxes, boxes + 1
-    arrows = [*edges, *((entry, b) for b in entering), *((b, leave) for b in leaving)]
+    entry, exit_ = boxes, boxes + 1
+    arrows = [*edges, *((entry, b) for b in entering), *((b, exit_) for b in leaving)]
     graph: nx.DiGraph[int] = nx.DiGraph(arrows)
     graph.add_nodes_from(range(boxes))
-    ranks = _ranks(graph, entry, leave)
+    ranks = _ranks(graph, entry, exit_)
     rows: dict[int, list[int]] = defaultdict(list)
     for cell in sorted(graph):
         rows[ranks[cell]].append(cell)
-    wires = _wires(sorted(graph.edges), ranks, rows, boxes + 2)
-    rows_in_order = _ordered([rows[r] for r in sorted(rows)], wires)
+    wires = _route_wires(sorted(graph.edges), ranks, rows, boxes + 2)
+    rows_in_order = _order_rows([rows[r] for r in sorted(rows)], wires)
     return LayeredRows(boxes, tuple(map(tuple, rows_in_order)), tuple(wires))
 
 
 def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
-    """Return the row of each cell: directly below its dependencies. A cell without dependencies is directly above its first user."""
+    """Return the row of each cell: below its dependencies. A cell without dependencies is just above its first user."""
     first = 1 if entry in graph else 0  # entering arrows have a row of their own
     ranks: dict[int, int] = {}
     for cell in nx.lexicographical_topological_sort(graph):
@@ -72,26 +72,26 @@ def _ranks(graph: nx.DiGraph[int], entry: int, leave: int) -> dict[int, int]:
     return ranks
 
 
-def _wires(
+def _route_wires(
     edges: Iterable[tuple[int, int]], ranks: Mapping[int, int], rows: dict[int, list[int]], free: int
 ) -> list[tuple[int, ...]]:
     """Return the path of each arrow, and add its bends to the rows."""
     bends: dict[tuple[int, int], int] = {}
     wires: list[tuple[int, ...]] = []
     for source, target in edges:
-        way = [source]
+        path = [source]
         for rank in range(ranks[source] + 1, ranks[target]):
             bend = bends.get((source, rank))
             if bend is None:
                 bend = bends[source, rank] = free
                 rows[rank].append(bend)
                 free += 1
-            way.append(bend)
-        wires.append((*way, target))
+            path.append(bend)
+        wires.append((*path, target))
     return wires
 
 
-def _ordered(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
+def _order_rows(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """Order each row by the positions of its neighbours in the row above, then below, alternating."""
     above: dict[int, list[int]] = defaultdict(list)
     below: dict[int, list[int]] = defaultdict(list)
@@ -102,10 +102,10 @@ def _ordered(rows: list[list[int]], wires: Sequence[tuple[int, ...]]) -> list[li
     for sweep in range(_SWEEPS):
         neighbours = below if sweep % 2 else above
         for row in rows[::-1] if sweep % 2 else rows:
-            places = {cell: (i + 0.5) / len(r) for r in rows for i, cell in enumerate(r)}
-            row.sort(key=lambda cell: _middle([places[n] for n in neighbours[cell]], places[cell]))
+            positions = {cell: (i + 0.5) / len(r) for r in rows for i, cell in enumerate(r)}
+            row.sort(key=lambda cell: _middle([positions[n] for n in neighbours[cell]], positions[cell]))
     return rows
 
 
-def _middle(places: Sequence[float], otherwise: float) -> float:
-    return sum(places) / len(places) if places else otherwise
+def _middle(positions: Sequence[float], default: float) -> float:
+    return sum(positions) / len(positions) if positions else default

@@ -9,8 +9,8 @@ from typing import Any
 from djinn.planning import PipelineResult
 from djinn_observability.html.colours import colours
 from djinn_observability.html.markup import allowed, text
-from djinn_observability.html.scene import Box, scene, shown_open
-from djinn_observability.html.svg import bars, drawn, heading, legend
+from djinn_observability.html.scene import Box, open_boxes, scene
+from djinn_observability.html.svg import bars, draw, heading, legend
 
 _STYLE = """
 body { font: 13px Helvetica, Arial, sans-serif; color: #222; background: white; margin: 16px }
@@ -22,9 +22,9 @@ h1 { font-size: 16px; margin: 0 0 8px } .buttons { margin: 8px 0 } .buttons butt
 def page(result: PipelineResult) -> str:
     """Return the picture of a program as an HTML document."""
     root = scene(result)
-    open_parts, title = shown_open(root), heading(result)
+    open_parts, title = open_boxes(root), heading(result)
     data = json.dumps(
-        {"whole": _plain(root, open_parts, _Numbers()), "colours": {b.phase: colours(b.phase) for b in root}}
+        {"whole": _box_data(root, open_parts, _Numbers()), "colours": {b.phase: colours(b.phase) for b in root}}
     )
     script = resources.files(__package__).joinpath("page.js").read_text(encoding="utf-8")
     key, width = legend(root, bars(result))
@@ -37,7 +37,7 @@ def page(result: PipelineResult) -> str:
 <div class="buttons"><button class="first">as at first</button><button class="open">open all</button>\
 <button class="close">close all</button> click a box to open or close it; point at it for more</div>
 <div class="picture"></div>
-<noscript>{drawn(root, open_parts, title, bars(result))}</noscript>
+<noscript>{draw(root, open_parts, title, bars(result))}</noscript>
 <script>
 {script}
 show({_in_script(data)}, document.body);
@@ -58,7 +58,7 @@ class _Numbers:
         return self.last
 
 
-def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any]:
+def _box_data(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any]:
     """Return a box in the format that `page.js` reads."""
     return {
         "id": numbers.next(),
@@ -72,7 +72,7 @@ def _plain(box: Box, opened: frozenset[int], numbers: _Numbers) -> dict[str, Any
         "count": box.count,
         "own": box.is_own,
         "open": id(box) in opened,
-        "inner": [_plain(inner, opened, numbers) for inner in box.inner],
+        "inner": [_box_data(inner, opened, numbers) for inner in box.inner],
         "rows": box.layout.rows if box.layout is not None else [],
         "wires": box.layout.wires if box.layout is not None else [],
     }

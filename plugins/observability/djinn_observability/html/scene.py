@@ -13,7 +13,7 @@ import networkx as nx
 from djinn.planning import ExecutionPhase, PipelineResult
 from djinn_core.planning.units import duration, share, size, work
 from djinn_observability.html.colours import MIXED
-from djinn_observability.html.layering import LayeredRows, layered
+from djinn_observability.html.layering import LayeredRows, lay_out
 from djinn_profiler.explain.outline import Part, by_call, outline
 from djinn_profiler.explain.survey import Facts, Survey, first_few
 
@@ -65,35 +65,39 @@ class Box:
 def scene(result: PipelineResult) -> Box:
     """Return the box of the whole program."""
     root = outline(result.graph, result.profile, by_call)
-    return _Maker(result, Survey(result, root)).box(root)
+    return _SceneBuilder(result, Survey(result, root)).box(root)
 
 
-def shown_open(whole: Box, most: int = BOXES) -> frozenset[int]:
-    """Return the `id`s of boxes that are open at first: the slowest ones, up to `most` visible boxes."""
-    choice = _Chosen(most)
-    choice.take(whole)
-    return frozenset(choice.opened)
+def open_boxes(root: Box, limit: int = BOXES) -> frozenset[int]:
+    """Return the `id`s of the boxes to open at first: the slowest, so that at most `limit` boxes are visible."""
+    choice = _OpenBoxes(limit)
+    choice.open_slowest(root)
+    return frozenset(choice.opened_ids)
 
 
 @attrs.define
-class _Chosen:
-    most: int
-    opened: set[int] = attrs.field(factory=set)
-    _seen: int = 1
-    _structures: set[Hashable] = attrs.field(factory=set)
+class _OpenBoxes:
+    limit: int
+    opened_ids: set[int] = attrs.field(factory=set)
+    _visible: int = 1
+    _open_structures: set[Hashable] = attrs.field(factory=set)
 
-    def take(self, whole: Box) -> None:
-        waiting = [whole]
-        while waiting:
-            box = max(waiting, key=lambda b: b.share)  # the first of equals
-            waiting.remove(box)
+    def open_slowest(self, root: Box) -> None:
+        closed = [root]
+        while closed:
+            box = max(closed, key=lambda b: b.share)  # the first of equals
+            closed.remove(box)
             structure = _structure(box)
-            if self._seen - 1 + len(box.inner) > self.most or structure in self._structures or box.share < _LITTLE:
+            if (
+                self._visible - 1 + len(box.inner) > self.limit
+                or structure in self._open_structures
+                or box.share < _LITTLE
+            ):
                 continue
-            self._structures.add(structure)
-            self.opened.add(id(box))
-            self._seen += len(box.inner) - 1
-            waiting += [inner for inner in box.inner if inner.inner]
+            self._open_structures.add(structure)
+            self.opened_ids.add(id(box))
+            self._visible += len(box.inner) - 1
+            closed += [inner for inner in box.inner if inner.inner]
 
 
 def _structure(box: Box) -> Hashable:
@@ -102,14 +106,14 @@ def _structure(box: Box) -> Hashable:
 
 
 @attrs.define(slots=False)
-class _Maker:
+class _SceneBuilder:
     result: PipelineResult
     survey: Survey
 
     def box(self, part: Part) -> Box:
         """Return the box of a part, with its inner boxes."""
         facts = self.survey.facts(part)
-        inner, edges, entering, leaving = self._inside(part)
+        inner, edges, entering, leaving = self._content(part)
         boxes = tuple(map(self.box, inner))
         return Box(
             title=_title(part, facts),
@@ -123,7 +127,7 @@ class _Maker:
             count=part.count,
             is_own=part.is_own,
             inner=boxes,
-            layout=layered(len(inner), edges, entering, leaving) if inner else None,
+            layout=lay_out(len(inner), edges, entering, leaving) if inner else None,
         )
 
     @cached_property
@@ -171,36 +175,36 @@ class _Maker:
                 users[source].append(target)
         return users
 
-    def _inside(self, part: Part) -> tuple[list[Part], list[tuple[int, int]], list[int], list[int]]:
+    def _content(self, part: Part) -> tuple[list[Part], list[tuple[int, int]], list[int], list[int]]:
         """Return the inner parts of a box, the arrows between them, and the parts with arrows from and to outside."""
-        place = {n: i for i, inner in enumerate(part.parts) for n in inner.nodes}
+        positions = {n: i for i, inner in enumerate(part.parts) for n in inner.nodes}
         sample = frozenset(part.sample)
         entry, leave = len(part.parts), len(part.parts) + 1
         flow: nx.DiGraph[int] = nx.DiGraph()
         flow.add_nodes_from(range(len(part.parts)))
         for node in part.sample if part.parts else ():
             for source in self._sources[node]:
-                if source in sample or self._stays(source, node):
-                    flow.add_edge(place[source] if source in sample else entry, place[node])
-            if any(user not in sample and self._stays(node, user) for user in self._users[node]):
-                flow.add_edge(place[node], leave)
+                if source in sample or self._draws_flow(source, node):
+                    flow.add_edge(positions[source] if source in sample else entry, positions[node])
+            if any(user not in sample and self._draws_flow(node, user) for user in self._users[node]):
+                flow.add_edge(positions[node], leave)
         flow.remove_edges_from(list(nx.selfloop_edges(flow)))
-        children = self._shown(part, flow)
+        children = self._drawn_parts(part, flow)
         number = {old: new for new, old in enumerate(children)}
         edges = [(number[a], number[b]) for a, b in flow.edges if a in number and b in number]
         entering = [number[b] for a, b in flow.edges if a == entry and b in number]
         leaving = [number[a] for a, b in flow.edges if b == leave and a in number]
         return [part.parts[i] for i in children], sorted(edges), entering, leaving
 
-    def _stays(self, source: int, user: int) -> bool:
-        """Return True if data stays in one part of a training step, so that its arrow is not drawn."""
+    def _draws_flow(self, source: int, user: int) -> bool:
+        """Return True if an arrow from `source` to `user` is drawn: not from another phase into a phase of training."""
         phases = self.result.profile.phases if self.result.profile is not None else ()
         return not phases or phases[source] is phases[user] or not phases[user].is_training
 
-    def _shown(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
-        """Return the parts to draw. View ops between modules are left out, and arrows pass through them."""
-        looks = self.result.graph.flow.pass_through
-        hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(looks[n] for n in p.nodes)]
+    def _drawn_parts(self, part: Part, flow: nx.DiGraph[int]) -> Sequence[int]:
+        """Return the indices of the parts to draw. Parts with only views are left out: arrows pass through them."""
+        views = self.result.graph.flow.pass_through
+        hidden = [i for i, p in enumerate(part.parts) if p.is_own and all(views[n] for n in p.nodes)]
         if len(hidden) == len(part.parts):
             return range(len(part.parts))
         for index in hidden:

@@ -8,7 +8,7 @@ from djinn.planning import PipelineResult
 from djinn_observability.html.colours import MIXED, colours
 from djinn_observability.html.geometry import BAR, CHIP, LINE, PlacedBox, chip_width, chips_of, head_height, place
 from djinn_observability.html.markup import text
-from djinn_observability.html.scene import Box, scene, shown_open
+from djinn_observability.html.scene import Box, open_boxes, scene
 
 MARGIN = 16
 _LEGEND = 30
@@ -19,7 +19,7 @@ _WIRE = "#8a8f98"
 def svg(result: PipelineResult) -> str:
     """Return the picture of a program, with the slowest parts open."""
     root = scene(result)
-    return drawn(root, shown_open(root), heading(result), bars(result))
+    return draw(root, open_boxes(root), heading(result), bars(result))
 
 
 def heading(result: PipelineResult) -> str:
@@ -37,7 +37,7 @@ def bars(result: PipelineResult) -> str:
     return f"share of the predicted time{' (assumed speeds)' if assumed else ''}"
 
 
-def drawn(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
+def draw(whole: Box, opened: frozenset[int], title: str, bar: str) -> str:
     """Return the picture of a box, with the boxes in `opened` (by `id`) open."""
     layout = place(whole, opened)
     key, key_width = legend(whole, bar)

@@ -43,10 +43,10 @@ def djinn_register_observers() -> Iterable[Observer]:
         return []
     from djinn_observability.opentelemetry.client_observer import ClientObserver
     from djinn_observability.opentelemetry.server_observer import ServerObserver
-    from djinn_observability.opentelemetry.telemetry import check_exporter, for_collector, of_the_program
+    from djinn_observability.opentelemetry.telemetry import check_exporter, collector_telemetry, program_telemetry
 
-    own = of_the_program()
+    own = program_telemetry()
     if not exporting:
         return [ClientObserver(lambda _: own)] if own is not None else []
     check_exporter()
-    return [ClientObserver(lambda service: own or for_collector(service)), ServerObserver(for_collector)]
+    return [ClientObserver(lambda service: own or collector_telemetry(service)), ServerObserver(collector_telemetry)]

@@ -15,7 +15,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanContext, SpanKind
 
 from djinn.hooks import Event, Observer
-from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, finish
+from djinn_observability.opentelemetry.telemetry import SUBMIT, Telemetry, end_span
 
 
 @attrs.define
@@ -39,10 +39,10 @@ class ClientObserver(Observer):
     processes = frozenset({"client"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make`: returns the telemetry of a service by its name. Called once, in a client."""
+        """`make`: returns the telemetry of a service by its name. It is called once, at the client's first event."""
         self._make = make
         self._lock = threading.Lock()
-        self._made: _Spans | None = None
+        self._spans_made: _Spans | None = None
 
     def observe(self, event: Event) -> None:
         """Handle an event, as `Observer.observe`."""
@@ -54,9 +54,9 @@ class ClientObserver(Observer):
 
     def _spans(self) -> _Spans:
         with self._lock:
-            if self._made is None:
-                self._made = _Spans(self._make("djinn-client"))
-            return self._made
+            if self._spans_made is None:
+                self._spans_made = _Spans(self._make("djinn-client"))
+            return self._spans_made
 
 
 class _Spans:
@@ -71,7 +71,7 @@ class _Spans:
         self._breaks = telemetry.histogram("djinn.client.reconnect.duration", "Without a connection to the executor")
         self._bytes = meter.create_counter("djinn.client.upload.io", unit="By", description="Bytes of uploaded tensors")
         self._lock = threading.Lock()
-        self._open: dict[tuple[int, int], tuple[Span, float]] = {}
+        self._open_spans: dict[tuple[int, int], tuple[Span, float]] = {}
         self._uploads: _Uploads | None = None
         self._servers: list[dict[str, Any]] = [{}]
 
@@ -81,7 +81,7 @@ class _Spans:
             return _traceparent(trace.get_current_span().get_span_context())
         attributes = {**SUBMIT, **self._server(executor), "djinn.submission": number, "djinn.executor": executor}
         span = self._telemetry.tracer.start_span("djinn.submit", kind=SpanKind.CLIENT, attributes=attributes)
-        self._open[executor, number] = span, time.perf_counter()
+        self._open_spans[executor, number] = span, time.perf_counter()
         return _traceparent(span.get_span_context())
 
     def observe(self, event: Event) -> None:
@@ -91,14 +91,14 @@ class _Spans:
             self._completed(fields.get("executor", 0), fields.get("submission", 0), fields)
         elif event.name == "submitted":
             self._end_uploads()
-            span, _ = self._open.get((fields.get("executor", 0), fields.get("submission", 0)), (None, 0.0))
+            span, _ = self._open_spans.get((fields.get("executor", 0), fields.get("submission", 0)), (None, 0.0))
             if span is not None:
                 span.set_attribute("djinn.instructions", fields.get("instructions", 0))
         elif event.name == "uploaded":
             self._uploaded(fields.get("bytes", 0), fields.get("duration", 0.0), bool(fields.get("recalled")))
         elif event.name == "planned" and "duration" in fields:
-            about = {"djinn.instructions": fields.get("instructions", 0)}
-            self._telemetry.span("djinn.plan", fields["duration"], about)
+            span_attributes = {"djinn.instructions": fields.get("instructions", 0)}
+            self._telemetry.span("djinn.plan", fields["duration"], span_attributes)
             self._plans.record(fields["duration"])
         elif event.name == "waited" and "seconds" in fields:
             self._waits.record(fields["seconds"])
@@ -115,15 +115,15 @@ class _Spans:
         return self._servers[executor - 1] if 0 < executor <= len(self._servers) else self._servers[0]
 
     def _completed(self, executor: int, number: int, fields: Any) -> None:
-        span, began = self._open.pop((executor, number), (None, 0.0))
+        span, began = self._open_spans.pop((executor, number), (None, 0.0))
         if span is None:
             return
         error = "RemoteError" if fields.get("failures") else ""
         span.set_attribute("djinn.queue.duration", fields.get("queue", 0.0))
         span.set_attribute("djinn.execute.duration", fields.get("execute", 0.0))
-        finish(span, error)
-        about = {**SUBMIT, **self._server(executor), **({"error.type": error} if error else {})}
-        self._calls.record(time.perf_counter() - began, about)
+        end_span(span, error)
+        span_attributes = {**SUBMIT, **self._server(executor), **({"error.type": error} if error else {})}
+        self._calls.record(time.perf_counter() - began, span_attributes)
 
     def _uploaded(self, nbytes: int, seconds: float, recalled: bool) -> None:
         now = time.time_ns()
@@ -142,17 +142,17 @@ class _Spans:
             uploads, self._uploads = self._uploads, None
         if uploads is None:
             return
-        about = {"djinn.upload.size": uploads.nbytes, "djinn.upload.recalled_size": uploads.recalled}
+        span_attributes = {"djinn.upload.size": uploads.nbytes, "djinn.upload.recalled_size": uploads.recalled}
         span = self._telemetry.tracer.start_span(
-            "djinn.upload", uploads.parent, SpanKind.CLIENT, about, start_time=uploads.began
+            "djinn.upload", uploads.parent, SpanKind.CLIENT, span_attributes, start_time=uploads.began
         )
         span.end(uploads.ended)
 
     def _disconnected(self) -> None:
         self._end_uploads()
-        while self._open:
-            _, (span, _) = self._open.popitem()
-            finish(span, "SessionLost")
+        while self._open_spans:
+            _, (span, _) = self._open_spans.popitem()
+            end_span(span, "SessionLost")
         self._telemetry.flush()
 
 

@@ -27,30 +27,30 @@ class ServerObserver(Observer):
     processes = frozenset({"gateway", "executor"})
 
     def __init__(self, make: Callable[[str], Telemetry]) -> None:
-        """`make`: returns the telemetry of a service by its name. Called at the first event, which has the name."""
+        """`make`: returns the telemetry of a service by its name. It is called at the first event, which has the name."""
         self._make = make
-        self._says: _Says | None = None
+        self._instruments: _Instruments | None = None
 
     def observe(self, event: Event) -> None:
         """Handle an event, as `Observer.observe`."""
-        if self._says is None:
-            self._says = _Says(self._make(f"djinn-{event.process}"))
-        says, fields = self._says, event.fields
+        if self._instruments is None:
+            self._instruments = _Instruments(self._make(f"djinn-{event.process}"))
+        instruments, fields = self._instruments, event.fields
         if event.name == "completed":
-            says.completed(event)
+            instruments.completed(event)
         elif event.name == "transferred":
-            says.transferred(event)
+            instruments.transferred(event)
         elif event.name in {"admitted", "refused"}:
-            says.answered(event.name, fields)
+            instruments.answered(event.name, fields)
         elif event.name in {"executor_died", "executor_restarted"}:
-            says.restarted(event)
+            instruments.restarted(event)
         elif event.name == "session_began" and fields.get("recovered"):
-            says.recovered.add(1, _about(fields, _MEASURED))
+            instruments.replacements.add(1, _attributes(fields, _MEASURED))
         elif event.name in {"session_ended", "stopped"}:
-            says.telemetry.flush()
+            instruments.telemetry.flush()
 
 
-class _Says:
+class _Instruments:
     """Metric instruments of a process, and handlers of its events."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -58,10 +58,12 @@ class _Says:
         self._calls = telemetry.histogram("rpc.server.call.duration", "From reading a submission to its results")
         self._queue = telemetry.histogram("djinn.executor.queue.duration", "Submissions waiting for the device")
         self._clients = meter.create_counter("djinn.gateway.clients", unit="{client}", description="Clients answered")
-        self._moved = meter.create_counter("djinn.executor.transfer.io", unit="By", description="Bytes from others")
+        self._transferred_bytes = meter.create_counter(
+            "djinn.executor.transfer.io", unit="By", description="Bytes from others"
+        )
         self._deaths = meter.create_counter("djinn.gateway.executor.deaths", unit="{process}")
-        self.recovered = meter.create_counter("djinn.executor.sessions.recovered", unit="{session}")
-        self._died: dict[str, float] = {}  # by device
+        self.replacements = meter.create_counter("djinn.executor.sessions.recovered", unit="{session}")
+        self._death_times: dict[str, float] = {}  # by device
 
     def completed(self, event: Event) -> None:
         """Record an answered submission."""
@@ -71,20 +73,14 @@ class _Says:
         error = "RemoteError" if fields.get("failures") else ""
         parent = _parent(fields)
         if parent is not None:
-            about = {**SUBMIT, **_about(fields), "djinn.submission": fields.get("submission", 0)}
+            about = {**SUBMIT, **_attributes(fields), "djinn.submission": fields.get("submission", 0)}
             for part in ("queue", "decode", "encode"):
                 about[f"djinn.{part}.duration"] = fields.get(part, 0.0)
             about["djinn.execute.duration"] = fields.get("duration", 0.0)
             self.telemetry.span(
-                "djinn.execute",
-                total,
-                about,
-                parent=parent,
-                kind=SpanKind.SERVER,
-                error=error,
-                ended=event.seconds,
+                "djinn.execute", total, about, parent=parent, kind=SpanKind.SERVER, error=error, ended=event.seconds
             )
-        measurements = _about(fields, _MEASURED)
+        measurements = _attributes(fields, _MEASURED)
         self._queue.record(queue, measurements)
         self._calls.record(total, {**SUBMIT, **measurements, **({"error.type": error} if error else {})})
 
@@ -94,7 +90,7 @@ class _Says:
         parent = _parent(fields)
         if parent is not None:
             about = {
-                **_about(fields),
+                **_attributes(fields),
                 "djinn.transfer.size": fields["bytes"],
                 "djinn.transfer.source": fields["source"],
             }
@@ -102,7 +98,7 @@ class _Says:
             self.telemetry.span(
                 "djinn.transfer", fields["duration"], about, parent=parent, error=error, ended=event.seconds
             )
-        self._moved.add(fields.get("bytes", 0), _about(fields, _MEASURED))
+        self._transferred_bytes.add(fields.get("bytes", 0), _attributes(fields, _MEASURED))
 
     def answered(self, name: str, fields: Mapping[str, Any]) -> None:
         """Record that the gateway accepted or refused a client."""
@@ -110,15 +106,15 @@ class _Says:
         self._clients.add(1, {"djinn.outcome": name, **about})
 
     def restarted(self, event: Event) -> None:
-        """Record that an executor died or was replaced. The time between the two is a span."""
+        """Record that an executor died or was replaced. The time from death to replacement is a span."""
         device = str(event.fields.get("device", ""))
         if event.name == "executor_died":
-            self._died[device] = event.seconds
-            self._deaths.add(1, _about(event.fields, _MEASURED))
-        elif device in self._died:
-            seconds = event.seconds - self._died.pop(device)
+            self._death_times[device] = event.seconds
+            self._deaths.add(1, _attributes(event.fields, _MEASURED))
+        elif device in self._death_times:
+            seconds = event.seconds - self._death_times.pop(device)
             self.telemetry.span(
-                "djinn.executor.restart", seconds, _about(event.fields), parent=Context(), ended=event.seconds
+                "djinn.executor.restart", seconds, _attributes(event.fields), parent=Context(), ended=event.seconds
             )
 
 
@@ -128,6 +124,6 @@ def _parent(fields: Mapping[str, Any]) -> Context | None:
     return TraceContextTextMapPropagator().extract({"traceparent": trace}, Context()) if trace else None
 
 
-def _about(fields: Mapping[str, Any], wanted: tuple[str, ...] = tuple(_NAMES.values())) -> dict[str, Any]:
+def _attributes(fields: Mapping[str, Any], names: tuple[str, ...] = tuple(_NAMES.values())) -> dict[str, Any]:
     attributes = {name: fields[field] for field, name in _NAMES.items() if fields.get(field) is not None}
-    return {name: value for name, value in attributes.items() if name in wanted}
+    return {name: value for name, value in attributes.items() if name in names}

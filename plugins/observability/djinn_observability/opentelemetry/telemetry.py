@@ -49,10 +49,10 @@ class Telemetry:
         error: str = "",
         ended: float = 0.0,
     ) -> None:
-        """Create a span of `seconds` that ended at `ended` (seconds since 1970; 0: now)."""
+        """Export a span of `seconds` that ended at `ended` (seconds since 1970; 0: now)."""
         end = int(ended * 1e9) or time.time_ns()
         began = end - int(seconds * 1e9)
-        finish(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
+        end_span(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
 
     def histogram(self, name: str, about: str) -> metrics.Histogram:
         """Create a histogram of durations in seconds."""
@@ -61,16 +61,16 @@ class Telemetry:
         )
 
 
-def finish(span: Span, error: str = "", end: int | None = None) -> None:
-    """End a span, with an error if there was one."""
+def end_span(span: Span, error: str = "", end: int | None = None) -> None:
+    """End a span at `end` (nanoseconds since 1970; None: now), with the status of `error` unless it is empty."""
     if error:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR, error))
     span.end(end)
 
 
-def of_the_program() -> Telemetry | None:
-    """Return tracer and meter of the providers that the program has set; None if it has set none."""
+def program_telemetry() -> Telemetry | None:
+    """Return tracer and meter of the providers that the program has set, or None if it has set none."""
     if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
     return Telemetry(trace.get_tracer(_SCOPE), metrics.get_meter(_SCOPE))
@@ -94,7 +94,7 @@ def check_exporter() -> None:
             )
 
 
-def for_collector(service: str) -> Telemetry:
+def collector_telemetry(service: str) -> Telemetry:
     """Return tracer and meter that export to the collector in the environment, by OTLP over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
