@@ -28,7 +28,7 @@ from djinn_profiler.timeline.module_changes import ModulePaths, module_changes, 
 from djinn_profiler.timeline.recorded import Span, ThreadRecord
 from djinn_profiler.timeline.report import ExecutorTime, LineTime, TimeTotals, advice, label, table
 from djinn_profiler.timeline.submissions import Phases, parts_of_wait
-from djinn_profiler.timeline.threads import divided, module_spans
+from djinn_profiler.timeline.threads import divide, module_spans
 
 
 def test_clock_offset_from_fastest_round_trips():
@@ -75,7 +75,7 @@ def test_time_belongs_to_innermost_span():
         (("Net",), 0.5, 8.0, 3),
         (("Net", "layer"), 2.5, 4.5, 1),
     ]
-    parts = divided(record, spans, 0.0, 10.0)
+    parts = divide(record, spans, 0.0, 10.0)
     assert [(part.kind, part.begun, part.ended, part.modules) for part in parts] == [
         (PYTHON, 0.0, 0.5, ()),
         (PYTHON, 0.5, 1.0, ("Net",)),
@@ -92,13 +92,13 @@ def test_time_belongs_to_innermost_span():
         (CAPTURE, 7.5, 8.0, ("Net",)),
         (PYTHON, 8.0, 10.0, ()),
     ]
-    assert sum(part.seconds for part in divided(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
+    assert sum(part.seconds for part in divide(record, spans, 5.5, 7.25)) == pytest.approx(1.75)
 
 
 def test_module_path_from_forward_calls():
     net = torch.nn.Sequential(torch.nn.ReLU())
     names, calls = ModulePaths(), ForwardCalls()
-    names.met(net)
+    names.record_root(net)
     outer, inner = weakref.ref(net), weakref.ref(net[0])
     first = 1 << 40  # of autograd nodes: no other thread of the tests has such numbers
     calls.append(first, (outer, None))
@@ -145,8 +145,8 @@ def test_remembered_module_calls_are_bounded(monkeypatch):
     ("kinds", "expected"),
     [
         ({REQUEST: 0.8, PYTHON: 0.2}, "wait less often"),
-        ({EXECUTE: 0.9, PYTHON: 0.1}, "the device is"),
-        ({CAPTURE: 1.0}, "the client is"),
+        ({EXECUTE: 0.9, PYTHON: 0.1}, "most time is spent on the device"),
+        ({CAPTURE: 1.0}, "most time is spent in the client"),
     ],
 )
 def test_advice_follows_longest_cause(kinds, expected):

@@ -269,7 +269,7 @@ def test_interrupt_at_block_end_stops_recording(embedded, monkeypatch):
         if not request.on:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(profiling, "_ask_executors", ask)
+    monkeypatch.setattr(profiling, "_request_timings", ask)
     before = taps.all
     with pytest.raises(KeyboardInterrupt), djinn.profile() as prof:
         trained(1)

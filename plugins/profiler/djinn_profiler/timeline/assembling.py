@@ -1,4 +1,4 @@
-"""Conversion of raw records into the events of a timeline: pure, and run once after the block has ended."""
+"""Conversion of raw records into the events of a timeline. It runs once, after the block has ended."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from djinn_profiler.timeline.events import (
 from djinn_profiler.timeline.recorded import Range, Span, SubmissionRecord, ThreadRecord
 from djinn_profiler.timeline.recording import Recording
 from djinn_profiler.timeline.submissions import OpRun, Phases, op_runs, parts_of_wait, phases_of
-from djinn_profiler.timeline.threads import Part, divided, module_spans
+from djinn_profiler.timeline.threads import Part, divide, module_spans
 
 PARTS_SHOWN: Final = 100_000  # parts of Python and device calls; above this number, a module call's are merged
 
@@ -44,7 +44,13 @@ RANGES_SEEN: Final = 256  # transfers that begin before the end of a submission,
 
 @attrs.frozen
 class WaitParts:
-    """A wait, the modules in which it occurred, and its parts: the purpose, start and end of each."""
+    """A wait, and its consecutive parts.
+
+    Attributes:
+        span: the wait.
+        modules: path of the module in which it occurred, outermost first.
+        parts: kind, start and end of each part.
+    """
 
     span: Span
     modules: tuple[str, ...]
@@ -78,7 +84,7 @@ class AssembledTimeline:
 
 
 def executor_name(number: int) -> str:
-    """Return the name of the executor with a number; 0: the only executor."""
+    """Return the display name of executor `number`. Number 0 is the only executor."""
     return f"executor {number}" if number else "executor"
 
 
@@ -96,8 +102,8 @@ def assemble(recording: Recording) -> AssembledTimeline:
     incoming = {e: _incoming(phases_of_executor, recording) for e, phases_of_executor in phases.items()}
     builder = _Builder(recording)
     threads = tuple([_thread_time(recording, record, phases, incoming) for record in recording.threads])
-    for one in threads:
-        builder.add_thread(one)
+    for thread_time in threads:
+        builder.add_thread(thread_time)
     runs: list[OpRun] = []
     for executor, phases_of_executor in phases.items():
         runs += builder.add_executor(executor, phases_of_executor)
@@ -105,13 +111,13 @@ def assemble(recording: Recording) -> AssembledTimeline:
     return AssembledTimeline(
         events,
         threads,
-        tuple([one for phases_of_executor in phases.values() for one in phases_of_executor]),
+        tuple([submission for phases_of_executor in phases.values() for submission in phases_of_executor]),
         tuple(runs),
     )
 
 
 def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[float, float]]:
-    """Return the times in which an executor waited for values of other executors, ordered and disjoint."""
+    """Return the intervals in which an executor waited for values of other executors, ordered and disjoint."""
     intervals: list[tuple[float, float]] = []
     for begun, ended in sorted(
         (begun, ended) for begun, ended, transfer in _transfers(phases, recording) if transfer.incoming
@@ -125,9 +131,9 @@ def _incoming(phases: Sequence[Phases], recording: Recording) -> list[tuple[floa
 
 def _transfers(phases: Sequence[Phases], recording: Recording) -> Iterator[tuple[float, float, Any]]:
     """Yield the transfers of an executor, by the client's clock."""
-    for one in phases:
-        times = one.record.times
-        clock = recording.clocks.get((one.record.executor, times.instance)) if times is not None else None
+    for submission in phases:
+        times = submission.record.times
+        clock = recording.clocks.get((submission.record.executor, times.instance)) if times is not None else None
         if times is not None and clock is not None:
             for transfer in times.transfers:
                 yield clock.at_client(transfer.begun), clock.at_client(transfer.ended), transfer
@@ -148,8 +154,12 @@ def _thread_time(
         ]
         begun = max(begun, min(moments, default=ended))
         ended = min(ended, max(moments, default=ended))
-    parts = divided(record, module_spans(record, recording.ended), begun, ended)
-    by_number = {(e, one.record.number): one for e, phases_of_executor in phases.items() for one in phases_of_executor}
+    parts = divide(record, module_spans(record, recording.ended), begun, ended)
+    by_number = {
+        (e, submission.record.number): submission
+        for e, phases_of_executor in phases.items()
+        for submission in phases_of_executor
+    }
     waits = []
     for part in parts:
         if part.kind == WAIT and part.span is not None:
@@ -177,15 +187,15 @@ class _Builder:
     def add_thread(self, time: ThreadTime) -> None:
         """Add the lanes of a thread."""
         record = time.record
-        alike = [one for one in self._recording.threads if one.name == record.name]
-        name = record.name if len(alike) == 1 else f"{record.name} ({record.number})"
+        namesakes = [thread for thread in self._recording.threads if thread.name == record.name]
+        name = record.name if len(namesakes) == 1 else f"{record.name} ({record.number})"
         for module in module_spans(record, self._recording.ended):
             facts = {"path": " / ".join(module.modules), "ops": module.ops}
             self._add(MODULE, module.modules[-1], CLIENT, f"{name}: modules", module.begun, module.ended, args=facts)
-        for found in sorted(record.ranges, key=lambda one: (one.begun, -one.ended)):
-            facts = {"instructions": found.stop - found.first}
-            self._add(RANGE, found.name, CLIENT, f"{name}: ranges", found.begun, found.ended, args=facts)
-        parts = time.parts if len(time.parts) <= PARTS_SHOWN else list(_together(time.parts))
+        for range_ in sorted(record.ranges, key=lambda range_: (range_.begun, -range_.ended)):
+            facts = {"instructions": range_.stop - range_.first}
+            self._add(RANGE, range_.name, CLIENT, f"{name}: ranges", range_.begun, range_.ended, args=facts)
+        parts = time.parts if len(time.parts) <= PARTS_SHOWN else list(_merge_short_parts(time.parts))
         for part in parts:
             self._add_part(name, part)
         for wait in time.waits:
@@ -213,16 +223,16 @@ class _Builder:
         """Add the lanes of an executor and of its link, and the runs of its instructions."""
         name, rows = executor_name(number), []
         lanes = _Lanes()
-        for one in phases:
-            self._add_way(name, one, lanes)
-            self._add_phases(name, one, lanes)
-            runs = list(op_runs(one, self._recording.names_of_calls, self._lines))
+        for submission in phases:
+            self._add_transfers_on_link(name, submission, lanes)
+            self._add_phases(name, submission, lanes)
+            runs = list(op_runs(submission, self._recording.names_of_calls, self._lines))
             for run in runs:
-                where = {"module": " / ".join(run.modules)} if run.modules else {}
+                run_facts = {"module": " / ".join(run.modules)} if run.modules else {}
                 ended = run.begun + run.seconds
-                of = {"executor": number, "submission": one.record.number, "line": run.line}
-                self._add(OP, run.op, name, "instructions", run.begun, ended, args=where, **of)
-            self._add_ranges(name, one, runs)
+                of = {"executor": number, "submission": submission.record.number, "line": run.line}
+                self._add(OP, run.op, name, "instructions", run.begun, ended, args=run_facts, **of)
+            self._add_ranges(name, submission, runs)
             rows += runs
         for begun, ended, transfer in _transfers(phases, self._recording):
             peer, facts = executor_name(transfer.peer), {"bytes": transfer.nbytes, "transfer": transfer.transfer}
@@ -233,29 +243,43 @@ class _Builder:
         self._add_replacements(name, phases)
         return rows
 
-    def _add_way(self, name: str, one: Phases, lanes: _Lanes) -> None:
-        record = one.record
+    def _add_transfers_on_link(self, name: str, submission: Phases, lanes: _Lanes) -> None:
+        record = submission.record
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
-        lane = lanes.free(f"to {name}", one.sent, one.arrived)
+        lane = lanes.free(f"to {name}", submission.sent, submission.arrived)
         self._add(
-            REQUEST, f"request {record.number}", LINKS, lane, one.sent, one.arrived, args={"bytes": record.nbytes}, **of
+            REQUEST,
+            f"request {record.number}",
+            LINKS,
+            lane,
+            submission.sent,
+            submission.arrived,
+            args={"bytes": record.nbytes},
+            **of,
         )
-        lane = lanes.free(f"from {name}", one.done, one.returned)
+        lane = lanes.free(f"from {name}", submission.done, submission.returned)
         self._add(
-            ANSWER, f"answer {record.number}", LINKS, lane, one.done, one.returned, args={"bytes": record.fetched}, **of
+            ANSWER,
+            f"answer {record.number}",
+            LINKS,
+            lane,
+            submission.done,
+            submission.returned,
+            args={"bytes": record.fetched},
+            **of,
         )
 
-    def _add_phases(self, name: str, one: Phases, lanes: _Lanes) -> None:
-        record = one.record
+    def _add_phases(self, name: str, submission: Phases, lanes: _Lanes) -> None:
+        record = submission.record
         of = {"executor": record.executor, "submission": record.number, "line": str(record.line)}
         plan = record.prepared
-        facts: dict[str, Any] = {"instructions": record.instructions, "measured": one.measured}
+        facts: dict[str, Any] = {"instructions": record.instructions, "measured": submission.measured}
         if plan is not None and plan.predicted_seconds is not None:
             facts["predicted_seconds"] = plan.predicted_seconds
         if record.failures:
             facts["failures"] = record.failures
         if ranges := _ranges_of(record):
-            facts["ranges"] = ", ".join(one.name for one in ranges)
+            facts["ranges"] = ", ".join(range_.name for range_ in ranges)
         kinds = {
             RECOVERY: "queue",
             EARLIER: "queue",
@@ -264,39 +288,49 @@ class _Builder:
             EXECUTE: "execute",
             ENCODE: "encode",
         }
-        for kind, begun, ended in one.parts():
+        for kind, begun, ended in submission.parts():
             if kind in kinds and (ended > begun or kind == EXECUTE):
                 lane = lanes.free(kinds[kind], begun, ended)
                 label = f"{kind} {record.number}"
                 self._add(kind, label, name, lane, begun, ended, args=facts if kind == EXECUTE else {}, **of)
 
-    def _add_ranges(self, name: str, one: Phases, runs: Sequence[OpRun]) -> None:
+    def _add_ranges(self, name: str, submission: Phases, runs: Sequence[OpRun]) -> None:
         """Add the program's ranges on the executor.
 
         A range lasts from its first to its last instruction on the executor.
         """
-        record = one.record
-        for found in _ranges_of(record):
-            inside = [run for run in runs if found.first <= record.first + run.node < found.stop]
+        record = submission.record
+        for range_ in _ranges_of(record):
+            inside = [run for run in runs if range_.first <= record.first + run.node < range_.stop]
             if inside:
                 begun, ended = min(run.begun for run in inside), max(run.begun + run.seconds for run in inside)
                 of = {"executor": record.executor, "submission": record.number}
-                self._add(RANGE, found.name, name, "ranges", begun, ended, args={"instructions": len(inside)}, **of)
+                self._add(RANGE, range_.name, name, "ranges", begun, ended, args={"instructions": len(inside)}, **of)
 
     def _add_counters(self, name: str, phases: Sequence[Phases]) -> None:
-        for one in phases:
-            if one.record.times is not None:
-                self._add(MEMORY, "memory", name, "memory", one.done, one.done, args={"bytes": one.record.times.memory})
-        changes = sorted([(one.sent, 1) for one in phases] + [(one.read, -1) for one in phases])
+        for submission in phases:
+            if submission.record.times is not None:
+                self._add(
+                    MEMORY,
+                    "memory",
+                    name,
+                    "memory",
+                    submission.done,
+                    submission.done,
+                    args={"bytes": submission.record.times.memory},
+                )
+        changes = sorted(
+            [(submission.sent, 1) for submission in phases] + [(submission.read, -1) for submission in phases]
+        )
         for (moment, _), count in zip(changes, itertools.accumulate(c for _, c in changes), strict=True):
             self._add(UNANSWERED, "unanswered", name, "unanswered", moment, moment, args={"submissions": count})
 
     def _add_replacements(self, name: str, phases: Sequence[Phases]) -> None:
-        """Add events for recoveries: the first submission to a new process reports one."""
-        timed = [one for one in phases if one.record.times is not None]
-        for before, one in itertools.pairwise(timed):
-            if before.record.times.instance != one.record.times.instance:  # type: ignore[union-attr] # as told
-                self._add("replaced", "another process goes on", name, "execute", before.done, one.taken)
+        """Add an event for each recovery: a submission that ran in another process than the submission before."""
+        timed = [submission for submission in phases if submission.record.times is not None]
+        for before, submission in itertools.pairwise(timed):
+            if before.record.times.instance != submission.record.times.instance:  # type: ignore[union-attr] # as told
+                self._add("replaced", "another process took over", name, "execute", before.done, submission.taken)
 
 
 def _ranges_of(record: SubmissionRecord) -> list[Range]:
@@ -304,8 +338,8 @@ def _ranges_of(record: SubmissionRecord) -> list[Range]:
     if record.first < 0 or record.prepared is None or not record.thread.ranges:
         return []
     stop, ranges = record.first + max(record.prepared.nodes, default=-1) + 1, record.thread.ranges
-    last = bisect_left(ranges, stop, key=lambda one: one.first)
-    return [one for one in ranges[max(0, last - RANGES_SEEN) : last] if record.first < one.stop]
+    last = bisect_left(ranges, stop, key=lambda range_: range_.first)
+    return [range_ for range_ in ranges[max(0, last - RANGES_SEEN) : last] if record.first < range_.stop]
 
 
 class _Lanes:
@@ -313,20 +347,20 @@ class _Lanes:
         self._ends: dict[str, list[float]] = defaultdict(list)
 
     def free(self, name: str, begun: float, ended: float) -> str:
-        """Return the first lane with this name in which every event ends by `begun`."""
+        """Return a lane of this name that is free from `begun`, and reserve it until `ended`."""
         ends = self._ends[name]
-        for place, end in enumerate(ends):
+        for position, end in enumerate(ends):
             if end <= begun:
-                ends[place] = ended
-                return name if place == 0 else f"{name} ({place + 1})"
+                ends[position] = ended
+                return name if position == 0 else f"{name} ({position + 1})"
         ends.append(ended)
         return name if len(ends) == 1 else f"{name} ({len(ends)})"
 
 
-def _together(parts: Iterable[Part]) -> Iterator[Part]:
-    """Merge consecutive Python parts of a module into one part, and its consecutive device calls into another.
+def _merge_short_parts(parts: Iterable[Part]) -> Iterator[Part]:
+    """Merge consecutive parts of a module: one part for its Python code, and one for its device calls.
 
-    Sums stay equal.
+    The sums of seconds stay equal.
     """
     small = {PYTHON, CAPTURE}
     for key, group in itertools.groupby(parts, lambda part: (part.kind in small, part.modules)):

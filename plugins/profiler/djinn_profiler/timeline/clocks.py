@@ -49,12 +49,14 @@ class ClientClock:
     """
 
     _windows: list[_Bounds] = attrs.field(factory=list)
-    _close: list[_Bounds] = attrs.field(factory=list)  # windows with close bounds; empty until they are computed
+    _close_windows: list[_Bounds] = attrs.field(
+        factory=list
+    )  # windows with close bounds; empty until they are computed
 
     def sample(self, sent: float, taken: float, done: float, received: float) -> None:
         """Add a round trip: `sent` and `received` by the client's clock, `taken` and `done` by the executor's clock."""
         low, high = sent - taken, received - done
-        self._close = []
+        self._close_windows = []
         last = self._windows[-1] if self._windows else None
         if last is None or sent - last.first > WINDOW:
             self._windows.append(_Bounds(sent, sent, low, high))
@@ -62,32 +64,34 @@ class ClientClock:
         last.last, last.low, last.high = sent, max(last.low, low), min(last.high, high)
 
     @property
-    def known(self) -> bool:
-        """Return True if there was a sample."""
+    def has_samples(self) -> bool:
+        """Return True if at least one round trip was added."""
         return bool(self._windows)
 
     @property
     def one_way(self) -> float:
         """Return the estimated seconds of the fastest one-way trip."""
-        return max(0.0, min((one.width for one in self._windows), default=0.0) / 2)
+        return max(0.0, min((bounds.width for bounds in self._windows), default=0.0) / 2)
 
     def at_client(self, moment: float) -> float:
-        """Return the client's time for a time of the executor's clock."""
+        """Convert a time of the executor's clock to the client's clock."""
         return moment + self._offset(moment)
 
     def _offset(self, moment: float) -> float:
         """Return the seconds to add to the executor's clock at this moment, interpolated between windows."""
-        windows = self._close or self._closest()
+        windows = self._close_windows or self._find_close_windows()
         at = moment + windows[0].offset
-        after = bisect_right(windows, at, key=lambda one: one.middle)
+        after = bisect_right(windows, at, key=lambda bounds: bounds.middle)
         if after in {0, len(windows)}:
             return windows[min(after, len(windows) - 1)].offset
         before, later = windows[after - 1], windows[after]
         share = (at - before.middle) / max(later.middle - before.middle, 1e-9)
         return before.offset + share * (later.offset - before.offset)
 
-    def _closest(self) -> list[_Bounds]:
-        """Return the windows without those in which all requests waited for the executor, or all replies for the client."""
-        least = min(one.width for one in self._windows)
-        self._close = [one for one in self._windows if one.width <= LOOSE * least + LOOSE_SECONDS]
-        return self._close
+    def _find_close_windows(self) -> list[_Bounds]:
+        """Return the windows with close bounds. Bounds are wide if all requests or all replies of a window waited."""
+        smallest_width = min(bounds.width for bounds in self._windows)
+        self._close_windows = [
+            bounds for bounds in self._windows if bounds.width <= LOOSE * smallest_width + LOOSE_SECONDS
+        ]
+        return self._close_windows

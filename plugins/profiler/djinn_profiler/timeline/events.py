@@ -68,5 +68,5 @@ class TimelineEvent:
 
     @property
     def end(self) -> float:
-        """Return its end in seconds since the start of the block."""
+        """Return the end of the event in seconds since the beginning of the block."""
         return self.start + self.seconds

@@ -1,4 +1,4 @@
-"""Modules of a thread over time, from the times that its recorder noted. Names are looked up once."""
+"""Modules of a thread over time, from the recorded times at which the thread entered and left modules."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ _Reference = weakref.ref[torch.nn.Module]
 
 @attrs.define
 class ModulePaths:
-    """Names of modules below their outermost module. Each outermost module is walked once, while it is alive."""
+    """Names of modules below their outermost module. The names are read once, while the module is alive."""
 
     _tables: dict[_Reference, dict[_Reference, str]] = attrs.field(factory=dict)
 
-    def met(self, root: torch.nn.Module) -> None:
-        """Record a call of an outermost module."""
+    def record_root(self, root: torch.nn.Module) -> None:
+        """Read the names of all modules below an outermost module, at its first call."""
         reference = weakref.ref(root)
         if reference not in self._tables:
-            table = {weakref.ref(one): name for name, one in root.named_modules()}
+            table = {weakref.ref(child): name for name, child in root.named_modules()}
             self._tables[reference] = {**table, reference: type(root).__name__}
 
     def name(self, root: _Reference, reference: _Reference) -> str:
-        """Return a module's name below its outermost module.
-
-        If the module has no name there, return its class. If it no longer exists, return an empty string.
-        """
+        """Return a module's name below its outermost module, its class if it has no name, or "" if it no longer exists."""
         table = self._tables.get(root)
         if table is not None and (name := table.get(reference)) is not None:
             return name
@@ -42,11 +39,11 @@ class ModulePaths:
         return type(module).__name__ if module is not None else ""
 
     def of_node(self, number: int, calls: ForwardCalls) -> tuple[tuple[str, ...], _Reference | None]:
-        """Return the names of the modules that created an autograd node, outermost first, and the outermost module or None."""
+        """Return the modules that created an autograd node: names, outermost first, and the outermost module or None."""
         modules = module_chain((number, None, calls))
         if not modules:
             return (), None
-        self.met(modules[0])
+        self.record_root(modules[0])
         root = weakref.ref(modules[0])
         return tuple([self.name(root, weakref.ref(module)) for module in modules]), root
 
@@ -56,33 +53,33 @@ class ModulePaths:
         while call is not None and not isinstance(call[0], int):
             inner.append(call[0])
             call = call[1]
-        around, root = self.of_node(call[0], call[2]) if call is not None and len(call) == 3 else ((), None)
-        names = filter(None, (self.name(root or inner[-1], one) for one in reversed(inner)))
-        return (*((BACKWARD,) if call is not None else ()), *around, *names)
+        enclosing, root = self.of_node(call[0], call[2]) if call is not None and len(call) == 3 else ((), None)
+        names = filter(None, (self.name(root or inner[-1], number) for number in reversed(inner)))
+        return (*((BACKWARD,) if call is not None else ()), *enclosing, *names)
 
 
 def with_nodes(moments: Moments, nodes: Sequence[tuple[float, int]]) -> Moments:
-    """Return the moments with added autograd nodes, which C++ noted in backward passes outside of modules."""
+    """Return `moments` merged with `nodes`: the autograd nodes that C++ recorded in backward passes."""
     if not nodes:
         return moments
-    found, inside = list[Any](), list[bool]()
-    both = chain(zip(moments[::2], moments[1::2], strict=True), nodes)
-    for moment, what in sorted(both, key=lambda one: one[0]):
-        if isinstance(what, int):
-            if not inside or not inside[-1] or found[-1] == what:
+    node_moments, inside = list[Any](), list[bool]()
+    merged = chain(zip(moments[::2], moments[1::2], strict=True), nodes)
+    for moment, key in sorted(merged, key=lambda one: one[0]):
+        if isinstance(key, int):
+            if not inside or not inside[-1] or node_moments[-1] == key:
                 continue
-        elif what is not None:
-            inside.append(isinstance(what, str))
+        elif key is not None:
+            inside.append(isinstance(key, str))
         elif inside:
             inside.pop()
-        found += moment, what
-    return found
+        node_moments += moment, key
+    return node_moments
 
 
 def module_changes(
     moments: Moments, calls: ForwardCalls, names: ModulePaths
 ) -> Iterator[tuple[float, Keys, tuple[str, ...]]]:
-    """Yield the modules of a thread over time: at each change a key and name per module, from the outermost inwards.
+    """Yield the modules of a thread at each change: the time, and the keys and names of modules, outermost first.
 
     An exit without an entry, because the entry was before the first moment, is ignored. Modules entered in a backward
     pass lie in `BACKWARD` and in the modules of the pass's current autograd node.
@@ -92,25 +89,25 @@ def module_changes(
     ]  # with the enclosing modules; the outermost
     at_node = [False]  # whether the innermost entry is an autograd node, which the next node replaces
     for place in range(0, len(moments), 2):
-        moment, what = moments[place : place + 2]
-        if (what is None or isinstance(what, int)) and at_node[-1]:
+        moment, key = moments[place : place + 2]
+        if (key is None or isinstance(key, int)) and at_node[-1]:
             open_.pop()
             at_node.pop()
-        if what is None:
+        if key is None:
             if len(open_) == 1:
                 continue
             open_.pop()
             at_node.pop()
         else:
-            keys, around, root = open_[-1]
-            if isinstance(what, int):
-                inner, root = names.of_node(what, calls)  # names in recomputed checkpoints are below the same root
-                open_.append(((*keys, *inner), (*around, *inner), root))
-            elif isinstance(what, str):
-                open_.append(((*keys, place), (*around, what), None))
+            keys, enclosing, root = open_[-1]
+            if isinstance(key, int):
+                inner, root = names.of_node(key, calls)  # names in recomputed checkpoints are below the same root
+                open_.append(((*keys, *inner), (*enclosing, *inner), root))
+            elif isinstance(key, str):
+                open_.append(((*keys, place), (*enclosing, key), None))
             else:
-                root = root or what
-                name = names.name(root, what)
-                open_.append(((*keys, place), (*around, name), root) if name else (keys, around, root))
-            at_node.append(isinstance(what, int))
+                root = root or key
+                name = names.name(root, key)
+                open_.append(((*keys, place), (*enclosing, name), root) if name else (keys, enclosing, root))
+            at_node.append(isinstance(key, int))
         yield moment, *open_[-1][:2]

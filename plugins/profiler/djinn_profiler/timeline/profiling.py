@@ -29,7 +29,7 @@ class Timeline:
         self._assembled: AssembledTimeline | None = None
         self._totals: TimeTotals | None = None
 
-    def _found(self) -> AssembledTimeline:
+    def _result(self) -> AssembledTimeline:
         if self._assembled is None:
             if not self._recording.ended:
                 raise DjinnError("the block of djinn.profile() has not ended: read its timeline after the block")
@@ -43,12 +43,12 @@ class Timeline:
 
     @property
     def events(self) -> tuple[TimelineEvent, ...]:
-        """Return the events ordered by start. They include work that the block sent and executors did after its end.
+        """Return the events ordered by start. They include work of the block that executors did after its end.
 
         Raises:
             DjinnError: the block has not ended.
         """
-        return self._found().events
+        return self._result().events
 
     @property
     def totals(self) -> TimeTotals:
@@ -58,7 +58,7 @@ class Timeline:
             DjinnError: the block has not ended.
         """
         if self._totals is None:
-            self._totals = totals(self._found(), self.seconds)
+            self._totals = totals(self._result(), self.seconds)
         return self._totals
 
     @for_users
@@ -92,7 +92,7 @@ class Timeline:
         save_trace(Path(path), trace_of(self.events, facts))
 
     def __repr__(self) -> str:
-        """Return the block's seconds and the shares of the causes."""
+        """Return the block's seconds, and the share of each cause."""
         if not self._recording.ended:
             return "<Timeline: the block has not ended>"
         totals = self.totals
@@ -121,10 +121,10 @@ def profile(*, ops: bool = False) -> AbstractContextManager[Timeline]:
         DjinnError: another block is active.
     """
     check_alone()
-    return _recorded(ops=ops)
+    return _record(ops=ops)
 
 
 @contextmanager
-def _recorded(*, ops: bool) -> Iterator[Timeline]:
+def _record(*, ops: bool) -> Iterator[Timeline]:
     with record_timeline(ops=ops) as recording:
         yield Timeline(recording)

@@ -1,4 +1,4 @@
-"""Records the raw timeline of a block: on the client by `Recording`, and on executors, which report times on request."""
+"""Recording of a block's raw timeline: by `Recording` on the client, and by executors, which report times on request."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
     """
     check_alone()
     recording = Recording(ops=ops)
-    recording.connected = lambda: _ask_executors(recording, TimingsRequest(ops=ops))
+    recording.connected = lambda: _request_timings(recording, TimingsRequest(ops=ops))
     if client.is_initialized():
         recording.connected()
     with client.observed_by(recording), recording.hooked():
@@ -45,11 +45,11 @@ def record_timeline(*, ops: bool = False) -> Iterator[Recording]:
             ended = time.perf_counter()
             recording.ended = ended
             if client.is_initialized():
-                _ask_executors(recording, TimingsRequest(on=False))
+                _request_timings(recording, TimingsRequest(on=False))
 
 
-def _ask_executors(recording: Recording, request: TimingsRequest) -> None:
-    """Ask executors to start or stop reporting times after all recorded work, and compare their clocks with the client's clock."""
+def _request_timings(recording: Recording, request: TimingsRequest) -> None:
+    """Make executors start or stop reporting times after all recorded work, and add a sample of each clock."""
     try:
         if not request.on:
             current().flush()

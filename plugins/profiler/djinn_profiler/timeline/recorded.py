@@ -31,7 +31,7 @@ WAIT: Final = "wait"
 
 @attrs.frozen
 class UserLine:
-    """A line of the user's program; an empty `file`: unknown."""
+    """A line of the user's program. `file` is empty if the line is unknown."""
 
     file: str = ""
     line: int = 0
@@ -66,12 +66,12 @@ class Span:
 
 # Raw form of a `Span`: kind, name, start, end, place in the program of a wait, executor and number. A plain tuple, because creating
 # one takes a fifth of the time.
-Noted = tuple[str, str, float, float, UserPlace | None, int, int]
+Activity = tuple[str, str, float, float, UserPlace | None, int, int]
 
 
 @attrs.frozen
 class Range:
-    """A range of `torch.profiler.record_function`, and the instructions that its thread recorded inside: from `first` to before `stop`."""
+    """A range of `torch.profiler.record_function`, in which its thread recorded the instructions `first` to before `stop`."""
 
     name: str
     begun: float
@@ -89,16 +89,16 @@ class ThreadRecord:
         recorder: its recorder.
         number: in order of first appearance.
         calls: flat list of start, end and op of each call on the device.
-        times: the same for ops that only C++ saw, until `merge_times`.
+        times: tensors with times of ops that only C++ saw; `merge_times` moves them to `calls`.
         moments: flat list of times and entered scopes during the block. A scope is a weak reference to a module,
             `BACKWARD`, or the number of an autograd node. None: the thread left a module or `BACKWARD`.
         changes: result of `module_changes` at the block's end.
-        inside: for each open scope of the thread, True if it is a backward pass.
-        noted: other activities.
-        spans: the activities in `noted` as spans, at the block's end.
+        scopes: for each open scope of the thread, True if it is a backward pass.
+        activities: raw records of plans, uploads, sends, connections and waits.
+        spans: `activities` as spans; set at the block's end.
         ranges: ended ranges.
-        open: open ranges.
-        unplaced: submissions that the thread is sending.
+        open_ranges: open ranges.
+        sending_submissions: submissions that the thread is sending.
         sent: number of instructions taken from its recorder so far.
     """
 
@@ -108,13 +108,13 @@ class ThreadRecord:
     calls: list[Any] = attrs.field(factory=list)
     times: list[torch.Tensor] = attrs.field(factory=list)
     moments: list[Any] = attrs.field(factory=lambda: [0.0, None])
-    inside: list[bool] = attrs.field(factory=list)
+    scopes: list[bool] = attrs.field(factory=list)
     changes: list[tuple[float, Keys, tuple[str, ...]]] = attrs.field(factory=list)
-    noted: list[Noted] = attrs.field(factory=list)
+    activities: list[Activity] = attrs.field(factory=list)
     spans: list[Span] = attrs.field(factory=list)
     ranges: list[Range] = attrs.field(factory=list)
-    open: list[tuple[str, float, int]] = attrs.field(factory=list)
-    unplaced: list[SubmissionRecord] = attrs.field(factory=list)
+    open_ranges: list[tuple[str, float, int]] = attrs.field(factory=list)
+    sending_submissions: list[SubmissionRecord] = attrs.field(factory=list)
     sent: int = 0
 
     @property
@@ -123,14 +123,14 @@ class ThreadRecord:
         return len(self.calls) // 3 + sum(map(len, self.times))
 
     def take_times(self) -> None:
-        """Store the times of the thread's ops that C++ noted."""
+        """Append the times of ops that C++ recorded since the last call to `times`."""
         if self.recorder.program >= 0 and (times := ops.take_times(self.recorder.program)).numel():
             self.times.append(times.view(-1, 4))
 
     def nodes(self) -> list[tuple[float, int]]:
-        """Return starts of ops that only C++ saw in backward passes, with their autograd nodes, in order."""
-        found = [times[times[:, 3] != -1] for times in self.times]
-        rows = sorted((begun, node) for times in found for begun, _, _, node in times.tolist())
+        """Return start and autograd node of each op that only C++ saw in a backward pass, in order."""
+        node_times = [times[times[:, 3] != -1] for times in self.times]
+        rows = sorted((begun, node) for times in node_times for begun, _, _, node in times.tolist())
         return [(begun / _SECOND, node if node >= 0 else NO_NODE) for begun, node in rows]
 
     def merge_times(self) -> None:
@@ -138,13 +138,13 @@ class ThreadRecord:
         if self.times:
             rows = [row for times in self.times for row in times.tolist()]
             names = {op: ops.op_name(op).replace("::", ".") for op in {row[2] for row in rows}}
-            seen = [(begun / _SECOND, ended / _SECOND, names[op]) for begun, ended, op, _ in rows]
-            both = sorted([*zip(*[iter(self.calls)] * 3, strict=True), *seen], key=lambda call: call[1])
-            self.calls, self.times = list(chain.from_iterable(both)), []
+            named_times = [(begun / _SECOND, ended / _SECOND, names[op]) for begun, ended, op, _ in rows]
+            merged = sorted([*zip(*[iter(self.calls)] * 3, strict=True), *named_times], key=lambda call: call[1])
+            self.calls, self.times = list(chain.from_iterable(merged)), []
 
     @property
-    def did_anything(self) -> bool:
-        """Return True if the record has anything to show."""
+    def has_records(self) -> bool:
+        """Return True if the thread issued an op or had an activity."""
         return bool(self.calls or self.times or self.spans or self.changes or self.ranges)
 
     @property

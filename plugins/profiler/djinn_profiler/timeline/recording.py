@@ -1,8 +1,8 @@
 """Recording of a timeline: hooks that are installed only while `djinn.profile()` is active.
 
-C++ notes when each op begins and ends. Taps note ops that Python records, modules, submissions and waits. Raw facts are
-stored unprocessed. Lines, names, spans and events are derived when the block has ended. Limits bound the memory of a
-long run: records above them are only counted.
+C++ records when each op begins and ends. Taps record ops that Python records, modules, submissions and waits. Lines,
+names, spans and events are derived when the block has ended. Limits bound the memory of a long run: records above them
+are only counted.
 """
 
 from __future__ import annotations
@@ -30,44 +30,35 @@ from djinn_core.hookspecs.observers import Event, Observer
 from djinn_core.wire.messages import Completed
 from djinn_profiler.timeline.clocks import ClientClock
 from djinn_profiler.timeline.module_changes import ModulePaths, module_changes, with_nodes
-from djinn_profiler.timeline.recorded import (
-    SEND,
-    WAIT,
-    Noted,
-    Range,
-    Span,
-    SubmissionRecord,
-    ThreadRecord,
-    UserLine,
-)
+from djinn_profiler.timeline.recorded import SEND, WAIT, Activity, Range, Span, SubmissionRecord, ThreadRecord, UserLine
 from djinn_profiler.timeline.user_places import UserPlace, UserPlaces, line_of
 
 
 @attrs.define
 class UserLines:
-    """Lines of positions in the user's code, and reasons of waits at them. Each is looked up once."""
+    """Cache of lines of the user's code, and of the reasons of waits at these lines."""
 
-    _known: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
+    _lines_by_place: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
 
     def find(self, place: UserPlace) -> tuple[UserLine, str]:
-        """Return the line, and the reason of a wait as far as its text shows it."""
+        """Return the line of a position, and the reason of a wait there, refined by the line's text."""
         key = id(place[0]), *place[1:]
-        known = self._known.get(key)
-        if known is None:
+        entry = self._lines_by_place.get(key)
+        if entry is None:
             file, line, function, cause = line_of(place)
-            known = self._known[key] = place, UserLine(file, line, function), cause
-        return known[1:]
+            entry = self._lines_by_place[key] = place, UserLine(file, line, function), cause
+        return entry[1:]
 
 
-def span_of(noted: Noted, lines: UserLines) -> Span:
+def span_of(activity: Activity, lines: UserLines) -> Span:
     """Return the span of a thread's raw record."""
-    kind, name, begun, ended, place, executor, number = noted
+    kind, name, begun, ended, place, executor, number = activity
     line, cause = lines.find(place) if place is not None else (UserLine(), "")
     return Span(kind, name or cause, begun, ended, line, cause, executor, number)
 
 
-def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
-    """Set the lines of submissions and of the spans that sent them: the line of the wait if there was one."""
+def set_lines(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines: UserLines) -> None:
+    """Set the lines of submissions and of the spans that sent them: of the wait for the reply, or else of the last op."""
     awaited_lines: dict[tuple[int, int], UserLine] = {}
     for span in spans:
         if span.kind == WAIT and span.number:
@@ -83,7 +74,7 @@ def of_submissions(records: Iterable[SubmissionRecord], spans: Sequence[Span], l
 
 
 def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, float, float, float, float]]:
-    """Return submissions as round trips for comparing clocks: executor, instance, and the arguments of `ClientClock.sample`."""
+    """Return a clock sample for each submission: executor, instance, and the arguments of `ClientClock.sample`."""
     for record in records:
         if (times := record.times) is not None:
             yield record.executor, times.instance, record.sending, times.taken, times.done, record.received
@@ -106,7 +97,7 @@ class _OpTimes(Tap):
         self._names = names
         self._local = _ThreadLists()
 
-    def _mine(self) -> ThreadRecord:
+    def _current_record(self) -> ThreadRecord:
         record = self._local.record
         if record is None:
             record = self._local.record = self._record_of_thread()
@@ -114,15 +105,15 @@ class _OpTimes(Tap):
 
     def op(self, func: Any, begun: float, ended: float) -> None:
         """Record an op, as `Tap.op`."""
-        record = self._mine()
+        record = self._current_record()
         record.calls.extend((begun, ended, func))
-        if record.inside and record.inside[-1]:
+        if record.scopes and record.scopes[-1]:
             self._at_node(record, begun)
 
     def module(self, entered: weakref.ref[torch.nn.Module] | str | None) -> None:
         """Record entry to or exit from a module, as `Tap.module`."""
-        record, now = self._mine(), time.perf_counter()
-        inside = record.inside
+        record, now = self._current_record(), time.perf_counter()
+        inside = record.scopes
         if entered is None:
             if inside:
                 inside.pop()
@@ -131,7 +122,7 @@ class _OpTimes(Tap):
                 self._at_node(record, now)
             outermost = not inside or inside[-1]
             if outermost and not isinstance(entered, str) and (module := entered()) is not None:
-                self._names.met(module)
+                self._names.record_root(module)
             inside.append(isinstance(entered, str))
         record.moments.extend((now, entered))
 
@@ -154,8 +145,8 @@ class Recording(Tap, Observer):
         submissions: records in sending order.
         samples: additional round trips for comparing clocks: executor, instance, and the arguments of
             `ClientClock.sample`.
-        clocks: by executor and process, set when the block has ended.
-        connected: called when a session has begun in the block.
+        clocks: clocks by executor and process; set when the block has ended.
+        connected: called when a session begins in the block.
         names: names of modules.
         names_of_calls: names by identity of a module call, which its program keeps alive; set at the block's end if
             instructions are timed.
@@ -187,9 +178,9 @@ class Recording(Tap, Observer):
         self._asking = False
         self._pending: dict[tuple[int, int], SubmissionRecord] = {}
         self._places = UserPlaces()
-        self._op_times = _OpTimes(self.mine, self.names)
+        self._op_times = _OpTimes(self.current_record, self.names)
         self._keeps_calls = False
-        self.thread = self.mine()
+        self.thread = self.current_record()
 
     # --- hooks ---------------------------------------------------------------------------------------------------
 
@@ -225,9 +216,11 @@ class Recording(Tap, Observer):
             record.recorder.forward_calls.stop_collecting_dropped()
 
     def _finish(self) -> None:
-        """Look up lines, modules and clocks while modules are alive; drop threads without events."""
+        """Look up lines, modules and clocks while modules are alive, and drop threads without records."""
         lines = UserLines()
-        for call in {id(c): c for one in self.submissions if one.program for c in one.program.modules}.values():
+        for call in {
+            id(c): c for submission in self.submissions if submission.program for c in submission.program.modules
+        }.values():
             self.names_of_calls[id(call)] = self.names.of_call(call)
         for record in list(self.threads):
             calls = record.recorder.forward_calls
@@ -236,17 +229,19 @@ class Recording(Tap, Observer):
             calls.dropped_calls = None
             record.moments = []  # another thread may still read the last one
             self._end_ranges(record)
-            record.ranges.sort(key=lambda one: one.first)
-            record.spans = [span_of(noted, lines) for noted in record.noted]
-            record.noted.clear()
-        self.threads = [one for one in self.threads if one is self.thread or one.did_anything]
+            record.ranges.sort(key=lambda submission: submission.first)
+            record.spans = [span_of(noted, lines) for noted in record.activities]
+            record.activities.clear()
+        self.threads = [
+            submission for submission in self.threads if submission is self.thread or submission.has_records
+        ]
         spans = [span for record in self.threads for span in record.spans]
-        of_submissions(self.submissions, spans, lines)
+        set_lines(self.submissions, spans, lines)
         samples = [*self.samples, *samples_of(self.submissions)]
-        for executor, instance, *moments in sorted(samples, key=lambda one: one[2]):
+        for executor, instance, *moments in sorted(samples, key=lambda submission: submission[2]):
             self.clocks.setdefault((executor, instance), ClientClock()).sample(*moments)
 
-    def mine(self) -> ThreadRecord:
+    def current_record(self) -> ThreadRecord:
         """Return this thread's record."""
         record = self._local.record
         if record is None or record.recorder is not current():
@@ -268,17 +263,17 @@ class Recording(Tap, Observer):
 
     def _range_begins(self, enter: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def begins(entered: Any) -> Any:
-            record = self.mine()
-            record.open.append((entered.name, time.perf_counter(), record.recorded))
+            record = self.current_record()
+            record.open_ranges.append((entered.name, time.perf_counter(), record.recorded))
             return enter(entered)
 
         return begins
 
     def _range_ends(self, leave: Callable[..., Any]) -> Callable[..., Any]:
         def ends(entered: Any, *error: Any) -> Any:
-            record = self.mine()
-            while record.open:
-                name, begun, first = record.open.pop()
+            record = self.current_record()
+            while record.open_ranges:
+                name, begun, first = record.open_ranges.pop()
                 if len(record.ranges) < SPANS_LIMIT:
                     record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
                 if name == entered.name:
@@ -288,9 +283,9 @@ class Recording(Tap, Observer):
         return ends
 
     def _end_ranges(self, record: ThreadRecord) -> None:
-        for name, begun, first in record.open:
+        for name, begun, first in record.open_ranges:
             record.ranges.append(Range(name, begun, time.perf_counter(), first, record.recorded))
-        record.open.clear()
+        record.open_ranges.clear()
 
     # --- `Tap` ---------------------------------------------------------------------------------------------------
 
@@ -302,24 +297,24 @@ class Recording(Tap, Observer):
             record.sent += instructions
         count = 0
         record.take_times()
-        for one in self.threads:
-            count += max(one.count, len(one.moments) // 4)
+        for submission in self.threads:
+            count += max(submission.count, len(submission.moments) // 4)
         if count > OPS_LIMIT and not self.ops_end:
             self.ops_end = time.perf_counter()
             self._stop_ops()
 
     def submitted(self, begun: float, instructions: int) -> None:
         """Record a submission, as `Tap.submitted`. It contains the oldest taken instructions that were not submitted."""
-        record, place = self.mine(), self._take(instructions)
-        for sent in record.unplaced:
-            if place is not None and sent.begun >= begun:
-                sent.thread, sent.first = place
-        record.unplaced.clear()
+        record, place = self.current_record(), self._take(instructions)
+        for submission in record.sending_submissions:
+            if place is not None and submission.begun >= begun:
+                submission.thread, submission.first = place
+        record.sending_submissions.clear()
         self._add(record, ("plan", "submit", begun, time.perf_counter(), None, 0, 0))
 
     def uploaded(self, begun: float) -> None:
         """Record an upload, as `Tap.uploaded`."""
-        self._add(self.mine(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
+        self._add(self.current_record(), ("upload", "upload", begun, time.perf_counter(), None, 0, 0))
 
     def _take(self, instructions: int) -> tuple[ThreadRecord, int] | None:
         """Return the thread that recorded the next `instructions`, and the number of the first instruction."""
@@ -330,9 +325,9 @@ class Recording(Tap, Observer):
             self._taken.appendleft((record, first + instructions, remaining - instructions))
         return record, first
 
-    def _add(self, record: ThreadRecord, noted: Noted) -> None:
-        if len(record.noted) < SPANS_LIMIT:
-            record.noted.append(noted)
+    def _add(self, record: ThreadRecord, noted: Activity) -> None:
+        if len(record.activities) < SPANS_LIMIT:
+            record.activities.append(noted)
         else:
             self.lost += 1
 
@@ -340,11 +335,11 @@ class Recording(Tap, Observer):
         self, executor: int, number: int, pending: PendingSubmission, begun: float, sending: float, nbytes: int
     ) -> None:
         """Record a sent frame, as `Tap.sent`."""
-        now, mine = time.perf_counter(), self.mine()
+        now, record_of_sender = time.perf_counter(), self.current_record()
         number += self._earlier
         self._last = max(self._last, number)
         sites, prepared = pending.program.sites, pending.prepared
-        self._add(mine, ("send", "send", begun, now, None, executor, number))
+        self._add(record_of_sender, ("send", "send", begun, now, None, executor, number))
         if len(self.submissions) >= SUBMISSIONS_LIMIT:
             self.lost += 1
             return
@@ -352,10 +347,10 @@ class Recording(Tap, Observer):
         site = sites[-1] if sites else self._places.find(sys._getframe(1), Cause.OTHER)[:2]  # noqa: SLF001 - the public ways build a list of all frames
         count = len(prepared.nodes) if prepared is not None else 0
         program = pending.program if self.ops and count else None
-        where = executor, number, mine, -1, begun, sending, now, nbytes, site, pending.is_awaited, count
+        where = executor, number, record_of_sender, -1, begun, sending, now, nbytes, site, pending.is_awaited, count
         record = SubmissionRecord(*where, prepared, program)
         self.submissions.append(record)
-        mine.unplaced.append(record)
+        record_of_sender.sending_submissions.append(record)
         self._pending[executor, number] = record
 
     def answered(self, executor: int, number: int, completed: Completed, nbytes: int) -> None:
@@ -370,7 +365,7 @@ class Recording(Tap, Observer):
         """Record a wait, as `Tap.waited`."""
         if self._asking:
             return
-        now, record = time.perf_counter(), self.mine()
+        now, record = time.perf_counter(), self.current_record()
         place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
         self._add(record, ("wait", "", begun, now, place, executor, number and number + self._earlier))
 
@@ -389,7 +384,7 @@ class Recording(Tap, Observer):
         finally:
             self._asking = False
         name = f"connect to {event.fields['server']}"
-        self._add(self.mine(), ("connect", name, begun, time.perf_counter(), None, 0, 0))
+        self._add(self.current_record(), ("connect", name, begun, time.perf_counter(), None, 0, 0))
 
 
 def _nothing() -> None:

@@ -42,7 +42,7 @@ ROWS: Final = 16  # maximum rows of modules and lines in a table
 SURPRISING: Final = (
     3.0  # factor between measured and predicted times above which the model's error is not the only reason
 )
-_LEAST_SECONDS: Final = 0.05  # minimum measured seconds for this remark
+_MIN_SECONDS: Final = 0.05  # minimum measured seconds for this remark
 OUTSIDE: Final = "(outside of modules)"
 _WORDS: Final = {
     PYTHON: "your code, libraries, PyTorch",
@@ -67,7 +67,12 @@ _CAUSES: Final = (CLIENT_BOUND, NETWORK_BOUND, DEVICE_BOUND, SHARED)
 
 @attrs.frozen
 class ModuleTime:
-    """A module's own time in seconds, without submodules: the client's time by cause, and the time of its ops on executors."""
+    """A module's own time, without submodules, in seconds.
+
+    Attributes:
+        causes: the client's time by cause.
+        device: time of the module's ops on executors.
+    """
 
     path: str
     causes: Mapping[str, float]
@@ -114,8 +119,8 @@ class ExecutorTime:
 
     @property
     def surprise(self) -> str:
-        """Return the likely reason if measured and predicted times differ by a factor above `SURPRISING`; otherwise an empty text."""
-        if not self.planned or self.predicted <= 0.0 or self.measured < _LEAST_SECONDS:
+        """Return why measured and predicted times differ by a factor above `SURPRISING`; empty if they do not."""
+        if not self.planned or self.predicted <= 0.0 or self.measured < _MIN_SECONDS:
             return ""
         times = self.measured / self.predicted
         if 1 / SURPRISING <= times <= SURPRISING:
@@ -133,8 +138,8 @@ class TimeTotals:
 
     Attributes:
         seconds: length of the block.
-        kinds: seconds of its thread by kind of event, waits by their parts; the kinds cover all of it.
-        causes: the same seconds by cause: `client`, `network`, `device`, `other sessions`.
+        kinds: all seconds of the block's thread, by kind of event. Waits are counted by their parts.
+        causes: all seconds of the block's thread, by cause: `client`, `network`, `device`, `other sessions`.
         round_trips: number of round trips that threads waited for.
         instructions: number of sent instructions.
         submissions: number of sent submissions.
@@ -158,10 +163,10 @@ def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
     first, *others = assembled.threads
     kinds = _kinds(first)
     causes: dict[str, float] = defaultdict(float)
-    for kind, spent in kinds.items():
-        causes[CAUSES[kind]] += spent
-    beside = {one.record.name: sum(part.seconds for part in one.parts) for one in others}
-    records = [one.record for one in assembled.phases]
+    for kind, cause_seconds in kinds.items():
+        causes[CAUSES[kind]] += cause_seconds
+    other_threads = {item.record.name: sum(part.seconds for part in item.parts) for item in others}
+    records = [item.record for item in assembled.phases]
     return TimeTotals(
         seconds,
         kinds,
@@ -169,10 +174,10 @@ def totals(assembled: AssembledTimeline, seconds: float) -> TimeTotals:
         tuple(_modules(assembled)),
         tuple(_lines(assembled)),
         tuple(_executors(assembled)),
-        sum(len(one.waits) for one in assembled.threads),
+        sum(len(item.waits) for item in assembled.threads),
         sum(record.instructions for record in records),
         len(records),
-        beside,
+        other_threads,
         sum(part.kind == CAPTURE for part in first.parts),
     )
 
@@ -214,7 +219,7 @@ def _modules(assembled: AssembledTimeline) -> list[ModuleTime]:
         ModuleTime(path, seconds_by_module.get(path, {}), device.get(path, 0.0))
         for path in {**seconds_by_module, **device}
     ]
-    return sorted(rows, key=lambda one: -max(one.seconds, one.device))
+    return sorted(rows, key=lambda item: -max(item.seconds, item.device))
 
 
 def _lines(assembled: AssembledTimeline) -> list[LineTime]:
@@ -227,34 +232,44 @@ def _lines(assembled: AssembledTimeline) -> list[LineTime]:
         for kind, begun, ended in wait.parts:
             seconds_by_line[key][CAUSES[kind]] += ended - begun
     rows = [LineTime(*key, times[key], sum(causes.values()), causes) for key, causes in seconds_by_line.items()]
-    return sorted(rows, key=lambda one: -one.seconds)
+    return sorted(rows, key=lambda item: -item.seconds)
 
 
 def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
-    numbers = dict.fromkeys(one.record.executor for one in assembled.phases)
+    numbers = dict.fromkeys(item.record.executor for item in assembled.phases)
     for number in numbers:
-        mine = [one for one in assembled.phases if one.record.executor == number]
-        told = [
-            one for one in mine if one.record.prepared is not None and one.record.prepared.predicted_seconds is not None
+        submissions = [item for item in assembled.phases if item.record.executor == number]
+        with_prediction = [
+            item
+            for item in submissions
+            if item.record.prepared is not None and item.record.prepared.predicted_seconds is not None
         ]
-        predicted = sum(one.record.prepared.predicted_seconds or 0.0 for one in told if one.record.prepared is not None)
-        seconds, measured = (sum(one.executed - one.begun for one in some) for some in (mine, told))
-        is_calibrated = bool(told) and all(
-            one.record.prepared is not None and one.record.prepared.calibrated for one in told
+        predicted = sum(
+            item.record.prepared.predicted_seconds or 0.0
+            for item in with_prediction
+            if item.record.prepared is not None
         )
-        yield ExecutorTime(executor_name(number), len(mine), seconds, len(told), predicted, measured, is_calibrated)
+        seconds, measured = (
+            sum(item.executed - item.begun for item in group) for group in (submissions, with_prediction)
+        )
+        is_calibrated = bool(with_prediction) and all(
+            item.record.prepared is not None and item.record.prepared.calibrated for item in with_prediction
+        )
+        yield ExecutorTime(
+            executor_name(number), len(submissions), seconds, len(with_prediction), predicted, measured, is_calibrated
+        )
 
 
-def advice(found: TimeTotals) -> list[str]:
-    """Return advice, the most promising first; empty if no cause dominates."""
-    whole = found.seconds or 1.0
-    share = {cause: found.causes.get(cause, 0.0) / whole for cause in _CAUSES}
-    kinds = {kind: spent / whole for kind, spent in found.kinds.items()}
+def advice(block: TimeTotals) -> list[str]:
+    """Return advice on how to shorten the block, the most promising first; empty if no cause dominates."""
+    total = block.seconds or 1.0
+    share = {cause: block.causes.get(cause, 0.0) / total for cause in _CAUSES}
+    kinds = {kind: cause_seconds / total for kind, cause_seconds in block.kinds.items()}
     advice_rows: list[tuple[float, str]] = []
-    if share[NETWORK_BOUND] > 0.25 and found.lines and kinds.get(REQUEST, 0.0) + kinds.get(ANSWER, 0.0) > 0.2:
-        line = found.lines[0]
-        what = f"wait less often: {found.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
-        advice_rows.append((share[NETWORK_BOUND], f"{what}; {ADVICE[line.cause]}"))
+    if share[NETWORK_BOUND] > 0.25 and block.lines and kinds.get(REQUEST, 0.0) + kinds.get(ANSWER, 0.0) > 0.2:
+        line = block.lines[0]
+        wait_advice = f"wait less often: {block.round_trips} round trips were waited for, {line.times} of them at {line.line or 'one line'} ({line.cause})"
+        advice_rows.append((share[NETWORK_BOUND], f"{wait_advice}; {ADVICE[line.cause]}"))
     if kinds.get(UPLOAD, 0.0) > 0.15:
         advice_rows.append(
             (
@@ -269,16 +284,16 @@ def advice(found: TimeTotals) -> list[str]:
                 "the block includes connecting: call djinn.init() before the block to measure the program alone",
             )
         )
-    slow = [one.surprise for one in found.executors if one.surprise and one.measured > one.predicted]
+    slow = [item.surprise for item in block.executors if item.surprise and item.measured > item.predicted]
     if share[DEVICE_BOUND] > 0.4 and slow:
         advice_rows.append(
             (share[DEVICE_BOUND], f"the device takes more than {SURPRISING:g} times as long as predicted: {slow[0]}")
         )
     elif share[DEVICE_BOUND] > 0.4:
-        cure = "a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops"
-        if not any(one.planned for one in found.executors):
-            cure += ". No time was predicted, so see first that its machine does no other work"
-        advice_rows.append((share[DEVICE_BOUND], f"the device is what takes long: {cure}"))
+        advice_text = "a smaller dtype, larger batches, compiled programs or a second executor help; djinn.profile(ops=True) shows which ops"
+        if not any(item.planned for item in block.executors):
+            advice_text += ". No time was predicted, so first check that its machine does no other work"
+        advice_rows.append((share[DEVICE_BOUND], f"most time is spent on the device: {advice_text}"))
     if share[SHARED] > 0.1:
         advice_rows.append(
             (share[SHARED], "other sessions use the device: another server, or a larger share, helps (djinn status)")
@@ -290,68 +305,68 @@ def advice(found: TimeTotals) -> list[str]:
                 "the block includes planning: run a few steps before the block, or keep sizes constant from step to step",
             )
         )
-    if not found.calls and not found.instructions and not found.lines:
+    if not block.calls and not block.instructions and not block.lines:
         return ["nothing was done on the device in this block: are the model and its inputs on `remote_accelerator`?"]
-    if found.calls and kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
-        calls = f"{found.calls:,} calls on the device were made"
+    if block.calls and kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0) > 0.4:
+        calls = f"{block.calls:,} calls on the device were made"
         advice_rows.append(
             (
                 kinds.get(PYTHON, 0.0) + kinds.get(CAPTURE, 0.0),
-                f"the client is what takes long ({calls}): fewer and larger ops, fused ones, or torch.compile",
+                f"most time is spent in the client ({calls}): use fewer and larger ops, fused ops, or torch.compile",
             )
         )
-    return [text for _, text in sorted(advice_rows, key=lambda one: -one[0])]
+    return [text for _, text in sorted(advice_rows, key=lambda item: -item[0])]
 
 
-def table(found: TimeTotals, *, complete: bool) -> str:
-    """Return the totals as text. `complete`: True if everything was recorded."""
-    whole, (many, unit) = found.seconds or 1.0, unit_of(found.seconds)
+def table(block: TimeTotals, *, complete: bool) -> str:
+    """Return the totals of a block as text. `complete`: True if no record was dropped."""
+    total, (scale, unit) = block.seconds or 1.0, unit_of(block.seconds)
     lines = [
-        f"{duration(found.seconds)}, {found.round_trips} round trips, {found.submissions} submissions of {found.instructions:,} instructions"
+        f"{duration(block.seconds)}, {block.round_trips} round trips, {block.submissions} submissions of {block.instructions:,} instructions"
     ]
     if not complete:
         lines.append("the timeline is incomplete: the block did more than a timeline can hold")
     lines += ["", "where the time went, by cause"]
     for cause in _CAUSES:
-        if (spent := found.causes.get(cause, 0.0)) > 0:
+        if (cause_seconds := block.causes.get(cause, 0.0)) > 0:
             lines.append(
-                f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}-bound"
+                f"{cause_seconds * scale:10.3f} {unit} {cause_seconds / total:6.1%}  {cause}-bound"
                 if cause != SHARED
-                else f"{spent * many:10.3f} {unit} {spent / whole:6.1%}  {cause}"
+                else f"{cause_seconds * scale:10.3f} {unit} {cause_seconds / total:6.1%}  {cause}"
             )
-            kinds = [(kind, part) for kind, part in found.kinds.items() if CAUSES[kind] == cause]
+            kinds = [(kind, part) for kind, part in block.kinds.items() if CAUSES[kind] == cause]
             lines += [
-                f"{part * many:14.3f} {unit} {part / whole:6.1%}  {_WORDS[kind]}"
-                for kind, part in sorted(kinds, key=lambda one: -one[1])
+                f"{part * scale:14.3f} {unit} {part / total:6.1%}  {_WORDS[kind]}"
+                for kind, part in sorted(kinds, key=lambda item: -item[1])
                 if part > 0
             ]
     lines += [
         "",
         f"{unit:>10} {'client':>8} {'network':>8} {'device':>8} {'ops there':>10}  by module, without the modules in it",
     ]
-    for module in found.modules[:ROWS]:
-        shares = " ".join(f"{module.causes.get(cause, 0.0) * many:8.3f}" for cause in _CAUSES[:3])
-        lines.append(f"{module.seconds * many:10.3f} {shares} {module.device * many:10.3f}  {module.path}")
-    lines += _more(len(found.modules) - ROWS, "modules")
-    if found.lines:
+    for module in block.modules[:ROWS]:
+        shares = " ".join(f"{module.causes.get(cause, 0.0) * scale:8.3f}" for cause in _CAUSES[:3])
+        lines.append(f"{module.seconds * scale:10.3f} {shares} {module.device * scale:10.3f}  {module.path}")
+    lines += _more(len(block.modules) - ROWS, "modules")
+    if block.lines:
         lines += ["", f"{unit:>10} {'times':>6}  waits by line"]
-        for line in found.lines[:ROWS]:
+        for line in block.lines[:ROWS]:
             lines.append(
-                f"{line.seconds * many:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}"
+                f"{line.seconds * scale:10.3f} {line.times:6}  {line.cause}: {line.line or 'outside of Python code'}"
             )
             lines += [f"{'':19}{line.text}"] if line.text else []
-        lines += _more(len(found.lines) - ROWS, "lines")
-    if found.executors:
+        lines += _more(len(block.lines) - ROWS, "lines")
+    if block.executors:
         lines += ["", f"{unit:>10} {'count':>7}  submissions by executor: running their ops"]
-    for one in found.executors:
-        lines.append(f"{one.seconds * many:10.3f} {one.submissions:7}  {one.name}")
-        if one.planned:
-            speeds = "" if one.calibrated else " (assumed speeds)"
-            prediction = f"predicted for {one.planned} of them: {duration(one.predicted)}{speeds}; measured: {duration(one.measured)}"
-            lines += [f"{'':20}{prediction}", *([f"{'':20}{one.surprise}"] if one.surprise else [])]
-    for name, seconds in found.other_threads.items():
-        lines.append(f"{seconds * many:10.3f} {unit} of thread {name}, beside this one")
-    if hints := advice(found):
+    for item in block.executors:
+        lines.append(f"{item.seconds * scale:10.3f} {item.submissions:7}  {item.name}")
+        if item.planned:
+            speeds = "" if item.calibrated else " (assumed speeds)"
+            prediction = f"predicted for {item.planned} of them: {duration(item.predicted)}{speeds}; measured: {duration(item.measured)}"
+            lines += [f"{'':20}{prediction}", *([f"{'':20}{item.surprise}"] if item.surprise else [])]
+    for name, seconds in block.other_threads.items():
+        lines.append(f"{seconds * scale:10.3f} {unit} of thread {name}, beside this one")
+    if hints := advice(block):
         lines += ["", "what to do", *[f"- {hint}" for hint in hints]]
     return "\n".join(lines)
 

@@ -37,15 +37,15 @@ class Phases:
     Attributes:
         record: the submission.
         recovered: True if it was the first to run on a new process.
-        measured: True if the executor reported the times; otherwise they are placed in the middle of the round trip.
+        measured: True if the executor reported times. Otherwise its durations are put in the middle of the round trip.
         sent: sending of its frame began.
-        arrived: the frame arrived.
-        taken: its session took the frame.
+        arrived: the frame arrived at the executor.
+        taken: the session began to handle the frame.
         ready: as in `ExecutionTimes`.
         begun: as in `ExecutionTimes`.
         executed: as in `ExecutionTimes`.
         done: as in `ExecutionTimes`.
-        returned: its reply arrived.
+        returned: the reply arrived at the client.
         read: the client had read the reply.
     """
 
@@ -63,7 +63,7 @@ class Phases:
     read: float
 
     def parts(self) -> Iterator[tuple[str, float, float]]:
-        """Yield the kinds of its consecutive phases, each with start and end."""
+        """Yield kind, start and end of each phase, in order."""
         kinds = RECOVERY if self.recovered else REQUEST, EARLIER, DECODE, QUEUE, EXECUTE, ENCODE, ANSWER, READ
         bounds = (self.sent, self.arrived, self.taken, self.ready, self.begun, self.executed, self.done, self.returned)
         yield from zip(kinds, bounds, (*bounds[1:], self.read), strict=True)
@@ -96,7 +96,7 @@ def phases_of(
         if times is None or clock is None:
             phases.append(_assumed(record))
         else:
-            transfers = [clock.at_client(told.ended) for told in times.transfers]
+            transfers = [clock.at_client(transfer.ended) for transfer in times.transfers]
             recovered = bool(process) and process != times.instance
             process = times.instance
             phases.append(_measured(record, times, clock, max(before, *transfers, 0.0), awaited, recovered))
@@ -141,9 +141,9 @@ def _assumed(record: SubmissionRecord) -> Phases:
 def parts_of_wait(
     wait: Span, phases: Phases | None, incoming: Sequence[tuple[float, float]]
 ) -> list[tuple[str, float, float]]:
-    """Return the parts of a wait by purpose, consecutive and without gaps.
+    """Return kind, start and end of each part of a wait. The parts are consecutive and without gaps.
 
-    `incoming`: ordered, disjoint times in which its executor waited for values of other executors.
+    `incoming`: ordered, disjoint intervals in which the executor waited for values of other executors.
     """
     if phases is None:  # a request that the executor answers after all earlier work
         return [(REQUEST, wait.begun, wait.ended)]
@@ -156,12 +156,12 @@ def parts_of_wait(
 
 
 def _split(begun: float, ended: float, incoming: Sequence[tuple[float, float]]) -> list[tuple[str, float, float]]:
-    """Return earlier work of the executor, split into computing and transfers from other executors."""
+    """Return an interval of earlier work on the executor, split into computing and transfers from other executors."""
     parts: list[tuple[str, float, float]] = []
-    at = bisect_right(
-        incoming, begun, key=lambda one: one[1]
+    position = bisect_right(
+        incoming, begun, key=lambda interval: interval[1]
     )  # binary search, because a pool may have as many transfers as ops
-    for first, last in incoming[at : bisect_left(incoming, ended, at, key=lambda one: one[0])]:
+    for first, last in incoming[position : bisect_left(incoming, ended, position, key=lambda interval: interval[0])]:
         start, stop = max(first, begun), min(last, ended)
         if stop > start:
             parts += [(EARLIER, begun, start)] if start > begun else []

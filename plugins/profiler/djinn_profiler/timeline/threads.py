@@ -53,7 +53,7 @@ class ModuleSpan:
 
 
 def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
-    """Return calls of modules, outer calls first; open calls last until `ended`."""
+    """Return the calls of modules, outer calls first. Calls that have not returned end at `ended`."""
     spans: list[ModuleSpan | None] = []
     open_: list[tuple[object, int, float, tuple[str, ...]]] = []  # key, index in `found`, start, names
     begins = [record.calls[3 * op] for op in _outermost(record)]
@@ -64,19 +64,19 @@ def module_spans(record: ThreadRecord, ended: float) -> list[ModuleSpan]:
             spans[place] = ModuleSpan(names, begun, moment, bisect_left(begins, moment) - bisect_left(begins, begun))
 
     for moment, keys, names in record.changes:
-        same = 0
-        while same < min(len(keys), len(open_)) and open_[same][0] == keys[same]:
-            same += 1
-        close(same, moment)
-        for depth in range(same, len(keys)):
+        common = 0
+        while common < min(len(keys), len(open_)) and open_[common][0] == keys[common]:
+            common += 1
+        close(common, moment)
+        for depth in range(common, len(keys)):
             open_.append((keys[depth], len(spans), moment, names[: depth + 1]))
             spans.append(None)
     close(0, ended)
-    return [one for one in spans if one is not None]
+    return [name for name in spans if name is not None]
 
 
 def _outermost(record: ThreadRecord) -> list[int]:
-    """Return device calls that are not nested. Inner calls end, and are noted, before outer calls."""
+    """Return the positions of device calls that are not nested. Inner calls end, and are recorded, before outer calls."""
     outermost: list[int] = []
     calls = record.calls
     for op in range(record.count):
@@ -86,7 +86,7 @@ def _outermost(record: ThreadRecord) -> list[int]:
     return outermost
 
 
-def divided(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:
+def divide(record: ThreadRecord, modules: Sequence[ModuleSpan], begun: float, ended: float) -> list[Part]:
     """Return the thread's time from `begun` to `ended`, in parts without gaps."""
     inside = sorted(_intervals(record, modules), key=lambda one: (one[0], -one[1], one[2] is not None))
     parts: list[Part] = []

@@ -35,16 +35,16 @@ _CHAIN: Final = (SEND, REQUEST, EXECUTE, ANSWER, WAIT)  # events of a submission
 
 def trace_of(events: Sequence[TimelineEvent], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the trace as a JSON value. `facts`: metadata of the whole trace."""
-    processes = _numbered(event.process for event in sorted(events, key=lambda one: _rank(one.process)))
-    lanes = _numbered((event.process, event.lane) for event in sorted(events, key=lambda one: _lane_rank(one.lane)))
+    processes = _number(event.process for event in sorted(events, key=lambda one: _rank(one.process)))
+    lanes = _number((event.process, event.lane) for event in sorted(events, key=lambda one: _lane_rank(one.lane)))
     trace: list[dict[str, Any]] = []
     for process, number in processes.items():
-        trace.append(_named("process_name", number, 0, process))
+        trace.append(_metadata_event("process_name", number, 0, process))
         trace.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
     counters = {(event.process, event.lane) for event in events if event.kind in _COUNTERS}
     for (process, lane), number in lanes.items():
         if (process, lane) not in counters:
-            trace.append(_named("thread_name", processes[process], number, lane))
+            trace.append(_metadata_event("thread_name", processes[process], number, lane))
             order = {"sort_index": number}
             trace.append(
                 {"ph": "M", "name": "thread_sort_index", "pid": processes[process], "tid": number, "args": order}
@@ -71,7 +71,7 @@ def save_trace(path: Path, trace: Mapping[str, Any]) -> None:
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
-def _numbered(keys: Iterable[Any]) -> dict[Any, int]:
+def _number(keys: Iterable[Any]) -> dict[Any, int]:
     return {key: number for number, key in enumerate(dict.fromkeys(keys), 1)}
 
 
@@ -84,12 +84,12 @@ def _lane_rank(lane: str) -> tuple[str, int, str]:
     return thread, _LANES.index(kind) if kind in _LANES else len(_LANES), lane
 
 
-def _named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
+def _metadata_event(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
 
 
 def _nanoseconds(event: TimelineEvent) -> tuple[int, int]:
-    """Return start and length of an event. Ends are rounded like starts, so that neighbours meet and do not overlap."""
+    """Return start and length of an event in nanoseconds. Starts and ends are rounded alike, so neighbours do not overlap."""
     begun = round(event.start * 1e9)
     return begun, round(event.end * 1e9) - begun
 

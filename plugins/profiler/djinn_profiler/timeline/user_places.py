@@ -18,7 +18,7 @@ import djinn_core
 from djinn_client.interception.tap import Cause
 from djinn_core.ir.program import line_of_site
 
-_OWN: Final = tuple(module.__path__[0] for module in (djinn_client, djinn_core))
+_DJINN_FOLDERS: Final = tuple(module.__path__[0] for module in (djinn_client, djinn_core))
 _TORCH: Final = str(Path(torch.__file__).parent)
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _DECIDES: Final = re.compile(r"\b(if|elif|while|assert|and|or|not|bool)\b")
@@ -45,20 +45,20 @@ class UserPlaces:
     """Find the user's code on stacks. Owners of code objects are cached, so a frame costs a tenth of a microsecond."""
 
     def __init__(self) -> None:
-        self._known: dict[
+        self._classified: dict[
             int, tuple[CodeType, _Owner, bool]
         ] = {}  # keyed by identity, because hashing a code object walks its constants
 
     def find(self, frame: FrameType | None, cause: str) -> UserPlace:
-        """Return the innermost position outside of PyTorch, Djinn and installed packages, or else outside of PyTorch and Djinn.
+        """Return the innermost position in the user's code, or else in an installed package other than PyTorch and Djinn.
 
-        PyTorch fetches numbers to print a tensor: the reason of such a wait is the printing.
+        If PyTorch's code for printing waits, the returned cause is the printing.
         """
-        library, places = None, self._known
+        library, places = None, self._classified
         while frame is not None:
             code = frame.f_code
             place = places.get(id(code))
-            _, owner, prints = self._learn(code, frame) if place is None else place
+            _, owner, prints = self._classify(code, frame) if place is None else place
             if owner is _USER:
                 return code, frame.f_lasti, cause
             if prints:
@@ -68,23 +68,23 @@ class UserPlaces:
             frame = frame.f_back
         return (*library, cause) if library is not None else (None, 0, cause)
 
-    def _learn(self, code: CodeType, frame: FrameType) -> tuple[CodeType, _Owner, bool]:
+    def _classify(self, code: CodeType, frame: FrameType) -> tuple[CodeType, _Owner, bool]:
         owner = _owner_of(code.co_filename)
         prints = owner is _TORCH_ITSELF and code.co_name in {"_tensor_str", "_str", "_str_intern"}
         if owner is _USER and frame.f_globals.get("__name__", "").startswith("djinn_"):
             owner = _DJINN  # a plugin, in any install location
-        self._known[id(code)] = found = code, owner, prints
-        return found
+        self._classified[id(code)] = classified = code, owner, prints
+        return classified
 
 
 def line_of(place: UserPlace) -> tuple[str, int, str, str]:
-    """Return file, line and function of a position, and the reason of the wait as far as the line's text shows it."""
+    """Return file, line and function of a position, and the reason of the wait, refined by the line's text."""
     code, offset, cause = place
     if code is None:
         return "", 0, "", cause
     file, line = code.co_filename, line_of_site((code, offset))
     if _owner_of(file) is _USER:
-        cause = _refined(cause, linecache.getline(file, line))
+        cause = _refine_cause(cause, linecache.getline(file, line))
     return file, line, code.co_name, cause
 
 
@@ -97,15 +97,15 @@ _DJINN, _TORCH_ITSELF, _LIBRARY, _USER = _Owner  # enum members are slow to look
 
 @functools.lru_cache(maxsize=4096)
 def _owner_of(file: str) -> _Owner:
-    if file.startswith(_OWN):
+    if file.startswith(_DJINN_FOLDERS):
         return _DJINN
     if file.startswith(_TORCH):
         return _TORCH_ITSELF
     return _LIBRARY if file.startswith((*_LIBRARIES, "<")) else _USER
 
 
-def _refined(cause: str, text: str) -> str:
-    """Return a more exact reason of a wait for a number: a condition or a print, by the line's text."""
+def _refine_cause(cause: str, text: str) -> str:
+    """Return the cause of a wait. A wait for a number becomes a condition or a print if the line's text shows it."""
     if cause != Cause.NUMBER:
         return cause
     if "print(" in text:

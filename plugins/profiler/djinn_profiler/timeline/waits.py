@@ -46,12 +46,14 @@ class Wait:
 
 
 class WaitReport(Tap):
-    """Round trips inside a block of `explain_waits()`; `str()` shows them as a table, the longest first."""
+    """Round trips inside a block of `explain_waits()`. `str()` returns them as a table, the longest first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._places = UserPlaces()
-        self._found: dict[tuple[int, int, str], tuple[UserPlace, int, float]] = {}  # keyed by identity of a code object
+        self._waits_by_place: dict[
+            tuple[int, int, str], tuple[UserPlace, int, float]
+        ] = {}  # keyed by identity of a code object
 
     def waited(self, cause: Cause, begun: float, executor: int, number: int) -> None:  # noqa: ARG002
         """Record a wait of the current thread with its stack, as `Tap.waited`."""
@@ -59,33 +61,33 @@ class WaitReport(Tap):
         place = self._places.find(sys._getframe(1), cause)  # noqa: SLF001 - the public ways build a list of all frames
         key = id(place[0]), *place[1:]
         with self._lock:
-            _, times, seconds = self._found.get(key, (place, 0, 0.0))
-            if times or len(self._found) < _LINES:
-                self._found[key] = place, times + 1, seconds + ended - begun
+            _, times, seconds = self._waits_by_place.get(key, (place, 0, 0.0))
+            if times or len(self._waits_by_place) < _LINES:
+                self._waits_by_place[key] = place, times + 1, seconds + ended - begun
 
     @property
     def waits(self) -> tuple[Wait, ...]:
         """Return lines that waited, the longest first."""
         with self._lock:
-            places = list(self._found.values())
+            places = list(self._waits_by_place.values())
         totals: dict[tuple[str, int, str, str], tuple[int, float]] = {}
-        for place, count, spent in places:  # a line may have several places
+        for place, count, seconds_at_place in places:  # a line may have several places
             key = line_of(place)
             times, seconds = totals.get(key, (0, 0.0))
-            totals[key] = times + count, seconds + spent
+            totals[key] = times + count, seconds + seconds_at_place
         return tuple(
             Wait(file, line, function, linecache.getline(file, line).strip(), cause, ADVICE[cause], times, seconds)
-            for (file, line, function, cause), (times, seconds) in sorted(totals.items(), key=lambda one: -one[1][1])
+            for (file, line, function, cause), (times, seconds) in sorted(totals.items(), key=lambda wait: -wait[1][1])
         )
 
     @property
     def seconds(self) -> float:
         """Return the total seconds that the program waited."""
-        return sum(one.seconds for one in self.waits)
+        return sum(wait.seconds for wait in self.waits)
 
     def __repr__(self) -> str:
         waits = self.waits
-        times = sum(one.times for one in waits)
+        times = sum(wait.times for wait in waits)
         return f"<WaitReport: {times} round trips, {duration(self.seconds)}, on {len(waits)} lines; see print() of it>"
 
     def _repr_html_(self) -> str:
@@ -96,24 +98,24 @@ class WaitReport(Tap):
         waits = self.waits
         if not waits:
             return "the program waited for no round trip"
-        lines = [f"{sum(one.times for one in waits)} round trips, {duration(self.seconds)}"]
-        many, unit = unit_of(self.seconds)
-        for one in waits:
-            place = f"{called(one.file)}:{one.line} in {one.function}" if one.file else "outside of Python code"
+        lines = [f"{sum(wait.times for wait in waits)} round trips, {duration(self.seconds)}"]
+        scale, unit = unit_of(self.seconds)
+        for wait in waits:
+            place = f"{called(wait.file)}:{wait.line} in {wait.function}" if wait.file else "outside of Python code"
             lines += [
-                f"{one.seconds * many:9.3f} {unit} {one.times:6} x  {one.cause:22} {place}",
-                f"{'':22}{one.text}" if one.text else "",
-                f"{'':22}-> {one.advice}",
+                f"{wait.seconds * scale:9.3f} {unit} {wait.times:6} x  {wait.cause:22} {place}",
+                f"{'':22}{wait.text}" if wait.text else "",
+                f"{'':22}-> {wait.advice}",
             ]
         return "\n".join(line for line in lines if line)
 
 
 @contextmanager
 def explain_waits() -> Iterator[WaitReport]:
-    """List each round trip that the program waits for inside the block: reason, line, time, and advice.
+    """Context manager that lists each round trip for which the block waits: reason, line, time, and advice.
 
-    Round trips without a wait, such as a copy with `non_blocking=True` that arrived in time, are not listed. Finding the line
-    costs some microseconds per round trip, and nothing outside of the block.
+    Round trips without a wait are not listed, such as a copy with `non_blocking=True` that arrived in time. Finding the
+    line costs some microseconds per round trip.
     """
     report = WaitReport()
     with taps.subscribed(report):

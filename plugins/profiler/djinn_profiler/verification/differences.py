@@ -1,4 +1,4 @@
-"""Numerical comparison of two results of one op, and the message about a difference."""
+"""Numerical comparison of an op's results on the remote device and on the CPU, and the message about a difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_core.torch_private import default_tolerances
 
 @attrs.frozen
 class Tolerance:
-    """Tolerance of a comparison: `|remote - here| <= atol + rtol * |here|`.
+    """Tolerance of a comparison: `|remote - local| <= atol + rtol * |local|`.
 
     Attributes:
         rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
@@ -39,7 +39,7 @@ class Difference:
     Attributes:
         op: overload name.
         site: `file:line in function` of the user's code.
-        module: the module that issued it, in words.
+        module: description of the module that issued it; empty outside of modules.
         operands: shape and dtype of each operand.
         result: position of the result that differs.
         largest: the largest absolute difference.
@@ -77,44 +77,44 @@ class Distance:
     differing: int
 
 
-def distance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> Distance | None:
-    """Return the distance of `remote` from `here`; None if it is within the tolerance."""
-    if remote.shape != here.shape or remote.dtype != here.dtype:
+def distance(remote: torch.Tensor, local: torch.Tensor, tolerance: Tolerance) -> Distance | None:
+    """Return the distance of `remote` from the CPU result `local`, or None if it is within the tolerance."""
+    if remote.shape != local.shape or remote.dtype != local.dtype:
         return Distance(float("inf"), max(remote.numel(), 1))
-    if not here.numel() or (not tolerance.bitwise and torch.equal(remote, here)):
+    if not local.numel() or (not tolerance.bitwise and torch.equal(remote, local)):
         return None
-    wrong = _differ_bitwise(remote, here) if tolerance.bitwise else _beyond_tolerance(remote, here, tolerance)
+    wrong = _differ_bitwise(remote, local) if tolerance.bitwise else _beyond_tolerance(remote, local, tolerance)
     differing = int(wrong.sum())
     if not differing:
         return None
-    apart = (_wide(remote) - _wide(here)).abs()[wrong]
-    return Distance(float(apart.nan_to_num(nan=float("inf")).max()), differing)
+    differences = (_widen(remote) - _widen(local)).abs()[wrong]
+    return Distance(float(differences.nan_to_num(nan=float("inf")).max()), differing)
 
 
-def _beyond_tolerance(remote: torch.Tensor, here: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
-    rtol, atol = tolerance.for_dtype(here.dtype)
-    return ~torch.isclose(_wide(remote), _wide(here), rtol=rtol, atol=atol, equal_nan=True)
+def _beyond_tolerance(remote: torch.Tensor, local: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
+    rtol, atol = tolerance.for_dtype(local.dtype)
+    return ~torch.isclose(_widen(remote), _widen(local), rtol=rtol, atol=atol, equal_nan=True)
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.is_complex:
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64 if tensor.dtype.is_floating_point or tensor.dtype is torch.bool else torch.int64)
 
 
-def _differ_bitwise(remote: torch.Tensor, here: torch.Tensor) -> torch.Tensor:
+def _differ_bitwise(remote: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     if remote.dtype.is_complex:
-        return _differ_bitwise(torch.view_as_real(remote), torch.view_as_real(here)).any(-1)
-    wrong = remote != here
+        return _differ_bitwise(torch.view_as_real(remote), torch.view_as_real(local)).any(-1)
+    wrong = remote != local
     if remote.dtype.is_floating_point:
-        wrong &= ~(remote.isnan() & here.isnan())
-        wrong |= torch.signbit(remote) != torch.signbit(here)
+        wrong &= ~(remote.isnan() & local.isnan())
+        wrong |= torch.signbit(remote) != torch.signbit(local)
     return wrong
 
 
-def in_words(differences: Sequence[Difference], total: int) -> str:
+def format_differences(differences: Sequence[Difference], total: int) -> str:
     """Return a message about the first difference, and the number of further differences."""
-    others = (
+    summary = (
         f"\n{total - 1} more ops differ; `report.differences` has the first {len(differences)}" if total > 1 else ""
     )
-    return f"{differences[0]}{others}"
+    return f"{differences[0]}{summary}"

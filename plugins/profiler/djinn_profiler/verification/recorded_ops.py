@@ -23,13 +23,13 @@ from djinn_core.ir.program import Call, Site, Slot
 _HERE: Final = torch.device("cpu")
 
 
-def place_of_op() -> tuple[Site, ModuleCall | None]:
-    """Return the user's line that issued the op, and its module call; call this inside `Tap.recorded`."""
+def user_line_of_op() -> tuple[Site, ModuleCall | None]:
+    """Return the user's line that issued the present op, and its module call. Call this inside `Tap.recorded`."""
     return site_of(int(ops.site_of_last_op())), current_module(current())
 
 
-def module_in_words(module: ModuleCall | None) -> str:
-    """Return the module that issued an op, or the backward pass; empty for neither."""
+def describe_module(module: ModuleCall | None) -> str:
+    """Return a description of the module or backward pass that issued an op; empty outside of both."""
     path = module_path(module)
     return str(path) if path is not None else "a backward pass" if is_backward(module) else ""
 
@@ -39,7 +39,7 @@ def is_own(call: Call) -> bool:
     return call.op in OWN_OPERATORS
 
 
-def run_here(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
+def run_on_cpu(call: Call, operands: Sequence[torch.Tensor], slots: Sequence[Slot]) -> Any:
     """Return the results of the op of `call` on these CPU operands and scalars, as an executor would compute them.
 
     Raises:
@@ -57,17 +57,17 @@ def fetch_all(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:
     Raises:
         RemoteError: a tensor could not be computed.
     """
-    fetched: list[torch.Tensor] = []
+    tensors_fetched: list[torch.Tensor] = []
     group: list[LazyTensor] = []
     size = 0
     for tensor in tensors:
         nbytes = tensor.remote.meta.nbytes
         if group and size + nbytes > PART_BYTES:
-            fetched += _fetch_group(group)
+            tensors_fetched += _fetch_group(group)
             group, size = [], 0
         group.append(tensor)
         size += nbytes
-    return fetched + _fetch_group(group)
+    return tensors_fetched + _fetch_group(group)
 
 
 def _fetch_group(tensors: Sequence[LazyTensor]) -> list[torch.Tensor]:

@@ -22,9 +22,9 @@ from djinn_client.interception.tap import Tap, taps
 from djinn_client.interception.tensors.partial_fetch import view_of
 from djinn_core.ir.module_path import ModuleCall
 from djinn_core.ir.program import Call, Site, Slot, describe_site
-from djinn_profiler.verification.cpu_copies import CpuCopies, Look
-from djinn_profiler.verification.differences import Difference, Tolerance, distance, in_words
-from djinn_profiler.verification.recorded_ops import is_own, module_in_words, place_of_op, run_here
+from djinn_profiler.verification.cpu_copies import CpuCopies, UsedValue
+from djinn_profiler.verification.differences import Difference, Tolerance, distance, format_differences
+from djinn_profiler.verification.recorded_ops import describe_module, is_own, run_on_cpu, user_line_of_op
 
 log = get_logger("djinn.verify")
 
@@ -42,7 +42,7 @@ class Verification:
 
     Attributes:
         checked: number of ops that ran on both sides.
-        unchecked: number of other ops, by reason.
+        unchecked: number of ops that were not checked, by reason.
         differences: the first differences, in program order.
         differing: number of ops that differed.
     """
@@ -60,7 +60,7 @@ class Verification:
 
 @contextmanager
 def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: bool = False) -> Iterator[Verification]:
-    """Run every op of this thread inside the block on both sides and compare the results.
+    """Context manager that also runs every op of this thread on the CPU, and compares the results.
 
     Args:
         rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
@@ -84,7 +84,7 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
             checker.explain(error)
             raise
     if checker.report.differing:
-        raise VerificationError(in_words(checker.report.differences, checker.report.differing))
+        raise VerificationError(format_differences(checker.report.differences, checker.report.differing))
 
 
 @attrs.frozen
@@ -92,28 +92,28 @@ class _UncheckedOp:
     """An op that was recorded and not checked yet.
 
     Attributes:
-        operands: its operands, as right after the op; None for objects that are no tensors.
-        results: its results, as right after the op.
-        written: its written tensors, as right after the op.
-        before: copies of the memory that it wrote, from before the write, by storage.
+        operands: its operands, with metadata from right after the op.
+        results: its results, with metadata from right after the op; None for objects that are no tensors.
+        written: its written tensors, with metadata from right after the op.
+        before: copies of storages that it wrote, from before the write, by storage.
     """
 
     call: Call
     slots: Sequence[Slot]
     site: Site
     module: ModuleCall | None
-    operands: tuple[Look, ...]
-    results: tuple[Look | None, ...]
-    written: tuple[Look, ...]
+    operands: tuple[UsedValue, ...]
+    results: tuple[UsedValue | None, ...]
+    written: tuple[UsedValue, ...]
     before: dict[int, torch.Tensor]
 
-    def looks(self) -> Iterator[Look]:
+    def used_values(self) -> Iterator[UsedValue]:
         """Return every tensor whose memory is needed."""
         yield from self.operands
         yield from self.written
-        for look in self.results:
-            if look is not None:
-                yield look
+        for used_value in self.results:
+            if used_value is not None:
+                yield used_value
 
 
 class _Checker(Tap):
@@ -125,7 +125,7 @@ class _Checker(Tap):
         self._loading = False
         self._tolerance = tolerance
         self._copies = CpuCopies(COPIES_BYTES)
-        self._gathered: list[_UncheckedOp] = []
+        self._batch: list[_UncheckedOp] = []
         self._used: set[int] = set()  # storages that batched ops read, wrote or created
         self._nbytes = 0
         self._before: dict[int, torch.Tensor] = {}
@@ -141,7 +141,7 @@ class _Checker(Tap):
         if not targets.isdisjoint(self._used):
             self.check()
         operand_metas = [(o.remote, o.remote.meta) for o in operands if o.remote.storage.id in targets]
-        if not _reason_to_skip(call) and not (len(operand_metas) == 1 and _named(call.op, _OVERWRITE)):
+        if not _reason_to_skip(call) and not (len(operand_metas) == 1 and _names_op(call.op, _OVERWRITE)):
             self._load(operand_metas)
         for value, meta in operand_metas:
             if value.storage.id not in self._before:
@@ -151,11 +151,7 @@ class _Checker(Tap):
                 self._before[value.storage.id] = copy
 
     def recorded(
-        self,
-        call: Call,
-        slots: Sequence[Slot],
-        operands: Sequence[LazyTensor],
-        results: Sequence[torch.Tensor | None],
+        self, call: Call, slots: Sequence[Slot], operands: Sequence[LazyTensor], results: Sequence[torch.Tensor | None]
     ) -> None:
         """Add a recorded op to the batch, as `Tap.recorded`."""
         if self._loading or get_ident() != self.thread:
@@ -168,22 +164,22 @@ class _Checker(Tap):
         op = _UncheckedOp(
             call,
             slots,
-            *place_of_op(),
+            *user_line_of_op(),
             tuple((o.remote, meta) for o, meta in zip(operands, call.operands, strict=True)),
             tuple((r.remote, r.remote.meta) if isinstance(r, LazyTensor) else None for r in results),
             tuple((operands[i].remote, operands[i].remote.meta) for i in call.writes),
             self._before,
         )
-        self._gathered.append(op)
-        self._used.update(value.storage.id for value, _ in op.looks())
+        self._batch.append(op)
+        self._used.update(value.storage.id for value, _ in op.used_values())
         self._nbytes += sum(call.nbytes)
-        if len(self._gathered) >= BATCH_OPS or self._nbytes >= BATCH_BYTES:
+        if len(self._batch) >= BATCH_OPS or self._nbytes >= BATCH_BYTES:
             self.check()
 
-    def _load(self, looks: Iterable[Look]) -> None:
+    def _load(self, used_values: Iterable[UsedValue]) -> None:
         self._loading = True
         try:
-            self._copies.load(looks)
+            self._copies.load(used_values)
         finally:
             self._loading = False
 
@@ -193,62 +189,66 @@ class _Checker(Tap):
         Raises:
             RemoteError: an op failed on the executor.
         """
-        pending, self._gathered = self._gathered, []
+        pending, self._batch = self._batch, []
         self._used, self._nbytes = set(), 0
-        self._load(look for op in pending for look in op.looks())
+        self._load(look for op in pending for look in op.used_values())
         for op in pending:
             self._check_one(op)
 
     def _check_one(self, op: _UncheckedOp) -> None:
         call = op.call
-        looks: dict[int, torch.Tensor] = {}
+        used_values: dict[int, torch.Tensor] = {}
         for value, meta in op.operands:
             copy = op.before.get(value.storage.id)
-            looks[value.handle] = view_of(copy if copy is not None else self._copies.of(value.storage.id), meta)
-        operands = [looks[value.handle] for value, _ in op.operands]
+            used_values[value.handle] = view_of(
+                copy if copy is not None else self._copies.copy_of(value.storage.id), meta
+            )
+        operands = [used_values[value.handle] for value, _ in op.operands]
         try:
-            out = run_here(call, operands, op.slots)
+            out = run_on_cpu(call, operands, op.slots)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             log.warning("an op cannot run on this machine and is not verified", op=call.op, error=str(error))
             self.report.unchecked["cannot run here"] += 1
             return
         self.report.checked += 1
         results = list(out) if call.sequence else [out]
-        for index, (here, remote) in enumerate(zip(results, op.results, strict=True)):
-            if isinstance(here, torch.Tensor) and remote is not None and self._compare(op, index, here, remote):
+        for index, (local, remote) in enumerate(zip(results, op.results, strict=True)):
+            if isinstance(local, torch.Tensor) and remote is not None and self._compare(op, index, local, remote):
                 return
         for index, look in zip(call.writes, op.written, strict=True):
             if self._compare(op, index, operands[index], look):
                 return
 
-    def _compare(self, op: _UncheckedOp, index: int, here: torch.Tensor, look: Look) -> bool:
+    def _compare(self, op: _UncheckedOp, index: int, local: torch.Tensor, used_value: UsedValue) -> bool:
         """Compare the results of one op. Return True if they differ."""
-        value, meta = look
-        there = view_of(self._copies.of(value.storage.id), meta)
+        value, meta = used_value
+        remote = view_of(self._copies.copy_of(value.storage.id), meta)
         with torch.inference_mode():
-            apart = distance(there.resolve_conj().resolve_neg(), here.resolve_conj().resolve_neg(), self._tolerance)
-        if apart is None:
+            distance_found = distance(
+                remote.resolve_conj().resolve_neg(), local.resolve_conj().resolve_neg(), self._tolerance
+            )
+        if distance_found is None:
             return False
         self.report.differing += 1
         if len(self.report.differences) < DIFFERENCES:
-            rtol, atol = self._tolerance.for_dtype(here.dtype)
-            words = module_in_words(op.module)
+            rtol, atol = self._tolerance.for_dtype(local.dtype)
+            words = describe_module(op.module)
             shapes = tuple(f"{str(m.dtype).removeprefix('torch.')}{list(m.shape)}" for m in op.call.operands)
-            numbers = (apart.largest, apart.differing, here.numel(), rtol, atol)
+            numbers = (distance_found.largest, distance_found.differing, local.numel(), rtol, atol)
             self.report.differences.append(
                 Difference(op.call.op, describe_site(op.site), words, shapes, index, *numbers)
             )
         return True
 
     def explain(self, error: BaseException) -> None:
-        """If the block raised, name an op that differed before, as a possible cause."""
+        """Add a note to the block's exception that names an op that differed before, as a possible cause."""
         if isinstance(error, Exception):
             try:
                 self.check()
             except Exception as failed:
                 log.debug("the batched ops cannot be checked", reason=str(failed))
         if self.report.differing:
-            error.add_note(f"djinn.verify(): {in_words(self.report.differences, self.report.differing)}")
+            error.add_note(f"djinn.verify(): {format_differences(self.report.differences, self.report.differing)}")
 
 
 _VIEW = "a view"
@@ -257,7 +257,7 @@ _VIEW = "a view"
 def _reason_to_skip(call: Call) -> str:
     if is_own(call):
         return "of Djinn's own"
-    if _named(call.op, _UNINITIALISED):
+    if _names_op(call.op, _UNINITIALISED):
         return "makes memory without content"
     if call.random:
         return "random"
@@ -266,6 +266,6 @@ def _reason_to_skip(call: Call) -> str:
     return ""
 
 
-def _named(op: str, names: Sequence[str]) -> bool:
+def _names_op(op: str, names: Sequence[str]) -> bool:
     packet = op.removeprefix("aten::").partition(".")[0]
     return any(packet == name or (not name.endswith("_") and packet.startswith(f"{name}_")) for name in names)
