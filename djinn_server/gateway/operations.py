@@ -20,8 +20,8 @@ from djinn_server.hookspecs.authenticators import Credentials, Denial, Identity
 from djinn_server.hookspecs.operations import ServerMetrics, WatchedServer
 from djinn_server.launch.orders import End
 
-MOST_WITH_DECISIONS: Final = 100  # sessions
-MOST_WITH_LOGS: Final = 32  # executors
+MOST_WITH_DECISIONS: Final = 100  # sessions in a status with decisions of plans
+MOST_WITH_LOGS: Final = 32  # executors in a status with log lines
 
 
 def watched_server(context: GatewayContext, assignment: str) -> WatchedServer:
@@ -40,16 +40,16 @@ def _end_session(context: GatewayContext, session: str, identity: Identity) -> s
     return answer.reason if isinstance(answer, Denial) else ""
 
 
-def _identify_operator(context: GatewayContext, shown: Credentials, asked: str) -> Identity | Denial:
-    """Return the identity of a client of the operations server, as `WatchedServer.identify`."""
-    who = context.authentication.identify(shown)
-    if asked and isinstance(who, Denial):
-        context.events.emit("refused", why=who.kind, asked=asked, peer=shown.peer, at="operations")
-    return who
+def _identify_operator(context: GatewayContext, credentials: Credentials, path: str) -> Identity | Denial:
+    """Return the identity of a client of the operations server, as `WatchedServer.identify` does."""
+    identity = context.authentication.identify(credentials)
+    if path and isinstance(identity, Denial):
+        context.events.emit("refused", why=identity.kind, asked=path, peer=credentials.peer, at="operations")
+    return identity
 
 
-def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
-    """Omit the plans' decisions if there are many sessions, because a reply is limited to 4 MiB."""
+def _without_decisions(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, ...]:
+    """Return the status without the plans' decisions if there are many sessions. A reply is limited to 4 MiB."""
     if sum(len(executor.sessions) for executor in executors) <= MOST_WITH_DECISIONS:
         return executors
     replace = msgspec.structs.replace
@@ -62,7 +62,7 @@ def _shortened(executors: tuple[ExecutorStatus, ...]) -> tuple[ExecutorStatus, .
 def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> Status:
     """Return the status for a tenant, or for the operator (None). `assignment`: name of the assignment policy."""
     age = time.monotonic() - context.since
-    executors = _shortened(context.tenants.statuses(tenant))
+    executors = _without_decisions(context.tenants.statuses(tenant))
     if tenant is not None or len(executors) > MOST_WITH_LOGS:
         executors = tuple(msgspec.structs.replace(executor, log=()) for executor in executors)
     least = context.tenants.least_load()
@@ -71,7 +71,7 @@ def status_of(context: GatewayContext, assignment: str, tenant: str | None) -> S
 
 
 def kill_session(context: GatewayContext, session: str, identity: Identity, peer: str, means: str) -> Killed | Denial:
-    """End the session whose name begins with `session`, if the client may end it.
+    """End the session whose name begins with `session`, if the client may. Return the reply, or a denial.
 
     `means`: how the request came, for the message to the session's client.
     """
@@ -81,20 +81,20 @@ def kill_session(context: GatewayContext, session: str, identity: Identity, peer
     sessions = [status for executor in statuses for status in executor.sessions]
     clients = {s.session: s.client for s in sessions if s.session.startswith(session)}
     if len(clients) != 1 or not session:
-        several = f"{len(clients)} sessions begin with" if clients else "there is no session that begins with"
-        reason = f"{several} {session!r}: `djinn status --json` shows their whole names"
+        several = f"{len(clients)} session names begin with" if clients else "no session name begins with"
+        reason = f"{several} {session!r}: `djinn status --json` shows whole names"
         return Denial(reason, "no_such_session")
     ((name, client),) = clients.items()
     facts = {"session": name, "client": client, "tenant": identity.tenant, "key": identity.key}
     context.events.emit("killed", **facts, peer=peer)
-    who = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
+    ender = "the operator of the server" if identity.sees_all else f"its owner {identity.tenant}"
     for executor in context.tenants.executors():
-        executor.send(End(name, f"it was ended by {who}, {means}"))
+        executor.send(End(name, f"it was ended by {ender}, {means}"))
     return Killed(name, client)
 
 
 def server_metrics(context: GatewayContext) -> ServerMetrics:
-    """Return the metrics of a gateway and its executors. Each executor is asked for a report."""
+    """Return the metrics of a gateway and its executors. Request a report of each executor."""
     executors = {
         (str(number), supervised.device_id, tenant): _executor_metrics(supervised)
         for tenant, pool in context.tenants.pools()
@@ -130,7 +130,7 @@ def _labelled(values: Mapping[str, int]) -> tuple[LabelledValue, ...]:
 
 
 def _executor_metrics(supervised: SupervisedExecutor) -> ExecutorMetrics:
-    """Return the metrics that an executor reports, with those that the gateway measures."""
+    """Return the metrics that an executor reports, and the metrics that the gateway measures."""
     report, load = supervised.report(), supervised.meter.load()
     values: dict[str, float] = {
         "up": float(report is not None),

@@ -1,4 +1,4 @@
-"""Pool of a gateway's executor processes: started early, supervised, and restarted if they die."""
+"""Pool of a gateway's executor processes. The gateway supervises them, and restarts them if they die."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from djinn_server.launch.orders import Drain, Order
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _STATUS_SECONDS = 2.0
-BUSY: Final = "busy"  # kind of a denial that may soon not hold
+BUSY: Final = "busy"  # kind of a denial after which a retry may soon succeed
 # Metrics that `djinn status` and dashboards show.
 SHOWN: Final = frozenset(
     "submissions ops queue_seconds decode_seconds device_seconds encode_seconds fetched_bytes received_bytes op_failures "
@@ -42,7 +42,7 @@ class SupervisedExecutor:
     """An executor of a pool. Its process is supervised, and replaced if it dies.
 
     Attributes:
-        device_id: id of the device, also during a restart of the process.
+        device_id: id of the device; before the process is ready, its name in the configuration.
         restarts: number of restarts of the process.
         meter: measures the load of the executor, across restarts.
     """
@@ -55,7 +55,7 @@ class SupervisedExecutor:
         engine: ExecutorEngine,
         request: LaunchRequest,
     ) -> None:
-        """Start the first process, without waiting for it."""
+        """Start the first process, without waiting for it. `request`: launch request for `engine`."""
         self._config = config
         self._events = events
         self._start_timeout = start_timeout
@@ -80,11 +80,11 @@ class SupervisedExecutor:
 
     @property
     def launched(self) -> StartedExecutor | None:
-        """The running process; None until it is ready."""
+        """The ready process; None while it starts or restarts."""
         return self._process if self._state == "ready" else None
 
     def status(self) -> ExecutorStatus:
-        """The executor's entry in `djinn status`."""
+        """Return the executor's entry in `djinn status`."""
         process, state = self._process, self._state
         if state == "ready":
             try:
@@ -112,15 +112,15 @@ class SupervisedExecutor:
         return ExecutorStatus(about, process.process_id, state, restarts=self.restarts)
 
     def is_idle(self, seconds: float) -> bool:
-        """Return True if the executor has had no session and no restart within `seconds`.
+        """Return True if the executor has no session, and was not restarted within `seconds`.
 
-        After a restart, clients of the dead process reconnect.
+        After a restart, clients of the dead process may still reconnect.
         """
         report = self.report()
         return report is not None and not report.sessions and time.monotonic() - self._restarted_at >= seconds
 
     def report(self) -> Sessions | None:
-        """Return the executor's report of its sessions; None if it is not ready or does not answer."""
+        """Return the executor's report of its sessions, or None if it is not ready or does not answer."""
         if self._state != "ready":
             return None
         try:
@@ -130,12 +130,12 @@ class SupervisedExecutor:
             return None
 
     def refresh_load(self) -> None:
-        """Request a report if the last one is too old for load decisions."""
+        """Request a report if the last one is too old for assignments."""
         if self.meter.is_due:
             self.report()
 
     def _report(self) -> Sessions:
-        """Request a report, and update the load if its last report is too old.
+        """Request and return a report. Update the load if the load's report is too old.
 
         Raises:
             StartupError: the process does not answer.
@@ -146,11 +146,11 @@ class SupervisedExecutor:
         return report
 
     def send(self, order: Order) -> None:
-        """Send an order to the process. Do nothing if it does not run."""
+        """Send an order to the process, or do nothing if the process has ended."""
         self._process.send(order)
 
     def drain(self, seconds: float) -> None:
-        """Admit no further session, and end with the last session or after `seconds`. Return at once."""
+        """Order the process to admit no session, and to end with its last session or after `seconds`. Return at once."""
         self._closing.set()
         self._process.send(Drain(seconds))
 
@@ -167,9 +167,9 @@ class SupervisedExecutor:
             self._state = "restarting"
             if self._closing.is_set():
                 return
-            died = {"process": self._process.process_id, "exit_status": status}
-            _log.error("an executor died: the next one recovers its sessions from their journals", **died)
-            self._events.emit("executor_died", device=self.device_id, tenant=self._process.tenant, **died)
+            death = {"process": self._process.process_id, "exit_status": status}
+            _log.error("an executor died: its replacement recovers the sessions that have journals", **death)
+            self._events.emit("executor_died", device=self.device_id, tenant=self._process.tenant, **death)
             if not self._restart():
                 return
 
@@ -181,29 +181,29 @@ class SupervisedExecutor:
                 self._process.wait_ready(self._start_timeout)
             except DjinnError as error:
                 pause = backoff.pause()
-                _log.error("an executor does not start again", error=str(error), next_try_seconds=pause)
+                _log.error("cannot restart an executor: trying again later", error=str(error), next_try_seconds=pause)
                 self._closing.wait(pause)
                 continue
-            if self._closing.is_set():  # while it was starting: `close` has ended the previous process
+            if self._closing.is_set():  # `close` was called during the start, and has ended only the previous process
                 self._process.close(0.0)
                 return False
             self._restarted_at = time.monotonic()
             self._state = "ready"
             self.restarts += 1
-            _log.info("an executor was started again", process=self._process.process_id)
+            _log.info("an executor was restarted", process=self._process.process_id)
             self._events.emit("executor_restarted", device=self.device_id, process=self._process.process_id)
             return True
         return False
 
 
 def _queue(report: Sessions) -> dict[str, int]:
-    """Return a histogram of the times that submissions waited for the device."""
+    """Return a histogram of the times for which submissions waited for the device: counts by upper bound in seconds."""
     (distribution,) = report.metered.distributions.get("queue_duration_seconds", (Distribution((), (0,), 0.0),))
     return dict(zip((*map(str, distribution.bounds), "+Inf"), distribution.counts, strict=True))
 
 
 def _figures(report: Sessions) -> Iterator[tuple[str, float]]:
-    """Return all metrics of a report. A metric with labels is summed."""
+    """Yield all metrics of a report by name. A metric with labels is summed."""
     metered = report.metered
     yield from metered.values.items()
     yield from ((name, sum(labelled.value for labelled in values)) for name, values in metered.labelled.items())
@@ -216,7 +216,7 @@ class Pool:
         self,
         configs: Sequence[ExecutorConfig],
         start_timeout: float,
-        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - has no observers
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         requests: Sequence[LaunchRequest] = (),
     ) -> None:
@@ -230,11 +230,11 @@ class Pool:
             PluginError: the engine returned no `ExecutorHandle`.
         """
         self._executors: list[SupervisedExecutor] = []
-        self._assigning = threading.Lock()
+        self._assignment_lock = threading.Lock()
         try:
-            for number, one in enumerate(configs):
+            for number, config in enumerate(configs):
                 request = requests[number] if requests else LaunchRequest(number, len(configs))
-                self._executors.append(SupervisedExecutor(one, start_timeout, events, engine, request))
+                self._executors.append(SupervisedExecutor(config, start_timeout, events, engine, request))
         except BaseException:
             self.close(0.0)
             raise
@@ -250,7 +250,7 @@ class Pool:
         return tuple(supervised.launched for supervised in self._executors if supervised.launched is not None)
 
     def find(self, device: str) -> tuple[int, StartedExecutor] | Denial:
-        """Return a ready executor for `device`, with its number, or a refusal.
+        """Return the number of a ready executor for `device`, and the executor; or a refusal.
 
         `device`: a number, an id or a kind; empty: any device.
         """
@@ -259,40 +259,42 @@ class Pool:
 
     def assign(
         self,
-        newcomer: AssignmentRequest,
+        request: AssignmentRequest,
         assigner: Assigner = Assigner(),  # noqa: B008 - a frozen value
         others: Sequence[tuple[str, Pool]] = (),
         *,
         counts: bool = True,
     ) -> tuple[int, StartedExecutor] | Denial:
-        """Return the executor for a new session, with its number, or a refusal. The policy chooses among equal devices.
+        """Return the number of the executor for a new session, and the executor; or a refusal.
+
+        The policy chooses among executors whose devices are of the same kind and name.
 
         Args:
-            newcomer: the new session; its `executors` are filled in here.
-            assigner: asks the policy.
-            others: the pools of other tenants, with their names.
-            counts: True if the session is counted as load of the executor.
+            request: the new session. This method sets its `executors`.
+            assigner: calls the policy.
+            others: names and pools of other tenants.
+            counts: True if the session counts as load of the executor.
         """
-        candidates = self._candidates(newcomer.device)
+        candidates = self._candidates(request.device)
         if isinstance(candidates, Denial):
             return candidates
         first = candidates[0][1].ready.device
-        alike = {
+        candidates_by_number = {
             number: executor
             for number, executor in candidates
             if (executor.ready.device.kind, executor.ready.device.name) == (first.kind, first.name)
         }
-        if len(alike) > 1:
-            for number in alike:
+        if len(candidates_by_number) > 1:
+            for number in candidates_by_number:
                 self._executors[number].refresh_load()
-        with self._assigning:  # one client at a time: an assignment counts as load for the next
-            loads = tuple(self._load(number, executor, others) for number, executor in alike.items())
-            chosen = assigner.assign(attrs.evolve(newcomer, executors=loads))
-            if isinstance(chosen, AssignmentRefusal):
-                return Denial(chosen.reason, BUSY if chosen.retry else "device", chosen.retry)
+        with self._assignment_lock:  # one client at a time: an assignment counts as load for the next
+            loads = tuple(self._load(number, executor, others) for number, executor in candidates_by_number.items())
+            choice = assigner.assign(attrs.evolve(request, executors=loads))
+            if isinstance(choice, AssignmentRefusal):
+                return Denial(choice.reason, BUSY if choice.retry else "device", choice.retry)
             if counts:
-                self._executors[chosen].meter.assign(newcomer.hint)
-        return chosen, alike[chosen]
+                self._executors[choice].meter.assign(request.hint)
+        return choice, candidates_by_number[choice]
 
     def _load(self, number: int, executor: StartedExecutor, others: Sequence[tuple[str, Pool]]) -> ExecutorLoad:
         other_loads = [(tenant, pool.executors[number].meter.load()) for tenant, pool in others]
@@ -306,7 +308,7 @@ class Pool:
         ready = [
             (n, supervised.launched) for n, supervised in enumerate(self._executors) if supervised.launched is not None
         ]
-        full, free = "", []  # reason of a full executor; executors with free places
+        full, free = "", []  # reason of a full executor; executors that admit sessions
         for number, executor in ready:
             if not device or device in {str(number), executor.ready.device.id, executor.ready.device.kind}:
                 reason = executor.full()
@@ -318,11 +320,9 @@ class Pool:
         if full:
             return Denial(full, BUSY, retry=True)
         if len(ready) < len(self._executors):
-            return Denial(
-                "an executor is being started again after it died: try again in a few seconds", BUSY, retry=True
-            )
-        offered = ", ".join(executor.ready.device.id for _, executor in ready)
-        return Denial(f"this server has no device {device!r}, it offers {offered}", "device")
+            return Denial("an executor is being restarted after it died: try again in a few seconds", BUSY, retry=True)
+        device_ids = ", ".join(executor.ready.device.id for _, executor in ready)
+        return Denial(f"this server has no device {device!r}, it offers {device_ids}", "device")
 
     @property
     def devices(self) -> tuple[str, ...]:

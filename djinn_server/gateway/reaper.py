@@ -1,4 +1,4 @@
-"""Every two seconds, end sessions whose token is no longer valid, and executors of idle tenants."""
+"""End sessions whose token is no longer valid, and executors of idle tenants, every two seconds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from djinn_core.logs import get_logger
 from djinn_server.gateway.context import GatewayContext
 from djinn_server.launch.orders import Evict
 
-PAUSE_SECONDS: Final = 2.0
+PAUSE_SECONDS: Final = 2.0  # between two checks
 _log = get_logger("djinn.server")
 
 
 class SessionReaper:
-    """Thread that ends invalid sessions and idle executors, and updates the loads of the other executors."""
+    """Thread that ends sessions with invalid tokens and idle executors, and refreshes the loads of executors."""
 
     def __init__(self, context: GatewayContext) -> None:
         self._context = context
@@ -31,11 +31,11 @@ class SessionReaper:
             try:
                 self.reap()
             except Exception as error:
-                _log.exception("sessions or executors could not be ended; trying again", error=repr(error))
+                _log.exception("cannot end sessions or executors: trying again", error=repr(error))
 
     def reap(self) -> None:
         """End all sessions with an invalid token, and all executors of idle tenants."""
-        invalid = self._invalid(self._context.keys | self._reported())
+        invalid = self._invalid(self._context.keys | self._live_keys())
         if invalid:
             for executor in self._context.tenants.executors():
                 executor.send(Evict(invalid))
@@ -47,7 +47,7 @@ class SessionReaper:
     def _invalid(self, keys: Collection[str]) -> tuple[str, ...]:
         return tuple(sorted(key for key in keys if not self._context.authentication.is_valid(key)))
 
-    def _reported(self) -> frozenset[str]:
+    def _live_keys(self) -> frozenset[str]:
         """Return the identity keys of all live sessions, including sessions of an earlier gateway process."""
         if not self._context.authentication.has_keys:
             return frozenset()

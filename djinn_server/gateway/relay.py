@@ -15,25 +15,28 @@ from djinn_core.logs import get_logger
 from djinn_core.wire.frames import weight
 from djinn_server.system.memory import total_bytes
 
-MOST: Final = 512  # twice an executor's sessions: other connections are short
-EACH_BYTES: Final = 2 << 30  # one frame of up to 1 GiB in each direction
-_REASON_SECONDS: Final = 5.0  # time for the other direction after a failed send: it may carry the reason
+MOST: Final = 512  # connections of a tenant: twice an executor's sessions, because other connections are short
+EACH_BYTES: Final = 2 << 30  # unsent bytes of a tenant: one frame of up to 1 GiB in each direction
+_REASON_SECONDS: Final = 5.0  # time for the opposite direction after a failed send: it may transmit the reason
 _CHECK_SECONDS: Final = 0.25
 _log = get_logger("djinn.server")
 
 
 class RelayDirection:
-    """One direction of a relayed connection: it receives frames at one end and sends them to the other end."""
+    """One direction of a relayed connection: receive frames from `source`, and send them to `target`.
+
+    `name`: name of the source, for messages.
+    """
 
     def __init__(self, source: Connection, target: Connection, name: str) -> None:
         self._source = source
         self._target = target
         self._name = name
         self._sending = 0  # bytes of the frame being sent
-        self._ended = threading.Event()  # nothing more is sent
+        self._ended = threading.Event()  # set once no further frame is sent
 
-    def held(self) -> int:
-        """Bytes that were received but not forwarded: a part of a frame, or a frame for a slow receiver."""
+    def unsent_bytes(self) -> int:
+        """Return the bytes that were received but not sent: parts of a frame, or a frame for a slow receiver."""
         return self._sending + self._source.held
 
     def close(self) -> None:
@@ -41,21 +44,21 @@ class RelayDirection:
         self._source.close()
         self._target.close()
 
-    def run(self, other: RelayDirection) -> None:
-        """Forward frames until the source ends or the target fails, then close both connections.
+    def run(self, opposite: RelayDirection) -> None:
+        """Forward frames until the source ends or the target fails. Then close both connections.
 
-        If the target fails, wait for the `other` direction: its frames may contain the reason.
+        If the target fails, first wait for the `opposite` direction, whose frames may contain the reason.
         """
         try:
-            source_ended = self._send_on()
+            source_ended = self._forward()
             self._ended.set()
             if not source_ended:
-                other._ended.wait(_REASON_SECONDS)
+                opposite._ended.wait(_REASON_SECONDS)
         finally:
             self._ended.set()
             self.close()
 
-    def _send_on(self) -> bool:
+    def _forward(self) -> bool:
         """Forward frames. Return True if the source has ended, False if the target has failed."""
         try:
             while True:
@@ -64,7 +67,7 @@ class RelayDirection:
                 try:
                     self._target.send(frame)
                 except TransportError as error:
-                    _log.debug("a relayed frame was not delivered", source=self._name, error=str(error))
+                    _log.debug("cannot deliver a relayed frame", source=self._name, error=str(error))
                     return False
                 del frame  # frees its memory before the next receive
                 self._sending = 0
@@ -92,46 +95,46 @@ def relay(up: RelayDirection, down: RelayDirection) -> None:
 
 
 class Relays:
-    """Limits for each tenant's relayed connections: their number, and their bytes that are not forwarded yet."""
+    """Limits for each tenant's relayed connections: their number, and their unsent bytes."""
 
     def __init__(self, most: int = MOST, each: int = EACH_BYTES, together: int = 0) -> None:
         """Set the limits.
 
         Args:
             most: maximum number of connections of a tenant.
-            each: maximum bytes of a tenant.
-            together: maximum bytes of all tenants; 0: half of the memory.
+            each: maximum unsent bytes of a tenant.
+            together: maximum unsent bytes of all tenants; 0: half of the memory.
         """
         self._most = most
         self._each = each
         self._together = together or total_bytes() // 2
         self._lock = threading.Lock()
-        self._running: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._directions: dict[RelayDirection, str] = {}
-        self._checking = False
+        self._has_thread = False
 
     @contextmanager
     def reserve(self, tenant: str) -> Iterator[bool]:
-        """Count one more relayed connection inside the block. Yield False if the tenant has too many."""
+        """Count a relayed connection of a tenant inside the block. Yield False if the tenant has too many."""
         with self._lock:
-            reserved = self._running[tenant] < self._most
-            self._running[tenant] += reserved
+            is_reserved = self._counts[tenant] < self._most
+            self._counts[tenant] += is_reserved
         try:
-            yield reserved
+            yield is_reserved
         finally:
             with self._lock:
-                self._running[tenant] -= reserved
+                self._counts[tenant] -= is_reserved
 
     @contextmanager
     def limiting(self, tenant: str, *directions: RelayDirection) -> Iterator[None]:
-        """Apply the byte limits to these directions inside the block.
+        """Apply the byte limits to `directions` inside the block.
 
-        If a limit is exceeded, the directions with the most bytes are closed.
+        Above a limit, the directions with the most unsent bytes are closed.
         """
         with self._lock:
             self._directions.update(dict.fromkeys(directions, tenant))
-            if not self._checking:
-                self._checking = True
+            if not self._has_thread:
+                self._has_thread = True
                 threading.Thread(target=self._run, name="djinn-relays", daemon=True).start()
         try:
             yield
@@ -145,33 +148,31 @@ class Relays:
             time.sleep(_CHECK_SECONDS)
             with self._lock:
                 if not self._directions:
-                    self._checking = False
+                    self._has_thread = False
                     return
             try:
                 self._close_largest()
             except Exception as error:
-                _log.exception(
-                    "relayed connections over the limit could not be closed; trying again", error=repr(error)
-                )
+                _log.exception("cannot close relayed connections above a limit: trying again", error=repr(error))
 
     def _close_largest(self) -> None:
-        held_bytes: dict[str, dict[RelayDirection, int]] = {}
+        unsent_bytes: dict[str, dict[RelayDirection, int]] = {}
         with self._lock:
             for direction, tenant in self._directions.items():
-                held_bytes.setdefault(tenant, {})[direction] = direction.held()
-        for direction, tenant in over_limits(held_bytes, self._each, self._together).items():
-            _log.warning("a relayed connection is ended: too much is under way for its tenant", tenant=tenant)
+                unsent_bytes.setdefault(tenant, {})[direction] = direction.unsent_bytes()
+        for direction, tenant in over_limits(unsent_bytes, self._each, self._together).items():
+            _log.warning("a relayed connection is closed: its tenant has too many unsent bytes", tenant=tenant)
             direction.close()
 
 
 def over_limits(
-    held: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
+    unsent: Mapping[str, Mapping[RelayDirection, int]], each: int, together: int
 ) -> dict[RelayDirection, str]:
     """Return the directions that must be closed to keep the limits, with their tenants.
 
-    The largest direction of the largest tenant comes first.
+    The largest direction of the largest tenant comes first. `unsent`: unsent bytes by tenant and direction.
     """
-    remaining = {tenant: dict(directions) for tenant, directions in held.items()}
+    remaining = {tenant: dict(directions) for tenant, directions in unsent.items()}
     closing: dict[RelayDirection, str] = {}
     while remaining:
         sums = {tenant: sum(directions.values()) for tenant, directions in remaining.items()}

@@ -1,4 +1,4 @@
-"""Executor pools by tenant. Tenants do not share processes, so a crash affects one tenant only."""
+"""Executor pools by tenant. Tenants do not share processes, so that a crash affects only one tenant."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from djinn_server.launch.executor_config import ExecutorConfig
 from djinn_server.launch.system_users import SystemUser
 from djinn_server.launch.tickets import TICKET_SECONDS
 
-MOST: Final = 16  # tenants with executors at a time
-STARTS: Final = 2  # tenants whose executors start at the same time: more would make all of them slow
+MOST: Final = 16  # tenants with executors at the same time
+STARTS: Final = 2  # tenants whose executors start at the same time; more would slow down all of them
 RETURN_SECONDS: Final = 60.0  # in which clients of a dead executor reconnect to its successor
 IDLE_SECONDS: Final = 600.0  # after which the executors of an idle tenant end
 _log = get_logger("djinn.server")
@@ -32,7 +32,7 @@ _log = get_logger("djinn.server")
 class Tenants:
     """The executors of a gateway: a pool for each connected tenant, and a reserve pool for the next tenant.
 
-    The reserve pool exists only if more tenants may connect. The next new tenant gets it for good.
+    The reserve pool exists only if more tenants may connect. The next new tenant gets it permanently.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Tenants:
         start_timeout: float,
         expected: Callable[[], int] = lambda: 1,
         most: int = MOST,
-        events: ServerEvents = ServerEvents(),  # noqa: B008 - tells of nothing
+        events: ServerEvents = ServerEvents(),  # noqa: B008 - has no observers
         engine: ExecutorEngine = LocalEngine(),  # noqa: B008 - has no state
         requests: Callable[[], Sequence[LaunchRequest]] = tuple,
         users: Mapping[str, SystemUser] | None = None,
@@ -55,7 +55,7 @@ class Tenants:
             most: maximum number of tenants with executors.
             events: notifies observers.
             engine: as in `Pool`.
-            requests: makes the launch requests of a new pool.
+            requests: returns the launch requests of a new pool.
             users: system users by tenant. Tenants without a user are refused, and the first pool is the reserve for one of
                 these tenants. None: executors run as the gateway's user.
 
@@ -68,11 +68,11 @@ class Tenants:
         self._most = most
         self._lock = threading.Lock()
         self._starts = threading.Semaphore(STARTS)
-        self._starting: dict[str, threading.Lock] = {}
+        self._start_locks: dict[str, threading.Lock] = {}
         self._pools: dict[str, Pool] = {}
         self._last_used: dict[str, float] = {}  # time of a tenant's last session or admission
         self._last_admitted: dict[str, float] = {}
-        self._starting_tenants: set[str] = set()  # their pools are not in `_pools` yet
+        self._starting_tenants: set[str] = set()  # tenants whose pools are not in `_pools` yet
         self._reserve: Pool | None = None
         self._closed = False
         self._events = events
@@ -92,18 +92,18 @@ class Tenants:
         return ready
 
     def start_pool(self, tenant: str, memory: int = 0) -> Pool | Denial:
-        """Return the executors of a tenant, started if necessary, or a refusal with the reason.
+        """Return the pool of a tenant, or a refusal. Start the pool if necessary.
 
         `memory`: the tenant's memory quota on each executor, in bytes; 0: the configured limit.
         """
         if self._users and tenant not in self._users:
             return Denial(
-                f"this server has no system user for the tenant {tenant!r}: its operator starts it with --tenant-user {tenant}=USER",
+                f"this server has no system user for the tenant {tenant!r}: its operator must start it with --tenant-user {tenant}=USER",
                 "user",
             )
         with self._lock:
-            starting = self._starting.setdefault(tenant, threading.Lock())
-        with starting:  # starts a tenant's executors once, without blocking other tenants
+            start_lock = self._start_locks.setdefault(tenant, threading.Lock())
+        with start_lock:  # starts a tenant's executors once, without blocking other tenants
             while True:
                 with self._lock:
                     pool = self._pools.get(tenant)
@@ -133,53 +133,53 @@ class Tenants:
 
     def statuses(self, tenant: str | None = None) -> tuple[ExecutorStatus, ...]:
         """Return the `djinn status` entries of the executors of a tenant, or of all tenants (None)."""
-        owned = self._owned(tenant)
+        pools = self._pools_of(tenant)
         return tuple(
             msgspec.structs.replace(executor.status(), tenant=name)
-            for name, pool in owned
+            for name, pool in pools
             for executor in pool.executors
         )
 
     def executors(self) -> list[SupervisedExecutor]:
         """Return the executors of all tenants and of the reserve pool."""
-        return [executor for _, pool in self._owned(None) for executor in pool.executors]
+        return [executor for _, pool in self._pools_of(None) for executor in pool.executors]
 
     def pools(self) -> list[tuple[str, Pool]]:
         """Return all pools with the names of their tenants. The name of the reserve pool is empty."""
-        return self._owned(None)
+        return self._pools_of(None)
 
     def others(self, tenant: str) -> list[tuple[str, Pool]]:
         """Return the pools of the other tenants, which use the same devices."""
-        return [(name, pool) for name, pool in self._owned(None) if name not in {"", tenant}]
+        return [(name, pool) for name, pool in self._pools_of(None) if name not in {"", tenant}]
 
     def least_load(self) -> tuple[float, int]:
-        """Return the total load of the least loaded device, and the number of sessions assigned to it within a minute."""
-        pools = [pool for _, pool in self._owned(None)]
+        """Return the total load of the least loaded device, and the sessions assigned to it in the last minute."""
+        pools = [pool for _, pool in self._pools_of(None)]
         loads = [[pool.executors[number].meter.load() for pool in pools] for number in range(len(self._configs))]
-        devices = ((sum(load.busy + load.beginning for load in of), sum(load.recent for load in of)) for of in loads)
+        devices = ((sum(load.busy + load.beginning for load in d), sum(load.recent for load in d)) for d in loads)
         return min(((round(busy, 1), recent) for busy, recent in devices), default=(0.0, 0))
 
     def refresh_loads(self) -> None:
-        """Request new load reports of all executors if tenants share devices.
+        """Request load reports of all executors if several tenants share devices.
 
-        A new session requests only the reports of its own tenant.
+        The assignment of a session requests only the reports of its own tenant.
         """
-        owned = [pool for name, pool in self._owned(None) if name]
-        if len(owned) > 1:
-            for pool in owned:
+        pools = [pool for name, pool in self._pools_of(None) if name]
+        if len(pools) > 1:
+            for pool in pools:
                 for executor in pool.executors:
                     executor.refresh_load()
 
     @property
     def ready(self) -> bool:
-        """Return True if a client that connects now finds an executor."""
-        return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._owned(None))
+        """True if each pool has a ready executor that is not full."""
+        return not self._closed and all(isinstance(pool.find(""), tuple) for _, pool in self._pools_of(None))
 
     def release_idle(self) -> None:
-        """End the executors of tenants without a session for `IDLE_SECONDS`. If only one tenant may connect, keep them."""
+        """End the executors of tenants without a session for `IDLE_SECONDS`, if more than one tenant may connect."""
         if self._expected() < 2:
             return
-        for tenant, pool in self._owned(None):
+        for tenant, pool in self._pools_of(None):
             if tenant and not _is_idle(pool):
                 self._last_used[tenant] = time.monotonic()
         with self._lock:
@@ -188,7 +188,7 @@ class Tenants:
             for tenant in idle:
                 del self._last_used[tenant], self._last_admitted[tenant]
         for tenant, pool in idle.items():
-            _log.info("a tenant has had no session for long: its executors are ended", tenant=tenant)
+            _log.info("ending the executors of a tenant: it has had no session for long", tenant=tenant)
             pool.close(0.0)
 
     def _evict_idlest(self) -> bool:
@@ -223,7 +223,7 @@ class Tenants:
         for thread in closing:
             thread.join()
 
-    def _owned(self, tenant: str | None) -> list[tuple[str, Pool]]:
+    def _pools_of(self, tenant: str | None) -> list[tuple[str, Pool]]:
         with self._lock:
             pools = list(self._pools.items())
             if self._reserve is not None:
@@ -231,14 +231,14 @@ class Tenants:
         return [(name, pool) for name, pool in pools if tenant is None or name == tenant]
 
     def _take_reserve(self, tenant: str, memory: int) -> Pool | None:
-        """Give the reserve pool to the tenant and return it. Start another reserve pool if more tenants may connect.
+        """Assign the reserve pool to a tenant and return it, or return None if the tenant cannot use it.
 
-        `memory`: as in `start_pool`.
+        Start another reserve pool if more tenants may connect. `memory`: as in `start_pool`.
         """
         if self._reserve is None or self._reserved_for not in {"", tenant} or (memory and not self._users):
             return None
         pool, self._reserve = self._reserve, None
-        if memory:  # only this tenant can use the pool, and it has no quota
+        if memory:  # only this tenant can use the pool, which lacks the tenant's memory limit
             pool.close(0.0)
             return None
         self._pools[tenant] = pool
@@ -247,7 +247,7 @@ class Tenants:
         return pool
 
     def _refill(self) -> None:
-        pool = self._started("")
+        pool = self._start_ready_pool("")
         if isinstance(pool, Denial):
             return
         with self._lock:
@@ -257,7 +257,7 @@ class Tenants:
         pool.close(0.0)
 
     def _start(self, tenant: str, memory: int) -> Pool | Denial:
-        pool = self._started(tenant, memory)
+        pool = self._start_ready_pool(tenant, memory)
         if isinstance(pool, Denial):
             return pool
         with self._lock:
@@ -268,15 +268,15 @@ class Tenants:
         pool.close(0.0)
         return Denial("the server is shutting down: connect again later", BUSY, retry=True)
 
-    def _started(self, tenant: str, memory: int = 0) -> Pool | Denial:
+    def _start_ready_pool(self, tenant: str, memory: int = 0) -> Pool | Denial:
         configs = self._configs_of(tenant)
-        limited = tuple(_limited(config, memory) for config in configs) if memory else configs
+        configs = tuple(_with_memory_limit(config, memory) for config in configs) if memory else configs
         try:
             with self._starts:
-                pool = Pool(limited, self._start_timeout, self._events, self._engine, self._requests())
+                pool = Pool(configs, self._start_timeout, self._events, self._engine, self._requests())
                 pool.wait_ready()
         except DjinnError as error:
-            _log.error("executors for a tenant do not start", tenant=tenant or "the next one", error=str(error))
+            _log.error("cannot start executors for a tenant", tenant=tenant or "the next one", error=str(error))
             return Denial("no executor could be started for you: try again later", BUSY, retry=True)
         _log.info("executors for a tenant were started", tenant=tenant or "the next one")
         return pool
@@ -287,10 +287,10 @@ class Tenants:
 
 
 def _is_idle(pool: Pool) -> bool:
-    """Return True if all executors of a pool answer, have no session, and were not restarted lately."""
+    """Return True if all executors of a pool answer, have no session, and were not restarted recently."""
     return all(executor.is_idle(RETURN_SECONDS) for executor in pool.executors)
 
 
-def _limited(config: ExecutorConfig, memory: int) -> ExecutorConfig:
+def _with_memory_limit(config: ExecutorConfig, memory: int) -> ExecutorConfig:
     limit = min(memory, config.memory.limit or memory)
     return attrs.evolve(config, memory=attrs.evolve(config.memory, limit=limit))

@@ -17,12 +17,12 @@ from djinn_core.protocol.addresses import is_loopback
 from djinn_core.system.shared_files import FileVersion, version_of
 from djinn_server.hookspecs.authenticators import OPERATOR, Authenticator, Credentials, Denial, Identity
 from djinn_server.hookspecs.quotas import Quota
-from djinn_server.launch.server_state import kept_token
+from djinn_server.launch.server_state import stored_token
 from djinn_server.launch.token_table import TokenRow, TokenTable, digest_of, is_table, read_private, read_table
 
 VARIABLE = "DJINN_TOKEN"
 GENERATED = "generated for this server"
-SHORTEST = 16  # characters; typed or guessable tokens are shorter
+SHORTEST = 16  # minimum characters of a token; guessable tokens are shorter
 
 
 @attrs.frozen
@@ -37,27 +37,27 @@ class Token:
         """True if the operator supplied the token."""
         return self.origin != GENERATED
 
-    def matches(self, given: str) -> bool:
-        """Return True if `given` is the token, in constant time."""
-        return hmac.compare_digest(self.value.encode(), given.encode())
+    def matches(self, text: str) -> bool:
+        """Return True if `text` is the token. The comparison takes constant time."""
+        return hmac.compare_digest(self.value.encode(), text.encode())
 
 
 def find_token(file: Path | None, environ: Mapping[str, str], state: Path | None = None) -> Token:
-    """Return the token in `file` or in the environment. Otherwise generate one and store it in the folder `state`.
+    """Return the token in `file`, `environ` or the folder `state`. Otherwise generate one, and store it in `state`.
 
     Raises:
         ConfigurationError: the file cannot be read, other users may read it, or the token is too short.
     """
     if file is not None:
         try:
-            return _checked(read_private(file).decode("utf-8").strip(), f"from the file {file}")
+            return _long_enough(read_private(file).decode("utf-8").strip(), f"from the file {file}")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
     if environ.get(VARIABLE):
-        return _checked(environ[VARIABLE], f"from the environment, {VARIABLE}")
+        return _long_enough(environ[VARIABLE], f"from the environment, {VARIABLE}")
     if state is None:
         return Token(secrets.token_urlsafe(32), GENERATED)
-    return attrs.evolve(_checked(kept_token(state), f"from the state folder {state}"), origin=GENERATED)
+    return attrs.evolve(_long_enough(stored_token(state), f"from the state folder {state}"), origin=GENERATED)
 
 
 def has_table(file: Path) -> bool:
@@ -72,17 +72,17 @@ def has_table(file: Path) -> bool:
         raise ConfigurationError(f"cannot read the token file {file}: {error}") from error
 
 
-def _checked(value: str, origin: str) -> Token:
+def _long_enough(value: str, origin: str) -> Token:
     if len(value) < SHORTEST:
         raise ConfigurationError(
-            f"the token ({origin}) has {len(value)} characters and must have {SHORTEST} or more. A good one: "
+            f"the token ({origin}) has {len(value)} characters and must have {SHORTEST} or more. Generate one: "
             "(umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKEN_FILE)"
         )
     return Token(value, origin)
 
 
 def check_exposure(host: str, supplied: bool, protected: bool) -> None:
-    """Check that the server is reachable from other machines only with a chosen token and protected traffic.
+    """Check that other machines can reach the server only with the operator's token and protected traffic.
 
     Args:
         host: address to listen at.
@@ -94,21 +94,21 @@ def check_exposure(host: str, supplied: bool, protected: bool) -> None:
     """
     if is_loopback(host):
         return
-    lacking = []
+    missing = []
     if not supplied:
-        lacking.append(
+        missing.append(
             "a token of your own: `djinn token create TENANT` and --token-file FILE, or the variable DJINN_TOKEN"
         )
     if not protected:
-        lacking.append(
+        missing.append(
             "encryption: --tls-cert FILE and --tls-key FILE, or --tls-self-signed; or keep --host 127.0.0.1 and let clients "
-            "come through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network that no other party can read, add "
+            "connect through `ssh -L 5556:127.0.0.1:5556 SERVER`; or, on a network that no other party can read, add "
             "--insecure-plaintext-on-network"
         )
-    if lacking:
+    if missing:
         raise ConfigurationError(
             f"djinn serve does not listen on {host}, which other machines can reach, without "
-            + " and without ".join(lacking)
+            + " and without ".join(missing)
         )
 
 
@@ -121,13 +121,13 @@ class TokenAuthenticator(Authenticator):
     name = "tokens"
 
     def __init__(self, token: Token, table: Path | None = None) -> None:
-        """Raises `ConfigurationError` if the table is not usable."""
+        """`table`: file with a token table, or None. Raises `ConfigurationError` if the table is not usable."""
         self._token = token
         self._file = table
         self._lock = threading.Lock()
         self._table = TokenTable()
         self._version: FileVersion | None = None
-        self._trouble = ""
+        self._last_error = ""
         if table is not None:
             self._table = read_table(table)
             self._version = version_of(table)
@@ -158,11 +158,11 @@ class TokenAuthenticator(Authenticator):
         if match is None:
             return None
         if match.expired(time.time()):
-            return Denial("this token has expired: ask for a new one", "expired")
+            return Denial("this token has expired: ask the server's operator for a new one", "expired")
         return Identity(match.tenant, match.id, match.monitor, table.quotas.get(match.tenant, Quota()))
 
     def is_valid(self, key: str) -> bool:
-        """Return True if the token with this id is neither revoked nor expired."""
+        """Return True if the token with this id is neither revoked nor expired, or if the id is empty."""
         return not key or any(row.id == key for row in self._valid_rows())
 
     def _valid_rows(self) -> list[TokenRow]:
@@ -170,17 +170,17 @@ class TokenAuthenticator(Authenticator):
         return [row for row in self._current().tokens if not row.expired(now)]
 
     def _current(self) -> TokenTable:
-        """Return the token table of the file. If the file cannot be read any more, return the last table."""
+        """Return the token table in the file. If the file has become unreadable, return the last table."""
         if self._file is None:
             return self._table
         with self._lock:
             try:
                 version = version_of(self._file)
                 if version != self._version:
-                    self._table, self._version, self._trouble = read_table(self._file), version, ""
-                    _log.info("the table of tokens was read again", rows=len(self._table.tokens))
+                    self._table, self._version, self._last_error = read_table(self._file), version, ""
+                    _log.info("the token table has changed and was read", rows=len(self._table.tokens))
             except (OSError, ConfigurationError) as error:
-                if str(error) != self._trouble:  # logged once, not for every connection
-                    _log.error("the table of tokens cannot be read; what was read before holds", error=str(error))
-                self._trouble = str(error)
+                if str(error) != self._last_error:  # logged once, not for every connection
+                    _log.error("cannot read the token table: the last table remains valid", error=str(error))
+                self._last_error = str(error)
             return self._table

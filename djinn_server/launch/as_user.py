@@ -1,4 +1,4 @@
-"""Prepare an executor that runs as the system user of its tenant: root gives files and folders to this user."""
+"""Prepare an executor that runs as its tenant's system user: root gives files and folders to this user."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from djinn_server.launch.system_users import SystemUser, give_folder
 def prepare_for_user(config: ExecutorConfig, user: SystemUser, directory: str) -> tuple[ExecutorConfig, str]:
     """Give an executor's files to its system user. Return the changed configuration and the certificate's fingerprint.
 
-    The user must not read the server's key. So with TLS, each executor gets a key and a certificate of its own.
-    Without TLS, the fingerprint is empty.
+    The user must not read the server's key. So with TLS, each executor gets its own key and certificate.
+    Without TLS, the fingerprint is "".
 
     Args:
         config: configuration with the user's folders.
@@ -27,8 +27,8 @@ def prepare_for_user(config: ExecutorConfig, user: SystemUser, directory: str) -
         directory: directory of the executor's socket, which only root can enter before the call.
 
     Raises:
-        OSError: a file cannot be made.
-        ConfigurationError: a folder belongs to another user, or the package that makes certificates is missing.
+        OSError: a file cannot be created.
+        ConfigurationError: a folder belongs to another user, or the package that generates certificates is missing.
     """
     if config.models.saving is not None:
         give_folder(config.models.saving / user.folder.name, user)
@@ -44,7 +44,7 @@ def prepare_for_user(config: ExecutorConfig, user: SystemUser, directory: str) -
 def _own_certificate(folder: Path, server: TlsOptions) -> TlsOptions:
     certificate = self_signed(folder)
     authority = server.authority
-    if authority is not None:  # may lie where only root can read it
+    if authority is not None:  # maybe in a folder that only root can read
         authority = folder / "authority.pem"
         shutil.copyfile(server.authority or "", authority)
     return attrs.evolve(server, certificate=certificate.certificate, key=certificate.key, authority=authority)

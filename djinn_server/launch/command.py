@@ -22,7 +22,7 @@ def executor_command(module: str, device: str, report: int, *, confined: bool = 
 
     Args:
         module: Python module that the process runs.
-        device: device to compute on; empty: the best one.
+        device: device to compute on; empty: the best device.
         report: file descriptor for reports to the parent.
         confined: True if the executor drops privileges before it reads any input.
 
@@ -42,19 +42,19 @@ def executor_command(module: str, device: str, report: int, *, confined: bool = 
 
 
 def executor_environment(without: Collection[str] = ()) -> dict[str, str]:
-    """Return the environment variables for an executor process: this process's, with its import path.
+    """Return the environment variables for an executor process: those of this process, with its import path.
 
-    The executor then imports the same code. The token, plugin settings and the variables in `without` are left out:
-    executors need no token, and receive plugin settings in their configuration.
+    The import path lets the executor import the same code. The token, plugin settings and the variables in `without` are
+    left out: executors need no token, and receive plugin settings in their configuration.
     """
-    left_out = {"DJINN_TOKEN", *without}
+    excluded = {"DJINN_TOKEN", *without}
     environment = {
-        name: value for name, value in os.environ.items() if name not in left_out and not name.startswith(PLUGIN_PREFIX)
+        name: value for name, value in os.environ.items() if name not in excluded and not name.startswith(PLUGIN_PREFIX)
     }
     environment["PYTHONPATH"] = os.pathsep.join(_import_path())
     # Without this, MKL keeps buffers for each thread: several megabytes for each session.
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")
-    # Makes PyTorch's allocator request huge pages from 2 MiB on: page faults of small pages take longer than a copy of
+    # Lets PyTorch's allocator request huge pages for 2 MiB and more. Page faults of small pages take longer than copying
     # the memory.
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     return environment

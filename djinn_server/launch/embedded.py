@@ -38,21 +38,21 @@ def start(
     joining: tuple[int, int] | None = None,
     unused_seconds: float = 0.0,
 ) -> tuple[OwnExecutor, ...]:
-    """Start the executors that a program owns, as `ExecutorStarter.start` does."""
+    """Start the executors of a client program, as `ExecutorStarter.start` does."""
     engine = engine_named(settings.engine, engines)
     if engine.name == LOCAL and settings.prepared_seconds:
         engine = LocalEngine(partial(_fork_server, settings.prepared_seconds))
-    started: list[OwnExecutor] = []
+    executors: list[OwnExecutor] = []
     first, count = joining or (0, settings.executors)
-    requests = EngineConfig().with_settings(settings).requests(count, partial(_tell, settings.progress), first)
+    requests = EngineConfig().with_settings(settings).requests(count, partial(_show, settings.progress), first)
     try:
         for request in requests:
-            started.append(_start_executor(settings, engine, request, unused_seconds))  # noqa: PERF401 - those that have started are closed
+            executors.append(_start_executor(settings, engine, request, unused_seconds))  # noqa: PERF401 - an error closes the started ones
     except BaseException:
-        for executor in started:
+        for executor in executors:
             executor.close(0.0)
         raise
-    return tuple(started)
+    return tuple(executors)
 
 
 def begin_inline(settings: Settings, client: str) -> tuple[Connection, str]:
@@ -62,8 +62,8 @@ def begin_inline(settings: Settings, client: str) -> tuple[Connection, str]:
     return begin(settings, client)
 
 
-def _tell(progress: bool, line: str) -> None:
-    """Print the reason for a wait if the user watches a terminal, else log it."""
+def _show(progress: bool, line: str) -> None:
+    """Print the reason for a wait if the user watches a terminal, else log the reason."""
     if progress and sys.stderr.isatty():
         sys.stderr.write(f"{line}\n")
     else:
@@ -76,32 +76,34 @@ def _start_executor(
     models = attrs.evolve(EVERYTHING, published=_published()) if engine.name == LOCAL else EVERYTHING
     config = ExecutorConfig(settings.device, tenants=False, models=models, unused_seconds=unused_seconds)
     config = config.with_settings(settings)
-    if settings.recover and engine.name != LOCAL:  # the engine knows a folder on the other machine
+    if settings.recover and engine.name != LOCAL:  # a relative path: the holder resolves it on its machine
         recovery = RecoveryConfig(LEASE_SECONDS, Path("journals"))
         return OwnExecutor(attrs.evolve(config, recovery=recovery), engine, request)
     return OwnExecutor(config, engine, request, own_journals() if settings.recover else None)
 
 
 def _fork_server(seconds: float, config: ExecutorConfig) -> ForkServer | None:
-    """Return the fork server for executors with this configuration. Return None if it cannot run on this machine.
+    """Return the fork server for executors with this configuration, or None if it cannot run on this machine.
+
+    `seconds`: the setting `prepared_seconds`.
 
     Raises:
         StartupError: the package with the fork server is not installed.
     """
-    offered = tuple(entry_points(group=FORK_SERVERS))
-    if not offered:
+    providers = tuple(entry_points(group=FORK_SERVERS))
+    if not providers:
         raise StartupError(
             "the setting `prepared_seconds` needs djinn-launchers, which is not installed: set `prepared_seconds` to 0, or run "
             + install_hint("plugins/launchers")
         )
-    find: Callable[[float, ExecutorConfig], ForkServer | None] = offered[0].load()
+    find: Callable[[float, ExecutorConfig], ForkServer | None] = providers[0].load()
     return find(seconds, config)
 
 
 def _published() -> Path | None:
-    """Return the directory of weights that programs of this user share by name. Return None if it cannot be made."""
+    """Return the directory of weights that this user's programs share by name, or None if it cannot be created."""
     try:
         return private_directory(cache_directory() / "own-published", "published weights")
     except (OSError, ConfigurationError) as error:
-        _log.warning("no weights can be published", error=str(error))
+        _log.warning("cannot publish weights: the directory for published weights cannot be used", error=str(error))
         return None

@@ -29,14 +29,14 @@ class LocalEngine(ExecutorEngine):
 
     name = LOCAL
 
-    def __init__(self, prepared: Callable[[ExecutorConfig], ForkServer | None] = lambda _: None) -> None:
-        """`prepared`: returns the fork server to use for a configuration, or None to start a new interpreter."""
-        self._prepared = prepared
+    def __init__(self, find_fork_server: Callable[[ExecutorConfig], ForkServer | None] = lambda _: None) -> None:
+        """`find_fork_server`: returns the fork server for a configuration, or None to start a new interpreter."""
+        self._find_fork_server = find_fork_server
 
-    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorProcess:  # noqa: ARG002 - there is one place
+    def launch(self, options: ExecutorOptions, request: LaunchRequest) -> ExecutorProcess:  # noqa: ARG002 - the only machine is this one
         """Start an executor process, as `ExecutorEngine.launch` does."""
         config = cast("ExecutorConfig", options)
-        return ExecutorProcess(config, fork_server=self._prepared(config))
+        return ExecutorProcess(config, fork_server=self._find_fork_server(config))
 
 
 StartedExecutor = ExecutorProcess | HeldExecutor
@@ -93,7 +93,7 @@ class EngineConfig:
     placement_group: Any = None
 
     def with_settings(self, settings: Settings) -> EngineConfig:
-        """Return a copy that takes unset values from the settings."""
+        """Return a copy in which the settings supply unset values."""
         return EngineConfig(
             self.name or settings.engine,
             self.address or settings.engine_address,
@@ -111,5 +111,5 @@ class EngineConfig:
         `notify`: as in `LaunchRequest`. `first`: number of the first executor.
         """
         group = secrets.token_hex(4)
-        where = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
-        return tuple(LaunchRequest(number, count, group, *where, notify) for number in range(first, first + count))
+        options = (self.address, dict(self.resources), self.runtime_env, self.placement_group)
+        return tuple(LaunchRequest(number, count, group, *options, notify) for number in range(first, first + count))

@@ -52,7 +52,7 @@ class MemoryConfig:
     """Memory limits for the sessions of an executor.
 
     Attributes:
-        limit: bytes that all sessions may hold together; 0: the device's memory.
+        limit: maximum bytes of all sessions' values on the device together; 0: the device's memory.
         ahead: limit in bytes for the results of speculative runs of a session; 0: no speculative runs.
         idle_minutes: minutes without a message after which a session's values leave the device; 0: never.
     """
@@ -173,9 +173,9 @@ class RecoveryConfig:
             executor dies; None: the executor writes no journals.
         journal_limit: maximum size of each journal in bytes.
         snapshot_seconds: minimum time between two snapshots of a session. A snapshot replaces the journal's records.
-        keeps_journals_if_orphaned: True if a replacement is started after the death of this executor's parent. The
-            executor then ends without a message to its clients, and its journals stay.
-        keeps_journals_if_stopped: True if its journals also stay after its parent has stopped it.
+        keeps_journals_if_orphaned: True if a replacement starts after the death of this executor's parent. The executor
+            then ends without a message to its clients, and its journals stay.
+        keeps_journals_if_stopped: True if the journals also stay after the parent has stopped the executor.
     """
 
     lease_seconds: float = flagged(
@@ -215,14 +215,15 @@ class ExecutorConfig(ExecutorOptions):
         hang_seconds: as `DeviceRuntime.hang_seconds`; None: the device's own value.
         compilers: names of the compilers for templates that run often, in the order in which they are tried.
         graphs: True if templates of fixed shape that run often are recorded as graphs, such as CUDA graphs.
-        operators: operator libraries and modules whose custom ops clients may call, in the form of `--operators`.
+        operators: operator libraries and modules whose custom ops clients may call, as in `--operators`.
+        memory, admission, store, models, recovery, log: see their classes.
         batch_sessions: True if sessions with shared weights may run one template as a batch.
         accounts: directory of the file with the tenant's used device time; None: the time is not stored.
         state: state folder of the server, which no client may read; None: the server has no state folder.
         user: system user that runs the process and owns its folders; None: the parent's user.
         pass_variables: names or patterns of environment variables that an executor with such a user gets in addition; `NAME@TENANT` for
             one tenant.
-        tenants: True if a gateway sends clients; False: a program started the executor, which trusts the program.
+        tenants: True if clients come from a gateway; False if a program started the executor, which trusts it.
         module: the Python module that the process runs; only tests change it.
         unused_seconds: the executor ends if no session begins within this time; 0: no limit.
     """
@@ -278,7 +279,7 @@ class ExecutorConfig(ExecutorOptions):
     unused_seconds: float = 0.0
 
     def with_settings(self, settings: Settings) -> ExecutorConfig:
-        """Return a copy that takes unset values from the settings."""
+        """Return a copy in which the settings supply unset values."""
         memory = attrs.evolve(self.memory, limit=self.memory.limit or bytes_of(settings.memory_gib))
         return attrs.evolve(
             self,
@@ -291,7 +292,7 @@ class ExecutorConfig(ExecutorOptions):
         )
 
     def as_user(self, user: SystemUser) -> ExecutorConfig:
-        """Return a copy for an executor that runs as a system user. Folders of this user replace the shared folders."""
+        """Return a copy for an executor that runs as `user`. The user's folders replace the shared folders."""
         folder = user.folder
         return attrs.evolve(
             self,
@@ -304,7 +305,7 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def strategies(self) -> Mapping[str, str]:
-        """Map each run strategy that an option requests to the flag of this option."""
+        """Flags of `djinn serve` that request a run strategy, by name of the strategy."""
         options = {
             "compiled": ("--compile", self.compilers),
             "graphs": ("--graphs", self.graphs),
@@ -319,14 +320,14 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def tenant_folders(self) -> Mapping[str, Path]:
-        """Map each flag of `djinn serve` that names a folder with files of all tenants to this folder."""
-        named = {
+        """Folders with files of all tenants, by the flag of `djinn serve` that names them."""
+        folders = {
             "--save-weights": self.models.saving,
             "--published": self.models.published,
             "--store": self.store.directory,
             "--state-dir": self.state,
         }
-        return {flag: folder for flag, folder in named.items() if folder is not None}
+        return {flag: folder for flag, folder in folders.items() if folder is not None}
 
     def check_folders(self) -> None:
         """Check that the folders that clients read are separate from the folders with files of all tenants.
@@ -370,5 +371,5 @@ def decode_config(data: bytes) -> ExecutorConfig:
         return msgspec.json.decode(data, type=ExecutorConfig, dec_hook=lambda kind, text: kind(text))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StartupError(
-            f"the configuration of an executor cannot be read ({error}): both machines must run the same Djinn"
+            f"cannot decode the configuration of an executor ({error}): both machines must run the same Djinn"
         ) from error

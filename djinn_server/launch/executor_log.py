@@ -10,7 +10,7 @@ from typing import IO, Final
 from djinn_core.logs import get_logger
 
 _LINE_BYTES: Final = 4 << 10
-_A_SECOND: Final = 100  # lines; a tenant could fill the disk otherwise
+_LINES_A_SECOND: Final = 100  # a limit, because a tenant could fill the disk
 _log = get_logger("djinn.launch")
 
 
@@ -30,7 +30,7 @@ def _log_lines(output: IO[bytes], tenant: str, process: int, level: str) -> None
             if time.monotonic() - second >= 1.0:
                 second, count = time.monotonic(), 0
             count += 1
-            if count <= _A_SECOND:
+            if count <= _LINES_A_SECOND:
                 write("an executor wrote", tenant=tenant, process=process, text=line.decode(errors="replace").strip())
-            elif count == _A_SECOND + 1:
+            elif count == _LINES_A_SECOND + 1:
                 _log.warning("an executor writes too much: further lines of this second are dropped", tenant=tenant)

@@ -1,4 +1,4 @@
-"""Declare flags of `djinn serve` beside the fields of the configuration classes that they set."""
+"""Declare flags of `djinn serve` in the fields of the configuration classes that they set."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _T = TypeVar("_T")
 
 @attrs.frozen
 class Flag:
-    """A command-line flag, in the metadata of the field that it sets.
+    """A command-line flag of `djinn serve`, in the metadata of the field that it sets.
 
     Attributes:
         name: option name, such as `--store-gib`.
         help: text in `--help`.
-        least, most: inclusive bounds of a number.
-        above: exclusive lower bound, instead of `least`.
-        serve_default: default of `djinn serve`, if it differs from the default of the field.
-        gib: True if the flag is in GiB; the field is in bytes.
+        least, most: inclusive bounds of a number; None: no bound.
+        above: exclusive lower bound instead of `least`; None: no such bound.
+        serve_default: default of `djinn serve` instead of the field's default; None: the field's default.
+        gib: True if the flag is in GiB and the field in bytes.
         file: True if the value is the path of a file.
         exists: True if the path must exist.
     """
@@ -37,9 +37,6 @@ class Flag:
 
 
 def flagged(default: _T, name: str, help: str, **properties: Any) -> _T:  # noqa: A002 - as in `Flag`
-    """Return an attrs field with a default and a flag of `djinn serve`.
-
-    `properties`: further attributes of the `Flag`.
-    """
+    """Return an attrs field with a default and a `Flag`. `properties`: further attributes of the flag."""
     field: _T = attrs.field(default=default, metadata={FLAG: Flag(name, help, **properties)})
     return field

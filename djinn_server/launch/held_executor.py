@@ -19,46 +19,46 @@ from djinn_server.launch.orders import Order, to_line
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge
 
 _REPLY_SECONDS: Final = 10.0  # extra time for a call beyond its method's timeout
-_CLOSE_SECONDS: Final = 30.0  # extra time for the last call: unremoved files stay behind
-_FULL_SECONDS: Final = 1.0  # after which `full` queries again
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+_CLOSE_SECONDS: Final = 30.0  # extra time for the last call, which removes files
+_FULL_SECONDS: Final = 1.0  # after which `full` queries the executor again
+# Created at import: msgspec crashes if two threads let it inspect a class for the first time at the same time.
 _ready: msgspec.json.Decoder[Ready] = msgspec.json.Decoder(Ready)
 _sessions: msgspec.json.Decoder[Sessions] = msgspec.json.Decoder(Sessions)
 _log = get_logger("djinn.launch")
 
 
-def checked_handle(returned: object, plugin: ExecutorEngine | ExecutorHandle, method: str) -> ExecutorHandle:
-    """Return `returned` if it is an `ExecutorHandle`.
+def checked_handle(result: object, plugin: ExecutorEngine | ExecutorHandle, method: str) -> ExecutorHandle:
+    """Return `result` if it is an `ExecutorHandle`. `method`: method of the plugin that returned it.
 
     Raises:
         PluginError: it has another type. The message names the plugin's class, its method and a remedy.
     """
-    if isinstance(returned, ExecutorHandle):
-        return returned
-    source, kind = type(plugin), returned if isinstance(returned, type) else type(returned)
+    if isinstance(result, ExecutorHandle):
+        return result
+    source, kind = type(plugin), result if isinstance(result, type) else type(result)
     package = source.__module__.partition(".")[0]
     raise PluginError(
         f"the plugin of {package} started no executor: {source.__module__}.{source.__qualname__}.{method} returned "
-        f"{'the class' if kind is returned else 'an instance of'} {kind.__qualname__}, and must return an instance of a class that is derived "
-        f"from djinn.hooks.ExecutorHandle. Install another version of {package}, or choose another engine (setting `engine`)"
+        f"{'the class' if kind is result else 'an instance of'} {kind.__qualname__}, but must return an instance of a subclass "
+        f"of djinn.hooks.ExecutorHandle. Install another version of {package}, or choose another engine (setting `engine`)"
     )
 
 
 class HeldExecutor:
-    """An executor that an engine started in another place.
+    """An executor that an engine started outside of this machine's process control, such as on a cluster.
 
     Methods may be called from several threads. The executor ends when this object is closed or this process ends. In a
     forked child, the methods do nothing.
     """
 
-    def __init__(self, handle: ExecutorHandle, *, follows: bool = False) -> None:
-        """`follows`: True if the executor replaces another one and recovers its journals."""
+    def __init__(self, handle: ExecutorHandle, *, is_replacement: bool = False) -> None:
+        """`is_replacement`: True if the executor replaces an executor, whose journals it recovers."""
         self._handle = handle
-        self._follows = follows
+        self._is_replacement = is_replacement
         self._ready: Ready | None = None
         self._fingerprint = self._place = self._tenant = ""
-        self._reading = threading.Lock()
-        self._full, self._full_asked_at = "", 0.0
+        self._ready_lock = threading.Lock()
+        self._full, self._full_queried_at = "", 0.0
         self._closed = False
         self._owner = os.getpid()
 
@@ -84,7 +84,7 @@ class HeldExecutor:
 
     @property
     def alive(self) -> bool:
-        """False once the executor has ended. An engine that does not answer for a while does not count as an end."""
+        """False once the executor has ended. It counts as alive while its engine does not answer."""
         return not self._closed and not self._handle.ended
 
     @property
@@ -104,14 +104,14 @@ class HeldExecutor:
         yield self.ready.urls[0]
 
     def wait_ready(self, timeout: float) -> Ready:
-        """Wait until the executor listens. Return its report, with its addresses and its device. If the start fails, end it.
+        """Wait until the executor listens, and return its report. If the start fails, end the executor.
 
-        `timeout`: seconds, counted from the moment at which the engine has found a machine.
+        `timeout`: seconds from the moment at which the engine has found a machine.
 
         Raises:
             StartupError: the executor did not start, or the engine found no machine. The message has the reason and a remedy.
         """
-        with self._reading:
+        with self._ready_lock:
             if self._ready is None:
                 try:
                     self._handle.wait_placed()
@@ -119,7 +119,7 @@ class HeldExecutor:
                         "wait_ready", timeout, timeout=timeout + _REPLY_SECONDS
                     )
                 except StartupError:
-                    self._end(0.0, for_good=not self._follows)  # the journals stay for the next one, which may start
+                    self._end(0.0, for_good=not self._is_replacement)  # the next replacement needs the journals
                     raise
                 self._ready = _ready.decode(report)
             return self._ready
@@ -153,24 +153,24 @@ class HeldExecutor:
         return _sessions.decode(self._handle.call("status", timeout, timeout=timeout))
 
     def full(self) -> str:
-        """Return the reason why the executor refuses all clients now; empty if it accepts clients.
+        """Return the reason why the executor refuses all clients now, or "" if it accepts clients.
 
-        The call does not block, and its result may be a second old.
+        The call does not block. Its result may be a second old.
         """
         now = time.monotonic()
-        if now - self._full_asked_at > _FULL_SECONDS and not self._closed:
-            self._full_asked_at = now
-            threading.Thread(target=self._ask_full, name="djinn-full", daemon=True).start()
+        if now - self._full_queried_at > _FULL_SECONDS and not self._closed:
+            self._full_queried_at = now
+            threading.Thread(target=self._query_full, name="djinn-full", daemon=True).start()
         return self._full
 
-    def _ask_full(self) -> None:
+    def _query_full(self) -> None:
         try:
             self._full = str(self._handle.call("full", timeout=_REPLY_SECONDS))
         except StartupError as error:
             _log.debug("an executor does not answer", reason=str(error))
 
     def notice(self) -> str:
-        """Return the engine's notice, as `ExecutorHandle.notice` does; empty if the executor has ended."""
+        """Return the engine's notice, as `ExecutorHandle.notice` does, or "" if the executor has ended."""
         return self._handle.notice() if self.alive else ""
 
     def send(self, order: Order) -> None:
@@ -178,21 +178,21 @@ class HeldExecutor:
         self._handle.send("send", to_line(order))
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """Let sessions end for at most `drain_seconds`, then end the executor and return its resources to the engine."""
+        """Wait at most `drain_seconds` for sessions to end. Then end the executor, and free its resources."""
         self._end(drain_seconds, for_good=True)
 
     def _end(self, drain_seconds: float, *, for_good: bool) -> None:
         if self._closed or os.getpid() != self._owner:
             return
         self._closed = True
-        with contextlib.suppress(StartupError):  # it has ended, or its machine does not answer
+        with contextlib.suppress(StartupError):  # the executor has ended, or its machine does not answer
             self._handle.call("close", drain_seconds, for_good, timeout=drain_seconds + _CLOSE_SECONDS)
         self._handle.end()
 
     def restart(self) -> HeldExecutor:
         """Start a replacement for this executor, which has ended, and return at once.
 
-        The new executor finds the journals. After an error, the call may be repeated.
+        The new executor recovers the sessions from the journals. After an error, the call may be repeated.
 
         Raises:
             StartupError: the replacement cannot be started.
@@ -204,4 +204,4 @@ class HeldExecutor:
         self._closed = False  # if the next line raises, this object must be closed again
         handle = checked_handle(self._handle.restart(), self._handle, "restart")
         self._closed = True
-        return HeldExecutor(handle, follows=True)
+        return HeldExecutor(handle, is_replacement=True)

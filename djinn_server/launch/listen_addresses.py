@@ -1,4 +1,4 @@
-"""Listen addresses of a server by transport, and the URLs that it tells its clients."""
+"""Listen addresses of a server by transport, and the URLs that it announces to clients."""
 
 from __future__ import annotations
 
@@ -52,20 +52,17 @@ class ListenAddresses:
         return (self.host, *other_hosts)
 
     def fixed(self) -> str:
-        """Return host and port of the first transport with a fixed port, in the form of a file name.
-
-        Return an empty string if no port is fixed.
-        """
+        """Return host and port of the first transport with a fixed port, as a file name, or "" if no port is fixed."""
         names = sorted(self.by_transport.keys() - self.without, key=lambda name: (name not in {"tcp", "tcps"}, name))
         endpoints = ((self.by_transport[name].host or self.host, self.by_transport[name].port) for name in names)
         return next((f"{host.replace('/', '_')}-{port}" for host, port in endpoints if port), "")
 
-    def of(self, transport: Transport, others: Iterable[str] = ()) -> ListenAddress | None:
+    def of(self, transport: Transport, aliases: Iterable[str] = ()) -> ListenAddress | None:
         """Return the address at which a transport listens, or None if it does not listen.
 
-        `others`: further names of the transport.
+        `aliases`: further names of the transport.
         """
-        names = {transport.name, *transport.schemes, *others}
+        names = {transport.name, *transport.schemes, *aliases}
         configured = next((at for name, at in self.by_transport.items() if name in names), None)
         capabilities = transport.capabilities
         if names & self.without or (configured is None and (capabilities.named_only or capabilities.same_host)):
@@ -74,12 +71,12 @@ class ListenAddresses:
         return ListenAddress("127.0.0.1" if capabilities.same_host else configured.host or self.host, configured.port)
 
     def check_ports(self, operations: int | None) -> None:
-        """Check that the fixed ports are free. This is done before executors start, because their start is slow.
+        """Check that the fixed ports are free, before the slow start of executors.
 
-        Only transports in `_OVER_TCP` and the port for `operations` are checked. Other transports raise when they listen.
+        Transports outside of `_OVER_TCP` are not checked. `operations`: port of the operations server, or None.
 
         Raises:
-            ConfigurationError: two listeners are given the same port.
+            ConfigurationError: two listeners have the same port.
             TransportError: another program listens at a port.
         """
         entries = [(name, at) for name, at in self.by_transport.items() if name in _OVER_TCP - self.without]
@@ -89,7 +86,7 @@ class ListenAddresses:
         users: dict[tuple[str, int], str] = {}
         for what, host, port in listeners:
             if first_user := users.get((host, port)):
-                raise ConfigurationError(f"port {port} is given twice, {first_user} and {what}: choose another for one")
+                raise ConfigurationError(f"port {port} is set twice, {first_user} and {what}: change one of them")
             users[host, port] = what
             _check_port(what, host, port)
 
@@ -120,7 +117,7 @@ class ListeningTransport:
 def listening_transports(
     transports: Iterable[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """Return the transports that a server listens with. If there is a certificate, they use TLS.
+    """Return the transports with which a server listens. With a certificate, they use TLS.
 
     A transport for this host only listens if the operator named an address for it. It uses TLS only if clients must
     show certificates.
@@ -134,7 +131,7 @@ def listening_transports(
         transport = plain if tls is None or is_local else plain.secured(tls)
         if transport is None and not addresses.by_transport.keys().isdisjoint({plain.name, *plain.schemes}):
             raise ConfigurationError(
-                f"the transport {plain.name!r} has no TLS: leave out --transport, or the certificates"
+                f"the transport {plain.name!r} has no TLS: leave out its --transport, or the certificates"
             )
         if transport is not None:
             address = addresses.of(transport, (plain.name, *plain.schemes))
@@ -143,19 +140,19 @@ def listening_transports(
 
 
 def faster_transports(transports: Iterable[Transport], local: Transport) -> tuple[ListeningTransport, ...]:
-    """Return the transports for this host that are on by default and faster than `local`."""
-    every = ((transport, transport.capabilities) for transport in transports)
+    """Return the transports for this host that listen by default and are faster than `local`."""
+    all_capabilities = ((transport, transport.capabilities) for transport in transports)
     return tuple(
         ListeningTransport(transport, ListenAddress("127.0.0.1"))
-        for transport, can in every
-        if can.same_host and not can.named_only and can.speed > local.capabilities.speed
+        for transport, traits in all_capabilities
+        if traits.same_host and not traits.named_only and traits.speed > local.capabilities.speed
     )
 
 
 def configured_transports(
     transports: Sequence[Transport], tls: TlsOptions | None, addresses: ListenAddresses
 ) -> tuple[ListeningTransport, ...]:
-    """Return the transports to listen with, as `listening_transports`, after a check of the operator's names.
+    """Check the transports that the operator named, and return the result of `listening_transports`.
 
     Raises:
         ConfigurationError: the operator named a transport that is not installed or has no TLS.
@@ -165,13 +162,9 @@ def configured_transports(
     listening = listening_transports(transports, tls, addresses)
     if not listening:
         raise PluginError(
-            "there is no transport to listen with: install one, such as plugins/tcp of the checkout; `djinn "
-            "plugins` shows what is installed and what is broken or disabled"
-            + (
-                f", and --without-transport leaves out {', '.join(sorted(addresses.without))}"
-                if addresses.without
-                else ""
-            )
+            "no transport is left to listen with: install one, such as plugins/tcp of the checkout. `djinn "
+            "plugins` shows installed, broken and disabled plugins"
+            + (f". --without-transport excludes {', '.join(sorted(addresses.without))}" if addresses.without else "")
         )
     return listening
 
@@ -186,11 +179,11 @@ def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tl
             f"known: {', '.join(sorted(names)) or 'none'}. Install its plugin on this server and on its clients."
         )
         hint = f"did you mean {close[0]!r}?" if close else known_names
-        raise ConfigurationError(f"There is no transport {name!r} to listen with: {hint} `djinn plugins` shows why.")
+        raise ConfigurationError(f"no transport is named {name!r}: {hint} `djinn plugins` shows what is installed")
 
 
 def own_address() -> str:
-    """Return the address at which other machines reach this machine: the default route's, else an interface's.
+    """Return this machine's address for other machines: of the default route, else of an interface.
 
     Return the host name if there is no network.
     """
@@ -201,36 +194,36 @@ def own_address() -> str:
 
 
 def _interface_addresses() -> Iterator[str]:
-    """Return the addresses of active interfaces, without loopback and link-local addresses."""
+    """Yield the IPv4 addresses of active interfaces, except loopback and link-local addresses."""
     import psutil
 
-    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    active = {name for name, state in psutil.net_if_stats().items() if state.isup}
     for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses if name in up else ():
-            if one.family == socket.AF_INET:
-                address = ipaddress.ip_address(one.address)
+        for entry in addresses if name in active else ():
+            if entry.family == socket.AF_INET:
+                address = ipaddress.ip_address(entry.address)
                 if not (address.is_loopback or address.is_link_local):
-                    yield one.address
+                    yield entry.address
 
 
-def advertised(urls: Iterable[str], advertise: str, named: bool) -> tuple[str, ...]:
+def advertised(urls: Iterable[str], advertise: str, by_name: bool) -> tuple[str, ...]:
     """Return the URLs of a server for its clients, one for each listener.
 
     Args:
         urls: URLs of the listeners.
         advertise: the operator's host name for this machine; empty: unknown.
-        named: True if a listener at all interfaces is advertised by host name, which is in the certificate, not by
+        by_name: True to advertise a listener at all interfaces by host name, which is in the certificate; False: by
             address.
     """
-    listed = tuple(urls)
-    hosts = [urlsplit(url).hostname or "" for url in listed]
+    url_list = tuple(urls)
+    hosts = [urlsplit(url).hostname or "" for url in url_list]
     local = [is_loopback(host) for host in hosts]
-    found = []
-    for url, host, loopback in zip(listed, hosts, local, strict=True):
+    advertised_urls = []
+    for url, host, loopback in zip(url_list, hosts, local, strict=True):
         if advertise and (not loopback or all(local)):
-            found.append(at_host(url, advertise))
+            advertised_urls.append(at_host(url, advertise))
         elif is_wildcard(host):
-            found.append(at_host(url, socket.getfqdn() if named else own_address()))
+            advertised_urls.append(at_host(url, socket.getfqdn() if by_name else own_address()))
         else:
-            found.append(url)
-    return tuple(found)
+            advertised_urls.append(url)
+    return tuple(advertised_urls)

@@ -55,7 +55,7 @@ class Drain(msgspec.Struct, frozen=True, tag="drain"):
 
 
 class Evict(msgspec.Struct, frozen=True, tag="evict"):
-    """Order: end the sessions that were opened with these tokens (ids), which are no longer valid."""
+    """Order: end the sessions that were opened with `tokens` (ids of tokens), which are no longer valid."""
 
     tokens: tuple[str, ...]
 
@@ -82,11 +82,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-FULL_SECONDS: Final = 5.0  # how long a `Full` report holds
+FULL_SECONDS: Final = 5.0  # for which a `Full` report is valid
 
 
 class Full(msgspec.Struct, frozen=True, tag="full"):
-    """Report: the executor accepts no further session because of `reason`. It is sent without a request.
+    """Report, sent without a request: the executor accepts no further session because of `reason`.
 
     If `reason` is empty, the executor accepts sessions again.
     """
@@ -112,7 +112,7 @@ def read_order(line: bytes) -> Order:
     Raises:
         StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
-    return _read(line, _orders, "an executor cannot read what its parent process ordered")
+    return _read(line, _orders, "an executor cannot decode an order of its parent process")
 
 
 def read_report(line: bytes) -> Report:
@@ -121,7 +121,7 @@ def read_report(line: bytes) -> Report:
     Raises:
         StartupError: the line is invalid, because parent and executor run different versions of Djinn.
     """
-    return _read(line, _reports, "cannot read what an executor process reported")
+    return _read(line, _reports, "cannot decode a report of an executor process")
 
 
 def _read(line: bytes, decoder: msgspec.json.Decoder[_T], failure: str) -> _T:

@@ -1,4 +1,4 @@
-"""An executor that a client program owns: the client starts it, and restarts it after a crash."""
+"""An executor of a client program. The program starts it, and replaces it after a crash."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from djinn_core.wire.executor_reports import Ready
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import StartedExecutor, start_executor
 from djinn_server.launch.executor_config import ExecutorConfig
-from djinn_server.launch.own_journals import JOURNAL_BYTES, OwnJournals, room_for_journals
+from djinn_server.launch.own_journals import JOURNAL_BYTES, OwnJournals, journal_space
 
-LEASE_SECONDS = 30.0  # lease after a broken connection; the executor ends with the program
+LEASE_SECONDS = 30.0  # for which a session waits for a client whose connection broke
 _log = get_logger("djinn.launch")
 
 
@@ -40,15 +40,14 @@ class OwnExecutor:
             config: configuration of the executor.
             engine: starts the process and its replacements.
             request: request to the engine.
-            journals: directory for session journals on this machine, which `close` removes; None: there are no
-                journals, or the engine stores them.
+            journals: directory for journals on this machine, which `close` removes; None: no journals, or the engine's.
 
         Raises:
             StartupError: the executor cannot be started.
         """
         self._journals = journals
         if journals is not None:
-            limit = min(JOURNAL_BYTES, room_for_journals(journals.path) // request.count)
+            limit = min(JOURNAL_BYTES, journal_space(journals.path) // request.count)
             recovery = attrs.evolve(
                 config.recovery, lease_seconds=LEASE_SECONDS, journals=journals.path, journal_limit=limit
             )
@@ -97,11 +96,11 @@ class OwnExecutor:
         return self._process.issue_ticket(client)
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
-        """Return the transports to the executor. If the executor has its own certificate, they accept only this certificate."""
+        """Return the transports to the executor. They accept only the executor's certificate, if it has its own."""
         return trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
-        """Start a replacement if the process has ended.
+        """Start a replacement of the process if it has ended.
 
         Raises:
             StartupError: the process cannot be started, or this object was closed.
@@ -111,7 +110,7 @@ class OwnExecutor:
                 raise StartupError("the executor was closed")
             if self._process.alive:
                 return
-            _log.warning("an executor died; a replacement recovers its sessions", how=self.ending)
+            _log.warning("an executor died: its replacement recovers its sessions", how=self.ending)
             self._process = self._process.restart()
 
     def close(self, drain_seconds: float = 5.0) -> None:

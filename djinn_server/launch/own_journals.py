@@ -1,4 +1,4 @@
-"""Directory for the session journals of a client program's executors. It is removed with the program."""
+"""Directory for the session journals of a client program's executors. It is removed when the program ends."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from djinn_core.system.private_directories import remove_abandoned
 from djinn_core.system.processes import lock_file
 from djinn_server.system.private_files import make_private_folder
 
-JOURNAL_BYTES: Final = 8 << 30  # the most that one journal may have
-LEAST_ROOM: Final = 64 << 20  # bytes; with less space for all journals, none is written
+JOURNAL_BYTES: Final = 8 << 30  # maximum size of a journal
+LEAST_BYTES: Final = 64 << 20  # for all journals; with less space, no journals are written
 _DISK_PART: Final = 4  # divisor of the free space: compaction needs a journal's space twice
 _log = get_logger("djinn.launch")
 
 
-def room_for_journals(directory: Path) -> int:
-    """Return how many bytes all journals in a directory may have, given the free space of its disk."""
+def journal_space(directory: Path) -> int:
+    """Return how many bytes all journals in a directory may have together: a quarter of the disk's free space."""
     return shutil.disk_usage(directory).free // _DISK_PART
 
 
@@ -35,10 +35,10 @@ class OwnJournals:
     """
 
     def __init__(self, base: Path) -> None:
-        """Make the directory in `base`.
+        """Create a directory in `base`.
 
         Raises:
-            OSError: the directory cannot be made.
+            OSError: the directory cannot be created.
         """
         make_private_folder(base)
         remove_abandoned(base, "*")
@@ -53,7 +53,7 @@ class OwnJournals:
         return not any(self.path.glob("*.journal"))
 
     def close(self) -> None:
-        """Remove the directory. Calling it again does nothing."""
+        """Remove the directory. Later calls do nothing."""
         self._end()
 
 
@@ -69,7 +69,7 @@ def own_journals() -> OwnJournals | None:
         except OSError as error:
             errors.append(str(error))
             continue
-        if room_for_journals(journals.path) >= LEAST_ROOM:
+        if journal_space(journals.path) >= LEAST_BYTES:
             return journals
         errors.append(f"{base} is on a disk that has {shutil.disk_usage(base).free:,} bytes left")
         journals.close()

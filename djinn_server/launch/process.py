@@ -46,16 +46,16 @@ _TERMINATE_SECONDS = 2.0
 
 
 class ChildProcess(Protocol):
-    """Process of an executor, as its parent uses it. `subprocess.Popen` implements this interface."""
+    """Process of an executor: the functions that its parent calls. `subprocess.Popen` implements this interface."""
 
     stdin: IO[bytes] | None
     pid: int
 
     def poll(self) -> int | None:
-        """Return the exit status; None while the process runs."""
+        """Return the exit status, or None while the process runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end of the process, and return the exit status."""
+        """Wait at most `timeout` seconds for the end of the process, and return the exit status."""
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -68,9 +68,9 @@ class ForkServer(Protocol):
     """Client of a fork server: a process that forks executors, which is faster than starting interpreters."""
 
     def fork(
-        self, arguments: Sequence[str], environment: Mapping[str, str], given: Sequence[int]
+        self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]
     ) -> ChildProcess | None:
-        """Fork an executor. Return None if the fork server does not run or does not answer."""
+        """Fork an executor that inherits `descriptors`. Return None if the fork server does not run or answer."""
 
     def start_server(self, environment: Mapping[str, str]) -> None:
         """Start a fork server for later executors, and return at once."""
@@ -84,7 +84,7 @@ class ExecutorProcess(LaunchedExecutor):
     """
 
     place = ""
-    fingerprint = ""  # of its own certificate; empty: it shows the configured certificate
+    fingerprint = ""  # of the executor's own certificate; empty: the executor shows the configured certificate
 
     def __init__(
         self, config: ExecutorConfig, without: Collection[str] = (), fork_server: ForkServer | None = None
@@ -94,7 +94,7 @@ class ExecutorProcess(LaunchedExecutor):
         Args:
             config: configuration of the executor.
             without: environment variables to remove.
-            fork_server: forks the executor; None, or if it does not run: start a new interpreter.
+            fork_server: forks the executor. If it is None or does not run, a new interpreter starts.
 
         Raises:
             StartupError: the process cannot be started.
@@ -109,8 +109,8 @@ class ExecutorProcess(LaunchedExecutor):
         self._full = "", 0.0
         self._failure = ""
         self._tenant = NO_TENANT.tenant
-        self._reading = threading.Lock()
-        self._writing = threading.Lock()
+        self._report_lock = threading.Lock()
+        self._order_lock = threading.Lock()
         self._owner = os.getpid()
         self._directory, lock = make_run_directory()
         receiving, sending = os.pipe()
@@ -135,7 +135,7 @@ class ExecutorProcess(LaunchedExecutor):
         Raises:
             StartupError: the executor failed, died, or took longer than `timeout` seconds.
         """
-        with self._reading:
+        with self._report_lock:
             if self._ready is not None:
                 return self._ready
             try:
@@ -144,9 +144,8 @@ class ExecutorProcess(LaunchedExecutor):
                 self._end()
                 raise
         if self._fork_server is not None and isinstance(self._process, subprocess.Popen):
-            self._fork_server.start_server(
-                executor_environment(self._without)
-            )  # late, so that it does not slow this one down
+            # Only now, so that the fork server's start does not slow down this executor's start.
+            self._fork_server.start_server(executor_environment(self._without))
         return self._ready
 
     @property
@@ -162,14 +161,14 @@ class ExecutorProcess(LaunchedExecutor):
 
     @contextlib.contextmanager
     def relay_address(self) -> Iterator[str]:
-        """Yield the URL of the executor's socket: in the directory that this process made, whatever the executor reports.
+        """Yield the URL of the executor's socket in the directory that this process created. Ignore its reported URLs.
 
         Raises:
             OSError: the executor has a user of its own, and its socket was replaced by a link or by a socket of another user.
         """
         path, user = f"{self._directory}/{SOCKET_NAME}", self.config.user
-        with contextlib.nullcontext(path) if user is None else pinned_socket(path, user.uid) as pinned:
-            yield f"unix://{pinned}"
+        with contextlib.nullcontext(path) if user is None else pinned_socket(path, user.uid) as stable_path:
+            yield f"unix://{stable_path}"
 
     @property
     def process_id(self) -> int:
@@ -191,9 +190,9 @@ class ExecutorProcess(LaunchedExecutor):
         return self._process.wait()
 
     def ending(self) -> str:
-        """Return how the process ended, such as "ended with exit status 1", with the reason that it reported."""
+        """Return how the process ended, such as "ended with exit status 1", and the reason if it reported one."""
         ending = _ending(self._process)
-        self.full()  # reads its last reports
+        self.full()  # reads the last reports
         return f"{ending}: {self._failure}" if self._failure else ending
 
     def issue_ticket(self, client: str = "", lifetime: float = TICKET_SECONDS, badge: Badge = NO_TENANT) -> str:
@@ -209,10 +208,10 @@ class ExecutorProcess(LaunchedExecutor):
         Raises:
             StartupError: the process has ended or does not answer.
         """
-        with self._reading:
+        with self._report_lock:
             self._last_number += 1
             try:
-                self._order(ReportSessions(self._last_number))
+                self._write_order(ReportSessions(self._last_number))
                 report = self._await_sessions(timeout, self._last_number)
             except OSError as error:  # TimeoutError included
                 raise StartupError(f"executor process {self.process_id} does not answer: {error!r}") from error
@@ -221,36 +220,36 @@ class ExecutorProcess(LaunchedExecutor):
             return report
 
     def full(self) -> str:
-        """Return the reason of the latest report why the executor refuses all clients; empty if it accepts clients."""
-        if self._reading.acquire(blocking=False):
+        """Return the latest reported reason why the executor refuses all clients, or "" if it accepts clients."""
+        if self._report_lock.acquire(blocking=False):
             try:
-                with contextlib.suppress(TimeoutError):  # nothing more was said
+                with contextlib.suppress(TimeoutError):  # no further report has arrived
                     while (line := self._report_lines.read_line(0.0)) is not None:
-                        self._note(read_report(line))
+                        self._note_report(read_report(line))
             except (OSError, StartupError) as error:
                 _log.debug("an executor does not answer", process=self.process_id, reason=str(error))
             finally:
-                self._reading.release()
+                self._report_lock.release()
         reason, at = self._full
         return reason if time.monotonic() - at < FULL_SECONDS else ""
 
-    def _note(self, report: Report) -> None:
+    def _note_report(self, report: Report) -> None:
         if isinstance(report, Failed):
             self._failure = report.reason
         elif isinstance(report, Full):
             self._full = report.reason, time.monotonic()
 
     def notice(self) -> str:
-        """Return an empty string: no engine takes this machine away."""
+        """Return "", because no engine reclaims this machine."""
         return ""
 
     def send(self, order: Order) -> None:
         """Send an order without waiting for its effect. Do nothing if the process has ended."""
         with contextlib.suppress(OSError):
-            self._order(order)
+            self._write_order(order)
 
     def close(self, drain_seconds: float = 5.0) -> None:
-        """Let sessions end for at most `drain_seconds`, then terminate the process, and kill it if necessary."""
+        """Wait at most `drain_seconds` for sessions to end. Then terminate the process, and kill it if necessary."""
         if self._end.alive and os.getpid() == self._owner:
             self.send(Drain(drain_seconds))
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -272,11 +271,11 @@ class ExecutorProcess(LaunchedExecutor):
     def __exit__(self, *_: object) -> None:
         self.close(0.0)
 
-    def _order(self, order: Order) -> None:
+    def _write_order(self, order: Order) -> None:
         stdin = self._process.stdin
-        with self._writing:
+        with self._order_lock:
             if stdin is None or stdin.closed:
-                raise BrokenPipeError("the executor process was closed")
+                raise BrokenPipeError("cannot send an order: the executor process was closed")
             write_line(stdin.fileno(), to_line(order))
 
     def _await_ready(self, timeout: float) -> Ready:
@@ -284,7 +283,7 @@ class ExecutorProcess(LaunchedExecutor):
             line = self._report_lines.read_line(timeout)
         except TimeoutError:
             raise StartupError(
-                f"the executor process {self.process_id} was not ready after {timeout:g} s: allow more with "
+                f"the executor process {self.process_id} was not ready after {timeout:g} s: increase the timeout with "
                 "djinn.configure(start_timeout=...) or DJINN_START_TIMEOUT"
             ) from None
         report: Report | None = None if line is None else read_report(line)
@@ -301,9 +300,9 @@ class ExecutorProcess(LaunchedExecutor):
         deadline = time.monotonic() + timeout
         while (line := self._report_lines.read_line(max(0.0, deadline - time.monotonic()))) is not None:
             report = read_report(line)
-            self._note(report)
+            self._note_report(report)
             if isinstance(report, Sessions) and report.number == number:
-                return report  # other reports answer timed-out requests
+                return report  # earlier reports answer requests that timed out
         return None
 
 
@@ -312,9 +311,9 @@ def _spawn(
 ) -> ChildProcess:
     environment, user = executor_environment(without), config.user
     if fork_server is not None and config.module == EXECUTOR_MODULE and user is None:
-        forked = fork_server.fork(["--device", config.device], environment, [report, lock])
-        if forked is not None:
-            return forked
+        fork = fork_server.fork(["--device", config.device], environment, [report, lock])
+        if fork is not None:
+            return fork
     process = subprocess.Popen(
         executor_command(config.module, config.device, report, confined=user is not None),
         stdin=subprocess.PIPE,
@@ -323,7 +322,7 @@ def _spawn(
         pass_fds=(report, lock),
         env=environment if user is None else user.environment(environment, config.pass_variables),
         bufsize=0,
-        process_group=0 if user is None else None,  # so that Ctrl-C reaches the user's program alone
+        process_group=0 if user is None else None,  # so that Ctrl-C reaches only the user's program
         start_new_session=user is not None,  # so that a tenant cannot type into the gateway's terminal
         cwd=None if user is None else user.folder,
         user=None if user is None else user.uid,
@@ -363,7 +362,7 @@ def _end(process: ChildProcess, reports: int, directory: str, owner: int) -> Non
     try:
         process.wait(_TERMINATE_SECONDS)
     except subprocess.TimeoutExpired:
-        _log.warning("executor does not end, killing it", process=process.pid)
+        _log.warning("killing an executor that does not end", process=process.pid)
         process.kill()
         process.wait()
     os.close(reports)

@@ -1,4 +1,4 @@
-"""Create and load the self-signed TLS certificate of a server. Clients check its fingerprint, as no authority signs it."""
+"""Create and load the self-signed TLS certificate of a server, which clients check by its fingerprint."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NAME: Final = "djinn"
 
 @attrs.frozen
 class CertificateFiles:
-    """PEM files of a certificate and its key."""
+    """Paths of the PEM files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
 
 def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFiles:
-    """Return the certificate in `directory`. Create one if there is none or if it is about to expire.
+    """Return the certificate in `directory`. Create a certificate if there is none or if it is about to expire.
 
     Args:
         directory: directory for the certificate and its key, which only this user may enter.
-        hosts: additional names and addresses for which it is valid.
+        hosts: names and addresses of a new certificate, in addition to this machine's.
 
     Raises:
         ConfigurationError: the files cannot be read or written, or the library for certificates is missing.
@@ -41,16 +41,16 @@ def self_signed(directory: Path, hosts: tuple[str, ...] = ()) -> CertificateFile
     files = CertificateFiles(directory / "certificate.pem", directory / "key.pem")
     try:
         private_directory(directory, "certificate and key")
-        if not _is_good(files):
-            certificate, key = _make(hosts)
+        if not _is_usable(files):
+            certificate, key = _generate(hosts)
             replace_file(files.key, key)
             replace_file(files.certificate, certificate)
     except OSError as error:
-        raise ConfigurationError(f"cannot keep a certificate in {directory}: {error}") from error
+        raise ConfigurationError(f"cannot store a certificate in {directory}: {error}") from error
     return files
 
 
-def _is_good(identity: CertificateFiles) -> bool:
+def _is_usable(identity: CertificateFiles) -> bool:
     if not (identity.certificate.exists() and identity.key.exists()):
         return False
     open_private(identity.key).close()
@@ -67,13 +67,13 @@ def _library() -> Any:
         import cryptography.x509
     except ImportError as error:
         raise ConfigurationError(
-            "the package `cryptography` makes certificates and is not installed: `pip install cryptography`. Or bring a "
-            "certificate of your own with --tls-cert and --tls-key"
+            "the package `cryptography`, which generates certificates, is not installed: `pip install cryptography`. Or use "
+            "your own certificate with --tls-cert and --tls-key"
         ) from error
     return cryptography
 
 
-def _make(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
+def _generate(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
     """Create a certificate and a key, and return both as PEM."""
     x509 = _library().x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -92,9 +92,9 @@ def _make(hosts: tuple[str, ...]) -> tuple[bytes, bytes]:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    form = serialization.Encoding.PEM
-    private = key.private_bytes(form, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return certificate.public_bytes(form), private
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return certificate.public_bytes(encoding), private
 
 
 def _hosts(hosts: tuple[str, ...]) -> list[str]:

@@ -23,7 +23,7 @@ from djinn_server.system.private_files import check_private_folder, open_private
 
 _LOCK: Final = "lock"
 _TOKEN: Final = "token"
-_SHORT: Final = 64  # bytes of a file that holds a number or a token
+_SHORT: Final = 64  # bytes that are read of a file with a process id
 
 
 @attrs.frozen
@@ -33,7 +33,7 @@ class ServerState:
     Attributes:
         folder: the folder. It has the subfolders `journals` and `accounts`, the file `token` and, unless the operator names another
             file, `connection.json`.
-        lasting: True if a server that is started again with the same arguments has the same folder and ports.
+        lasting: True if a server that restarts with the same arguments has the same folder and ports.
     """
 
     folder: Path
@@ -47,28 +47,28 @@ class ServerState:
         self._close()
 
 
-def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[str], None]) -> ServerState:
-    """Make and lock the state folder of a server.
+def open_state(chosen: Path | None, addresses: ListenAddresses, warn: Callable[[str], None]) -> ServerState:
+    """Create and lock the state folder of a server.
 
     Args:
-        given: the folder that the operator chose; None: a folder for the fixed port, or a temporary folder without a fixed port.
+        chosen: the operator's folder; None: a folder for the fixed port, or a temporary folder without a fixed port.
         addresses: addresses at which the server listens.
-        tell: called with a message if sessions will end when the server restarts.
+        warn: called with a message if sessions will end when the server restarts.
 
     Raises:
-        ConfigurationError: another server has locked the folder, other users can enter it, or it cannot be made.
+        ConfigurationError: another server has locked the folder, other users can enter it, or it cannot be created.
     """
     fixed = addresses.fixed()
-    if given is None and not fixed:
+    if chosen is None and not fixed:
         return _temporary()
-    folder = given or state_directory() / "servers" / fixed
+    folder = chosen or state_directory() / "servers" / fixed
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        if given is not None:
-            raise ConfigurationError(f"cannot make the state folder {folder}: {error}") from error
-        tell(
-            f"Sessions end when this server is restarted: there is no state folder ({error}). --state-dir names another one"
+        if chosen is not None:
+            raise ConfigurationError(f"cannot create the state folder {folder}: {error}") from error
+        warn(
+            f"Sessions will end when this server restarts: cannot create its state folder ({error}). Name another with --state-dir"
         )
         return _temporary()
     try:
@@ -80,7 +80,7 @@ def open_state(given: Path | None, addresses: ListenAddresses, tell: Callable[[s
 
 
 def _lock(folder: Path) -> int:
-    """Lock a state folder, and return the file descriptor with the lock. The kernel releases the lock when the process ends."""
+    """Lock a state folder, and return the locked file descriptor. The lock ends with the process."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | NOFOLLOW | CLOEXEC, 0o600)
     try:
         lock_file(lock)
@@ -100,12 +100,12 @@ def _lock(folder: Path) -> int:
 
 
 def _temporary() -> ServerState:
-    """Make and return a temporary state folder.
+    """Create and return a temporary state folder.
 
     This process removes it. If the process is killed, the next server removes it.
 
     Raises:
-        ConfigurationError: no folder can be made.
+        ConfigurationError: no folder can be created.
     """
     try:
         journals = OwnJournals(cache_directory() / "servers")
@@ -115,12 +115,12 @@ def _temporary() -> ServerState:
             journals = OwnJournals(folder)
         except OSError as error:
             raise ConfigurationError(
-                f"cannot make a temporary state folder in {folder}: {error}. Name another folder with --state-dir"
+                f"cannot create a temporary state folder in {folder}: {error}. Name another folder with --state-dir"
             ) from error
     return ServerState(journals.path, False, journals.close)
 
 
-def kept_token(folder: Path) -> str:
+def stored_token(folder: Path) -> str:
     """Return the token in the state folder, or create one.
 
     Raises:
@@ -133,5 +133,5 @@ def kept_token(folder: Path) -> str:
         token = secrets.token_urlsafe(32)
         replace_file(path, token.encode())
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot use {path}: {error}. Remove it to have a new token made") from error
+        raise ConfigurationError(f"cannot use {path}: {error}. Remove it to get a new token") from error
     return token

@@ -1,7 +1,7 @@
 """Issue and check one-time tickets, with which a client connects to an executor.
 
-A ticket is a grant (client, expiry time, nonce) that is signed with a key of the executor and its parent. The parent
-issues tickets without a call to the executor, which may be busy.
+A ticket is a grant (client, expiry time, nonce), signed with a key that only the executor and its parent know. So the
+parent issues tickets without a call to the executor, which may be busy.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import msgspec
 from djinn_server.hookspecs.quotas import Quota
 
 KEY_BYTES = 32
-CLIENT_LENGTH = 128  # characters
-TICKET_SECONDS: Final = 60.0  # a client tries several addresses, and each attempt may time out
+CLIENT_LENGTH = 128  # maximum characters of a client's name
+TICKET_SECONDS: Final = 60.0  # lifetime: a client may wait for the timeouts of several addresses
 
 
 class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -33,7 +33,7 @@ class Badge(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     quota: Quota = Quota()
 
 
-NO_TENANT: Final = Badge()  # including the process that started the executor
+NO_TENANT: Final = Badge()  # for example of the program that started the executor
 
 
 class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -48,7 +48,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     badge: Badge = NO_TENANT
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads let it inspect a class for the first time at the same time.
 _grants: msgspec.json.Decoder[Grant] = msgspec.json.Decoder(Grant)
 
 
@@ -73,7 +73,7 @@ class TicketChecker:
     _lock: threading.Lock = attrs.field(factory=threading.Lock, repr=False)
 
     def redeem(self, ticket: str) -> Grant | None:
-        """Return the grant of a valid ticket. Return None if the ticket is forged, expired or used.
+        """Return the grant of a valid ticket, or None if the ticket is forged, expired or used.
 
         The signature is compared in constant time.
         """
@@ -90,7 +90,7 @@ class TicketChecker:
 
 
 def _printable_name(client: str) -> str:
-    """Replace unprintable characters of the name, and truncate it so that the ticket fits into a message."""
+    """Return the name with unprintable characters replaced, truncated so that the ticket fits into a message."""
     text = client[:CLIENT_LENGTH].encode("ascii", "replace").decode("ascii")
     return "".join(character if character.isprintable() else "?" for character in text)
 

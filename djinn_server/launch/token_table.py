@@ -29,7 +29,7 @@ _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One token of the table. Times are in seconds since 1970. `expires`: 0 for never. `monitor`: as in `create`."""
+    """A token in the table. Times are in seconds since 1970. `expires`: 0 for never. `monitor`: as in `create`."""
 
     id: str
     tenant: str
@@ -39,18 +39,18 @@ class TokenRow(msgspec.Struct, frozen=True, omit_defaults=True):
     monitor: bool = False
 
     def expired(self, now: float) -> bool:
-        """True if the token has expired."""
+        """Return True if the token has expired at the time `now`."""
         return bool(self.expires) and now >= self.expires
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """The whole token table: tokens and quotas."""
+    """A token table: tokens, and quotas by tenant."""
 
     tokens: tuple[TokenRow, ...] = ()
     quotas: dict[str, Quota] = {}
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads let it inspect a class for the first time at the same time.
 _tables: msgspec.json.Decoder[TokenTable] = msgspec.json.Decoder(TokenTable)
 
 
@@ -67,19 +67,19 @@ def check_tenant(name: str) -> str:
     """
     if not _TENANT.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r} cannot be the name of a tenant: letters, digits, dots, dashes and underscores, at most 64, "
+            f"{name!r} cannot be the name of a tenant: use at most 64 letters, digits, dots, dashes and underscores, "
             "beginning with a letter or digit"
         )
     return name
 
 
 def create(table: TokenTable, tenant: str, seconds: float, monitor: bool = False) -> tuple[TokenTable, TokenRow, str]:
-    """Return a table with a new token, the row of this token, and the token's text. The table stores only a digest.
+    """Return a table with a new token, the token's row, and the token's text. The table stores only a digest.
 
     Args:
         table: the table without the token.
         tenant: tenant of the token.
-        seconds: lifetime; 0: for ever.
+        seconds: lifetime of the token; 0: for ever.
         monitor: True if the token gives access to status, metrics and health only.
     """
     token, now = PREFIX + secrets.token_urlsafe(32), time.time()
@@ -101,11 +101,11 @@ def check_mode(path: Path, descriptor: int) -> None:
     other_bits = 0o037 if status.st_uid == 0 != user_id() else 0o077
     if mode_of(status) & other_bits:
         raise ConfigurationError(
-            f"others on this machine can read the token file {path} (mode {mode_of(status):04o}): "
-            f"chmod 600 {path}, and make new tokens if another user may have"
+            f"other users of this machine can read the token file {path} (mode {mode_of(status):04o}): run "
+            f"`chmod 600 {path}`, and create new tokens if another user may have read it"
         )
     if status.st_uid not in {user_id(), 0}:
-        raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): chown it")
+        raise ConfigurationError(f"the token file {path} belongs to another user (id {status.st_uid}): run chown on it")
 
 
 def read_private(path: Path) -> bytes:
@@ -156,14 +156,14 @@ def read_table(path: Path) -> TokenTable:
 
 @attrs.define
 class TableChange:
-    """A token table under edit. `change_table` writes its attribute `table` to the file at the end."""
+    """A token table that a block of `change_table` edits. Set `table` to the changed table."""
 
     table: TokenTable
 
 
 @contextlib.contextmanager
 def change_table(path: Path) -> Iterator[TableChange]:
-    """Lock a file and yield its token table, or an empty one. At the end of the block, write the changed table.
+    """Lock a file, and yield its token table, or an empty table. At the end of the block, write the changed table.
 
     Raises:
         ConfigurationError: the file cannot be read or written, or other users may read it.

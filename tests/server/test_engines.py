@@ -158,7 +158,7 @@ def test_engine_without_handle_is_named(held, monkeypatch):
 
 def test_class_instead_of_handle_is_named(monkeypatch):
     monkeypatch.setattr(HeldEngine, "launch", lambda engine, options, request: HeldHandle)
-    with pytest.raises(PluginError, match="returned the class HeldHandle, and must return an instance"):
+    with pytest.raises(PluginError, match="returned the class HeldHandle, but must return an instance"):
         start_executor(HeldEngine(), ExecutorConfig("cpu"), LaunchRequest())
 
 

@@ -179,7 +179,7 @@ def test_an_executor_that_dies_is_replaced(own_server, registry, wait_for, exist
     os.kill(opened.attached.process, signal.SIGKILL)
     with pytest.raises(TransportError):
         opened.connection.receive(SECONDS)
-    wait_for(lambda: "started again" in server.log.read_text(), "a new executor")
+    wait_for(lambda: "was restarted" in server.log.read_text(), "a new executor")
     (again,) = open_connections(server.settings(), registry)
     assert again.attached.process != opened.attached.process
     assert "died" in server.log.read_text()

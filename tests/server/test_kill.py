@@ -66,7 +66,7 @@ def test_unknown_or_ambiguous_name_kills_nothing(connect, url_of, killing):
         x = torch.ones(2, device=DEVICE)
         refused = killing("nothing-begins-like-this")
         assert refused.exit_code == 1
-        assert "there is no session that begins with 'nothing-begins-like-this'" in refused.output
+        assert "no session name begins with 'nothing-begins-like-this'" in refused.output
         assert killing("").exit_code != 0
         assert x.sum().item() == 2.0
 

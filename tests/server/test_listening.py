@@ -132,9 +132,9 @@ def test_omitted_transports_do_not_listen(transports):
         transports, None, ListenAddresses(by_transport={"tcp": ListenAddress("", 7)}, without=frozenset({"http"}))
     )
     assert [(one.transport.name, one.url(one.address.port)) for one in chosen] == [("tcp", "tcp://127.0.0.1:7")]
-    with pytest.raises(PluginError, match="--without-transport leaves out http, tcp"):
+    with pytest.raises(PluginError, match="--without-transport excludes http, tcp"):
         configured_transports(transports, None, ListenAddresses(without=frozenset({"http", "tcp"})))
-    with pytest.raises(ConfigurationError, match="no transport 'htp' to listen with: did you mean 'http'"):
+    with pytest.raises(ConfigurationError, match="no transport is named 'htp': did you mean 'http'"):
         configured_transports(transports, None, ListenAddresses(without=frozenset({"htp"})))
 
 
@@ -142,12 +142,12 @@ def test_advertised_addresses_are_reachable():
     own = own_address()
     assert own not in {"", "0.0.0.0"}
     wildcard = ("tcps://0.0.0.0:5556", "https://[::]:5557")
-    assert advertised(wildcard, "", named=False) == (f"tcps://{own}:5556", f"https://{own}:5557")
-    assert advertised(wildcard, "gpu-box", named=False) == ("tcps://gpu-box:5556", "https://gpu-box:5557")
-    assert advertised(("tcp://10.1.2.3:1",), "", named=False) == ("tcp://10.1.2.3:1",)
+    assert advertised(wildcard, "", by_name=False) == (f"tcps://{own}:5556", f"https://{own}:5557")
+    assert advertised(wildcard, "gpu-box", by_name=False) == ("tcps://gpu-box:5556", "https://gpu-box:5557")
+    assert advertised(("tcp://10.1.2.3:1",), "", by_name=False) == ("tcp://10.1.2.3:1",)
     mixed = ("tcp://0.0.0.0:1", "http://127.0.0.1:2")
-    assert advertised(mixed, "gpu-box", named=False) == ("tcp://gpu-box:1", "http://127.0.0.1:2")
-    assert advertised(("http://127.0.0.1:2",), "proxy", named=False) == ("http://proxy:2",)
+    assert advertised(mixed, "gpu-box", by_name=False) == ("tcp://gpu-box:1", "http://127.0.0.1:2")
+    assert advertised(("http://127.0.0.1:2",), "proxy", by_name=False) == ("http://proxy:2",)
 
 
 def test_machine_without_a_default_route_advertises_the_address_of_its_interface(monkeypatch):
@@ -165,13 +165,13 @@ def test_machine_without_a_default_route_advertises_the_address_of_its_interface
     monkeypatch.setattr(
         psutil, "net_if_stats", lambda: {name: SimpleNamespace(isup=name != "down") for name in addresses}
     )
-    assert advertised(("tcps://0.0.0.0:5556",), "", named=False) == ("tcps://10.77.3.1:5556",)
+    assert advertised(("tcps://0.0.0.0:5556",), "", by_name=False) == ("tcps://10.77.3.1:5556",)
     del addresses["eth0"]
     assert own_address() == socket.gethostname()
 
 
 def test_host_name_is_advertised_with_certificate():
-    assert advertised(("tcps://0.0.0.0:1",), "", named=True) == (f"tcps://{socket.getfqdn()}:1",)
+    assert advertised(("tcps://0.0.0.0:1",), "", by_name=True) == (f"tcps://{socket.getfqdn()}:1",)
 
 
 def test_taken_port_fails_before_start(taken, python, plain_environment, tmp_path):
@@ -197,7 +197,7 @@ def test_taken_transport_ports_are_detected(taken, name):
 def test_duplicate_port_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConfigurationError, match=f"port {port} is given twice, for tcp and for http"):
+    with pytest.raises(ConfigurationError, match=f"port {port} is set twice, for tcp and for http"):
         ListenAddresses(by_transport={"tcp": ListenAddress("", port), "http": ListenAddress("", port)}).check_ports(
             None
         )

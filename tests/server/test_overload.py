@@ -183,7 +183,7 @@ def test_executor_reports_full_unasked(monkeypatch):
     monkeypatch.setattr(process.time, "monotonic", lambda: passed[0])
     receiving, sending = os.pipe()
     executor = ExecutorProcess.__new__(ExecutorProcess)  # without a process: what it says comes out of a pipe
-    executor._report_lines, executor._reading, executor._full = LineReader(receiving), threading.Lock(), ("", 0.0)
+    executor._report_lines, executor._report_lock, executor._full = LineReader(receiving), threading.Lock(), ("", 0.0)
     assert executor.full() == ""
     os.write(sending, to_line(Full("no room")))
     assert executor.full() == "no room"

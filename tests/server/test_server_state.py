@@ -125,5 +125,5 @@ def test_server_without_a_place_for_its_state_starts(tmp_path, monkeypatch):
     with open_state(None, FIXED, told.append) as state:
         assert not state.lasting
     assert "--state-dir" in told[0]
-    with pytest.raises(ConfigurationError, match="cannot make the state folder"):
+    with pytest.raises(ConfigurationError, match="cannot create the state folder"):
         opened(tmp_path / "file" / "state")

@@ -309,7 +309,7 @@ def test_server_refuses_weight_folder_that_a_user_cannot_enter(tmp_path, flag):
         (["alice=root"], "must not give a tenant the user or group of root"),
         (["alice=4294967295"], "use a number below 4294967295"),
         (["alice=4294967296"], "use a number below 4294967295"),
-        (["alice=70001", "bob=70001"], "each needs a user of its own"),
+        (["alice=70001", "bob=70001"], "each needs its own user"),
         (["alice=70001", "alice=70002"], "twice"),
     ],
 )

@@ -50,7 +50,7 @@ def gpu(server):
 
 
 def restarts(server):
-    return server.log.read_text().count("an executor was started again")
+    return server.log.read_text().count("an executor was restarted")
 
 
 def test_hung_kernel_before_waiting_op_is_detected(gpu, server):
