@@ -87,7 +87,7 @@ from djinn_server.recovery.snapshot_format import (
     put_values,
     take_values,
 )
-from djinn_server.recovery.state_migration import restored, state_frames, take_in
+from djinn_server.recovery.state_migration import receive_state, restore_received, state_frames
 from djinn_server.request_times import ModelTimes, RequestTimes
 from djinn_server.running.bound_templates import BoundTemplate, begin, bind, bind_copy
 from djinn_server.running.cancellation import CancellationState
@@ -232,7 +232,7 @@ class ExecutorSession:
 
     def between_messages(self, connection: ExecutorChannel) -> None:
         """Do work between messages, as `MessageHandlers.between_messages` does."""
-        if connection.journal.snapshot_if_due(connection.at_rest, self._local_state, self.exchange.inbox.writing):
+        if connection.journal.snapshot_if_due(connection.at_rest, self._local_state, self.exchange.inbox.journal_lock):
             self._usage.count("journal_snapshots")
 
     def idle_deadline(self) -> float | None:
@@ -420,8 +420,8 @@ class ExecutorSession:
         """
         if self.submissions or len(self.values) or len(self._templates):
             raise ProtocolError("a client sent its state to a session that has already begun")
-        snapshot, memory = yield from take_in(state, self._loop.next_frame)
-        restored(self._restore, snapshot, memory)
+        snapshot, memory = yield from receive_state(state, self._loop.next_frame)
+        restore_received(self._restore, snapshot, memory)
         self._usage.check_values()
 
     def _restore(self, snapshot: Snapshot, memory: Sequence[memoryview]) -> None:
@@ -574,7 +574,7 @@ class ExecutorSession:
             moments = {"taken": started, "ready": waited, "begun": begun, "executed": turn.executed, "done": done}
             op_times = work.op_times.pack(bound.template.count) if bound is not None and work.op_times else b""
             times = timings.times(moments, self.values.held_bytes, op_times)
-        links = tuple(self.exchange.sightings.take()) if self.exchange.sightings.measurements else ()
+        links = tuple(self.exchange.link_measurements.take()) if self.exchange.link_measurements.measurements else ()
         room = self._room.due(values.held_bytes, run.failures) if failures or done >= self._room.next else None
         shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
         completed = Completed(submit.sequence, *outcome, timing, links, room, times, run.stopped_at, shortages)
@@ -801,7 +801,7 @@ class ExecutorSession:
     def measured(self) -> SessionGauges:
         """Return the present gauges, as `MeteredSession.measured` does."""
         template_counts = len(self._templates), self._templates.instructions
-        more_gauges = self.values.poison_count(), self.exchange.kept_bytes, sum(self._evicted().values())
+        more_gauges = self.values.poison_count(), self.exchange.unacknowledged_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*template_counts, *more_gauges), strict=True))
         if self._memory is not None:
             cache_bytes, pinned = self._memory.cache_bytes()
@@ -832,7 +832,7 @@ class ExecutorSession:
                 "runs_ahead_dropped": self._counts.runs_ahead_dropped,
                 "runs_reused": self._runs.runs_reused,
                 "peer_bytes": self.exchange.bytes_sent,
-                "peer_kept": self.exchange.kept_bytes,
+                "peer_kept": self.exchange.unacknowledged_bytes,
                 **{f"idle_{location}": nbytes for location, nbytes in self._evicted().items()},
             }
             | {name: int(value) for name, value in self.device.arbiter.figures().items()}

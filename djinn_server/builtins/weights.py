@@ -26,7 +26,7 @@ from djinn_server.hookspecs.weight_sources import (
     WeightSink,
     WeightSource,
 )
-from djinn_server.system.mappings import allocate, mapped_privately, others_may_write
+from djinn_server.system.mappings import allocate, map_privately, others_may_write
 from djinn_server.weights.permissions import resolve
 
 djinn_api_version = "2.0"
@@ -101,7 +101,7 @@ class LocalFile(WeightFile):
         with self._lock:
             mapping = self._mapping() if self._mapping is not None else None
             if mapping is None:
-                mapping = mapped_privately(self._descriptor)
+                mapping = map_privately(self._descriptor)
                 self._mapping = weakref.ref(mapping)
             return mapping
 

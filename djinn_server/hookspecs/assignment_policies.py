@@ -19,7 +19,7 @@ class TenantLoad:
     Attributes:
         tenant: name of the tenant.
         busy: share of time, from 0 to 1, in which the executor ran programs between the last two reports.
-        sessions: sessions of the tenant in the last report, plus sessions assigned since.
+        sessions: sessions of the tenant in the last report, plus sessions assigned since then.
     """
 
     tenant: str
@@ -59,9 +59,9 @@ class ExecutorLoad:
 
     @property
     def device_load(self) -> float:
-        """Load of the device by all tenants, in devices: 1.0 is one fully busy device.
+        """Load of the device by all tenants. 1.0 is a fully busy device.
 
-        A session that is about to begin counts as busy, and an idle session hardly counts. So a training job goes to an
+        A session that is about to begin counts as 1.0, and an idle session as almost 0. So a training job goes to an
         executor with many idle notebooks rather than to an executor with another training job.
         """
         return round(self.busy + sum(other.busy for other in self.others), 1) + self.beginning

@@ -39,7 +39,7 @@ class Identity:
         key: id of the credentials, which is logged and is no secret; at most 64 printable characters. Sessions end when
             `Authenticator.is_valid` returns False for the key. If empty, sessions do not end that way.
         monitor: True for a client that may only read the server's state.
-        quota: limits for the tenant. None: the limits that `djinn token limit` sets.
+        quota: limits for the tenant. The default `Quota()` stands for the limits that `djinn token limit` sets.
     """
 
     tenant: str
@@ -93,7 +93,7 @@ class Authenticator(ABC):
 
     @abstractmethod
     def authenticate(self, credentials: Credentials) -> Identity | Denial | None:
-        """Return the client's identity or a denial; None if the credentials are for another authenticator.
+        """Return the client's identity or a denial, or None if the credentials are for another authenticator.
 
         Called once per connection while the client waits, in several threads at the same time.
         """
@@ -114,7 +114,7 @@ def djinn_register_authenticators(settings: Any) -> Iterable[Authenticator]:
     """Return the authenticators that this plugin offers.
 
     Called once in each gateway process. The setting `authenticators` (`djinn serve --authenticator`) lists the authenticators in
-    use, in the order in which they are asked; none by default. The gateway checks the server's own tokens first. The first result
+    use, in the order in which they are called; none by default. The gateway checks the server's own tokens first. The first result
     other than None counts. An exception refuses the client.
     """
     del settings

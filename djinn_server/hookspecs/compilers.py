@@ -40,7 +40,7 @@ class CompilerContext:
 
     @cached_property
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return example inputs with the right metadata, filled with zeros. They are made at the first access."""
+        """Example inputs with the metadata of `metas`, filled with zeros. They are created at the first access."""
         return tuple(
             torch.zeros(meta.extent, dtype=meta.dtype, device=self.device).as_strided(meta.shape, meta.stride)
             for meta in (attrs.evolve(m, offset=0) for m in self.metas)
@@ -82,8 +82,8 @@ def djinn_register_compilers(settings: Any) -> Iterable[Compiler]:
     """Return the compilers that this plugin offers.
 
     Called once in each executor process. The setting `compilers` lists the compilers in use, in the order in which they are
-    asked; none by default. The executor compares and times each compiled replay against the template before it uses it. After an
-    exception the executor does not ask the compiler again for that template.
+    tried; none by default. The executor compares and times each compiled replay against the template before it uses it. After an
+    exception the executor does not use the compiler for that template.
     """
     del settings
     raise NotImplementedError

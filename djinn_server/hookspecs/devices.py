@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from djinn_core.ir.costs import DeviceCapabilities
 
 # Accelerator libraries raise plain RuntimeErrors.
-_OPENING: Final = threading.Lock()
+_COPIES_LOCK: Final = threading.Lock()
 _DEVICE_ERROR: Final = re.compile(r"\b(CUDA|HIP|XPU|MPS|cuDNN|MIOpen) error|\b[A-Z]+_STATUS_[A-Z_]+")
 
 
@@ -47,17 +47,17 @@ class DeviceRuntime:
     opens_memory: bool = False
     hang_seconds: float = 600.0
     ahead_seconds: float = 0.02
-    _made: DeviceCopies | None = None
+    _created_copies: DeviceCopies | None = None
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     @property
     def _copies(self) -> DeviceCopies:
-        with _OPENING:
-            if self._made is None:
-                self._made = DeviceCopies(self.device)
-            return self._made
+        with _COPIES_LOCK:
+            if self._created_copies is None:
+                self._created_copies = DeviceCopies(self.device)
+            return self._created_copies
 
     def receive(self, data: torch.Tensor) -> torch.Tensor:
         """Return `data` in device memory. Ops that are issued later can read the bytes.
@@ -77,9 +77,9 @@ class DeviceRuntime:
         return self._copies.allocate(nbytes)
 
     def receive_buffer(self, nbytes: int) -> memoryview | None:
-        """Return page-locked memory for bytes that `write` will copy. Return None if any memory will do.
+        """Return page-locked memory for bytes that `write` will copy. Return None if the bytes may be in any memory.
 
-        The memory is used again when no view of it is left.
+        The memory is reused once no view of it exists.
         """
         return None if self.device.type == "cpu" else self._copies.receive_buffer(nbytes)
 
@@ -118,10 +118,9 @@ class DeviceRuntime:
         return self.start_delivery(tensor)()
 
     def export(self, tensor: torch.Tensor) -> bytes | None:
-        """Return a description with which another executor of this host can copy the tensor by `open`, or None.
+        """Return a description with which another executor of this host can copy the tensor by `open`.
 
-        None: the executor sends the bytes instead. `tensor` is one-dimensional, contiguous and complete when this method
-        returns. A description is valid for one `open` by a process of this user, while `tensor` exists. Hold a reference
+        Return None to let the executor send the bytes. `tensor` is one-dimensional and contiguous. A description is valid for one `open` by a process of this user, while `tensor` exists. Hold a reference
         to `tensor` only while a process copies it. The client may see descriptions.
         """
         del tensor
@@ -160,7 +159,7 @@ class DeviceRuntime:
 
         Return infinity if no thread waits. The executor uses this to detect copies that hang.
         """
-        return math.inf if self._made is None else self._made.waits.since()
+        return math.inf if self._created_copies is None else self._created_copies.waits.since()
 
     def relieve(self) -> None:
         """Free memory that no tensor uses. Called after an op ran out of memory, before the op is retried."""
@@ -192,7 +191,7 @@ class DeviceRuntime:
     def memory(self) -> Mapping[str, int]:
         """Return memory figures in bytes by name: at least `total`, `free`, and `allocated` by this process.
 
-        The default asks PyTorch about an accelerator, and adds `reserved` and `peak`. Override it for host memory.
+        The default queries PyTorch's accelerator, and adds `reserved` and `peak`. Override it for host memory.
         """
         free, total = torch.accelerator.get_memory_info(self.device)
         return {
@@ -253,7 +252,7 @@ class Device(ABC):
         device = torch.device(self.name, index)
         free, total = torch.accelerator.get_memory_info(device)
         backend = torch.get_device_module(self.name)
-        name_of = getattr(backend, "get_device_name", None)  # MPS has none
+        name_of = getattr(backend, "get_device_name", None)  # MPS has no names
         title = str(name_of(device)) if name_of is not None else self.name
         return DeviceCapabilities(f"{self.name}:{index}", self.name, title, memory=total, memory_free=free)
 
@@ -275,8 +274,8 @@ class Device(ABC):
 
         count = self.count()
         if not 0 <= index < count:
-            have = f"{self.name}:0 to {self.name}:{count - 1}" if count else "none"
-            raise StartupError(f"there is no device {self.name}:{index}: this process may use {have}")
+            usable = f"{self.name}:0 to {self.name}:{count - 1}" if count else "none"
+            raise StartupError(f"this process cannot use a device {self.name}:{index}; it may use {usable}")
         runtime = DeviceRuntime(torch.device(self.name, index))
         try:
             runtime.receive(torch.zeros(1, dtype=torch.uint8))

@@ -1,4 +1,4 @@
-"""`djinn_register_executors`: start executor processes in other places, such as on a cluster."""
+"""`djinn_register_executors`: start executor processes elsewhere, such as on a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from djinn_core.hookspecs import hookspec
 
 
 class ExecutorOptions(abc.ABC):
-    """Configuration of an executor. Djinn makes it, and an engine passes its `encode()` to the holder."""
+    """Configuration of an executor. Djinn creates it, and an engine passes the result of `encode` to the holder."""
 
     @property
     @abc.abstractmethod
@@ -45,7 +45,7 @@ class LaunchRequest:
         group: globally unique name of the executors that are started together.
         address: address of the engine's service (setting `engine_address`); empty: the engine finds its service.
         resources: resources of each executor by the engine's names, such as `{"GPU": 1.0}`.
-        runtime_env: packages and variables of the processes, in the engine's form.
+        runtime_env: packages and variables of the processes, in the engine's format.
         placement_group: the engine's reservation for the executors, as its object or its name; None: no reservation.
         notify: shows a line to a person, such as the reason for a wait.
     """
@@ -61,7 +61,7 @@ class LaunchRequest:
 
     @property
     def place(self) -> str:
-        """Name of the place of the executor: the argument `name` of `ExecutorHolder`.
+        """Name of the executor's holder: the argument `name` of `ExecutorHolder`.
 
         It is unique for this executor. An executor that replaces this one has the same name.
         """
@@ -76,7 +76,7 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
     """Handle of an executor that an engine has started. It carries calls to the executor's holder.
 
     The holder (`djinn.hooks.ExecutorHolder`) is the parent process of the executor, on the executor's machine. The core
-    does the rest over these calls: tickets, status, eviction, draining and recovery. Clients and gateways call the
+    implements tickets, status, eviction, draining and recovery by these calls. Clients and gateways call the
     methods from several threads. `wait_placed` is called first. `end` is called after `call("close", ...)`, or at once
     if the start failed.
 
@@ -136,7 +136,7 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
         """
 
     def notice(self) -> str:
-        """Return the reason why the engine is about to end the executor, such as a drained node; empty if it is not.
+        """Return the reason why the engine is about to end the executor, such as a drained node, or "" if it is not.
 
         Called every two seconds, so return at once. After a notice, the client moves its session to another executor.
         """
@@ -144,7 +144,7 @@ class ExecutorHandle(LaunchedExecutor, abc.ABC):
 
 
 class ExecutorEngine(abc.ABC):
-    """Start executors of a client or a gateway in another place, such as a cluster.
+    """Start executors of a client or a gateway elsewhere, such as on a cluster.
 
     Attributes:
         name: name in the setting `engine` and in `djinn serve --engine`. The name `local` is taken.

@@ -45,14 +45,14 @@ class ServerMetrics:
 
 @attrs.frozen
 class WatchedServer:
-    """A server, as an operations server sees it. All functions may be called from any thread.
+    """The functions of a server that an operations server calls. Any thread may call them.
 
     Attributes:
-        status: returns the status of a tenant, or of all tenants (None), as `djinn status --json` shows it. The call asks
-            the executors, which takes milliseconds, or seconds if an executor does not answer.
-        end: ends the session of this name, if the identity may. Returns an error message; empty on success.
+        status: returns the status of a tenant, or of all tenants (None), as `djinn status --json` shows it. The call queries
+            the executors. This takes milliseconds, or seconds if an executor does not answer.
+        end: ends the session of this name, if the identity may end it. Returns "" on success, else an error message.
         identify: returns the identity of a client. A refusal is logged with the requested path, unless the path is empty.
-        why_not_ready: returns the reason why clients are not admitted now; empty if they are admitted.
+        why_not_ready: returns the reason why clients are not admitted now, or "" if they are admitted.
         metrics: returns current metrics; None: the server has none.
     """
 

@@ -107,11 +107,12 @@ class StrategyRun(ABC):
     # For strategies with `caches_results`. Such a strategy calls `advance` without `stop`, and neither `arguments` nor `replace`.
 
     def digest(self, nbytes: int) -> bytes | None:
-        """Return a digest of everything that decides the results of the cacheable ops; None if they draw random numbers or an operand failed.
+        """Return a digest of everything that decides the results of the cacheable ops.
 
         The digest covers the ops, their numbers, the session's numeric settings, and layout and contents of the operands. At most
         `nbytes` bytes of operands are read. An operand that is not read counts as unchanged until a program writes into it. Some
         digests need no reading: those of uploaded bytes, of weights from a store, and of results of `results` and `reuse`.
+        Return None if the ops draw random numbers or an operand failed.
         """
         return None
 
@@ -150,7 +151,7 @@ class JointRun(ABC):
 
     @abstractmethod
     def ended(self, seconds: float) -> float | None:
-        """Note the device seconds of the session's turn. Return the start time of a joint run; None if it ran alone."""
+        """Record the device seconds of the session's turn. Return the start of a joint run, or None if it ran alone."""
 
 
 @attrs.frozen
@@ -168,7 +169,7 @@ class Replacement:
 
 
 class RunOffer(ABC):
-    """A strategy's way to run one template. All sessions of the device share the offer; one thread calls it at a time.
+    """A strategy's way to run one template. All sessions of the device share the offer. One thread calls it at a time.
 
     Attributes:
         checked: True if the offer itself compares its results with those of the ops before its stage is `ready`.
@@ -192,10 +193,10 @@ class RunOffer(ABC):
         return "ready"
 
     def ran(self, seconds: float) -> None:  # noqa: B027 - most offers do not measure
-        """Note the device seconds of the template's runs since the last call."""
+        """Receive the device seconds of the template's runs since the last call."""
 
     def decided(self, ratio: float, *, used: bool, reason: str) -> None:  # noqa: B027 - most offers have one try
-        """Note the result of a trial.
+        """Receive the result of a trial.
 
         `ratio`: time of the offer divided by the time op by op. `used`: True if the executor uses the offer from now on.
         An unused offer is tried again after its stage has changed.
@@ -225,7 +226,7 @@ class StrategyContext:
 
     Attributes:
         device: the executor's `djinn_server.shared_device.SharedDevice`. Its attributes may change in any version.
-        compilers: the compilers that the operator chose, in the order in which they are asked.
+        compilers: the compilers that the operator chose, in the order in which they are tried.
     """
 
     device: Any
@@ -281,7 +282,7 @@ class RunStrategy(ABC):
 def djinn_register_run_strategies(settings: Any) -> Iterable[RunStrategy]:
     """Return the run strategies that this plugin offers.
 
-    Called once in each executor process. The executor asks each strategy once for each template of its device. If `acts_on` raises, the
+    Called once in each executor process. The executor calls `acts_on` of each strategy once for each template of its device. If `acts_on` raises, the
     strategy is not used for this template. If another method raises, the strategy is not used any more.
     """
     del settings

@@ -39,7 +39,7 @@ from djinn_server.launch.orders import (
 )
 from djinn_server.launch.pipe_lines import LineReader, write_line
 from djinn_server.launch.tickets import NO_TENANT, TICKET_SECONDS, Badge, issue_ticket, new_key
-from djinn_server.system.private_files import pinned_socket
+from djinn_server.system.private_files import stable_socket_path
 
 _log = get_logger("djinn.launch")
 _TERMINATE_SECONDS = 2.0
@@ -167,7 +167,7 @@ class ExecutorProcess(LaunchedExecutor):
             OSError: the executor has a user of its own, and its socket was replaced by a link or by a socket of another user.
         """
         path, user = f"{self._directory}/{SOCKET_NAME}", self.config.user
-        with contextlib.nullcontext(path) if user is None else pinned_socket(path, user.uid) as stable_path:
+        with contextlib.nullcontext(path) if user is None else stable_socket_path(path, user.uid) as stable_path:
             yield f"unix://{stable_path}"
 
     @property

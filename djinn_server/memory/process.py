@@ -47,7 +47,7 @@ class ProcessMemory:
         self._resident, self._trim = resident, trim
         self._process_bytes = 0 if resident is None else resident.now()  # bytes of the process without tensors
         self._has_measured = False
-        self._can_reset_peak = resident is not None and resident.tells_peak
+        self._can_reset_peak = resident is not None and resident.has_peak
 
     def used_bytes(self) -> int:
         """Return the bytes of tensors and ops. Before the first `measure`, they include libraries."""

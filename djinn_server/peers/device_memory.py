@@ -1,8 +1,8 @@
 """Transfers between devices of one host: the receiver copies directly from the sender's device memory.
 
 The sender copies a value on its device and exports the copy (`DeviceRuntime.export`). The copy lives until the receiver
-acknowledges the transfer, or until the route to the receiver is given up. Sessions with a journal send bytes, because the
-journal stores them.
+acknowledges the transfer, or until the sender abandons its route to the receiver. Sessions with a journal transfer bytes,
+because the journal stores them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from djinn_server.hookspecs.devices import DeviceRuntime
 from djinn_server.peers.packed_values import Packed, bytes_of
 from djinn_server.running.fair_share import FairShare
 
-MIN_EVICTED: Final = 64 << 10  # bytes of a transfer that is worth an export
+MIN_EXPORTED: Final = 64 << 10  # bytes of the smallest transfer for which an export is faster
 _log = get_logger("djinn.server")
 
 
 @attrs.frozen
 class DeviceMemory:
-    """Open and read device memory for the threads that send and receive transfers. Each call uses one turn."""
+    """Open and read device memory for the threads of transfers. Each call takes a turn on the device."""
 
     runtime: DeviceRuntime
     turns: FairShare
@@ -36,8 +36,8 @@ class DeviceMemory:
         try:
             with self.turns.share(), torch.inference_mode():
                 return [self._open(item) if item.size else memoryview(b"") for item in items]
-        except Exception as error:  # whatever a plugin raises, the bytes may still arrive
-            _log.info("cannot open another executor's device memory: it sends bytes", error=str(error))
+        except Exception as error:  # a plugin may raise anything; the sender then sends bytes
+            _log.info("cannot open another executor's device memory: requesting bytes", error=str(error))
             return None
 
     def _open(self, item: Item) -> torch.Tensor:
@@ -58,19 +58,19 @@ class DeviceMemory:
 
 
 def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed]:
-    """Replace the memory of items by descriptions for the receiver, if the transfer is large and exportable."""
-    exported = []
-    if sum(len(data) for _, data in items) >= MIN_EVICTED:
+    """Return items with descriptions of their memory, if the transfer is large and exportable; else with their bytes."""
+    described = []
+    if sum(len(data) for _, data in items) >= MIN_EXPORTED:
         for item, data in items:
             description = runtime.export(data) if isinstance(data, torch.Tensor) else None
-            exported.append((msgspec.structs.replace(item, exported=description or b""), data))
-    if exported and all(item.exported for item, data in exported if len(data)):
-        return exported
+            described.append((msgspec.structs.replace(item, exported=description or b""), data))
+    if described and all(item.exported for item, data in described if len(data)):
+        return described
     return [(item, bytes_of(runtime.deliver(data)) if isinstance(data, torch.Tensor) else data) for item, data in items]
 
 
 def without_exports(header: TransferHeader) -> TransferHeader:
-    """Return a copy of `header` without exported memory: the values are sent as bytes."""
+    """Return a copy of `header` without exported memory, for values that are sent as bytes."""
     items = tuple([msgspec.structs.replace(item, exported=b"") for item in header.items])
     return msgspec.structs.replace(header, items=items)
 

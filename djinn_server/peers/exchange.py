@@ -1,14 +1,14 @@
 """Exchange values between executors: connections, tickets and pending transfers.
 
-If a client uses several executors, it asks one for a ticket (`PeerTicketRequest`) and passes it to another
-(`ConnectPeer`), which connects and shows it (`PeerAttach`). Then values travel over that connection in one direction,
-sent by a separate thread, so no executor waits for the link before it must. The sender keeps a transfer until the
-receiver has acknowledged it (`server/peers/route.py`). The receiver journals the transfer first
-(`server/peers/inbox.py`). So neither a broken connection nor the death of an executor loses a value.
+If a client uses several executors, it requests a ticket from the receiver (`PeerTicketRequest`) and passes it to the
+sender (`ConnectPeer`). The sender connects and shows the ticket (`PeerAttach`). Then a separate thread sends values over
+this connection in one direction, so that no executor waits for the link too early. The sender stores a transfer until the
+receiver has acknowledged it (`peers/route.py`). The receiver journals the transfer before that (`peers/inbox.py`). So
+neither a broken connection nor the death of an executor loses a value.
 
-A client has a control channel beside the connection of its session. After a recovery, the executor is another process
-with other addresses, and the tickets in its journal are used. The control channel connects executors again. The session
-itself may be waiting for that executor, without reading messages.
+A client has a control channel beside the connection of its session. After a recovery, the executor is a new process
+with new addresses, and the tickets in its journal are used up. So the client connects the executors again over the
+control channel, because the session itself may wait for a transfer without reading messages.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.log_records import PoolCounts, Record
 from djinn_server.session_machine import Cause, Wait
 
-JOIN_SECONDS = 60.0  # for which a ticket is good
-DIAL_SECONDS = 5.0
+JOIN_SECONDS = 60.0  # for which a ticket is valid
+DIAL_SECONDS = 5.0  # timeout of a connection attempt
 _log = get_logger("djinn.server")
 
 
 class PeerListener:
-    """Listener of an executor process for other executors. All its sessions share it."""
+    """Admits other executors to an executor process. All sessions of the process share it."""
 
     def __init__(
         self, transports: Iterable[Transport] = (), tls: TlsOptions | None = None, patience: float = 0.0
     ) -> None:
-        """`tls`: this executor's certificate; None: no TLS.
+        """`transports`: for connections to other executors. `tls`: this executor's certificate; None: no TLS.
 
         `patience`: seconds within which a disconnected executor may reconnect.
         """
@@ -71,19 +71,19 @@ class PeerListener:
         self.patience = patience
         self.urls: tuple[str, ...] = ()
         self._lock = threading.Lock()
-        self._open: dict[bytes, tuple[PeerConnection, float]] = {}
-        self._known: dict[bytes, PeerConnection] = {}
+        self._by_ticket: dict[bytes, tuple[PeerConnection, float]] = {}
+        self._by_secret: dict[bytes, PeerConnection] = {}
 
     def issue_ticket(self, inbox: TransferInbox, source: int) -> PeerTicket:
         """Return a ticket with which executor `source` can connect once, within `JOIN_SECONDS`."""
         ticket, now = secrets.token_urlsafe(32), time.monotonic()
         secret = secrets.token_urlsafe(32) if self.patience else ""
         with self._lock:
-            self._open = {key: entry for key, entry in self._open.items() if entry[1] > now}
-            self._open[_key(ticket)] = (PeerConnection(inbox, source, secret), now + JOIN_SECONDS)
-        return PeerTicket(ticket, self.urls, self._shown())
+            self._by_ticket = {key: entry for key, entry in self._by_ticket.items() if entry[1] > now}
+            self._by_ticket[_key(ticket)] = (PeerConnection(inbox, source, secret), now + JOIN_SECONDS)
+        return PeerTicket(ticket, self.urls, self._current_fingerprint())
 
-    def _shown(self) -> str:
+    def _current_fingerprint(self) -> str:
         """Return the fingerprint of the certificate in use, which may have been renewed."""
         if self._tls.certificate is not None:
             try:
@@ -92,44 +92,44 @@ class PeerListener:
                 _log.warning("cannot read the certificate: the previous one stays in use", error=str(error))
         return self._fingerprint
 
-    def ways_to(self, fingerprint: str) -> tuple[Transport, ...]:
-        """Return the transports that connect to another executor.
+    def transports_to(self, fingerprint: str) -> tuple[Transport, ...]:
+        """Return the transports for connections to another executor.
 
-        `fingerprint`: of the only certificate that they accept; empty: no TLS.
+        `fingerprint`: of the only certificate that the transports accept; empty: no TLS.
         """
         if not fingerprint:
             return self._transports
         return with_tls(self._transports, attrs.evolve(self._tls, authority=None, fingerprints=(fingerprint,)))
 
     def redeem(self, ticket: str) -> PeerConnection | None:
-        """Admit an executor by its ticket, or by its secret if it reconnects.
+        """Return the permission of an executor that shows a ticket, or its secret if it reconnects.
 
         Return None if the ticket is forged, used or expired.
         """
         with self._lock:
-            peer_connection = self._known.get(_key(ticket))
+            peer_connection = self._by_secret.get(_key(ticket))
             if peer_connection is not None:
                 return peer_connection
-            peer, until = self._open.pop(_key(ticket), (None, 0.0))
+            peer, until = self._by_ticket.pop(_key(ticket), (None, 0.0))
             if peer is None or time.monotonic() >= until:
                 return None
             if peer.secret:
-                self._known[_key(peer.secret)] = peer
+                self._by_secret[_key(peer.secret)] = peer
             return peer
 
     def forget(self, inbox: TransferInbox, source: int | None = None) -> None:
-        """Revoke tickets and secrets of a session. `source`: only those of this executor."""
+        """Revoke tickets and secrets of a session. `source`: of this executor only; None: of all executors."""
 
-        def stays(peer: PeerConnection) -> bool:
+        def remains(peer: PeerConnection) -> bool:
             return peer.inbox is not inbox or source not in {None, peer.source}
 
         with self._lock:
-            self._open = {key: entry for key, entry in self._open.items() if stays(entry[0])}
-            self._known = {key: peer for key, peer in self._known.items() if stays(peer)}
+            self._by_ticket = {key: entry for key, entry in self._by_ticket.items() if remains(entry[0])}
+            self._by_secret = {key: peer for key, peer in self._by_secret.items() if remains(peer)}
 
 
 def _key(ticket: str) -> bytes:
-    # Looked up by digest, so that the time it takes says nothing about the ticket.
+    # A lookup by digest takes a time that reveals nothing about the ticket.
     return hashlib.sha256(ticket.encode()).digest()
 
 
@@ -142,25 +142,25 @@ class PeerExchange:
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """`memory`: exports device memory to executors of this host, and opens theirs.
+        """`memory`: exports device memory to executors of this host, and opens their device memory.
 
         `wakeup`: ends a pause of the session.
         """
         self._wakeup = wakeup
-        self.sightings = LinkMeasurements()
-        self.inbox = TransferInbox(self.sightings, peer_listener.patience, memory=memory, wakeup=wakeup)
+        self.link_measurements = LinkMeasurements()
+        self.inbox = TransferInbox(self.link_measurements, peer_listener.patience, memory=memory, wakeup=wakeup)
         self._memory = memory
         self.number = 0
         self._peer_listener = peer_listener
         self._routes: dict[int, Route] = {}
-        self._past = (0, 0)  # bytes and transfers that went to executors that have left
-        self._lock = threading.Lock()  # routes come from the client's other connection, too
-        self.begun = threading.Event()  # before that, no peer may be told how much was received
+        self._past = (0, 0)  # bytes and transfers sent to executors that have left the pool
+        self._lock = threading.Lock()  # the control channel's thread also adds routes
+        self.begun = threading.Event()  # set once the numbers of received transfers are restored
         self._journal = Journal()
         self._accepted: Mapping[int, int] = {}
         self._closed = False
 
-    # --- what is journaled --------------------------------------------------------------------------------------
+    # --- journal -----------------------------------------------------------------------------------------------
 
     def begin(self, journal: Journal, counts: PoolCounts) -> None:
         """Log transfers to `journal`. Restore earlier transfers from the journal and the `counts` of its snapshot."""
@@ -171,27 +171,27 @@ class PeerExchange:
         self._accepted = past.acknowledged if past is not None else {}
         for peer, sent in counts.sent.items():
             self._route(peer).restore(sent, counts.taken.get(peer, 0))
-        for under_way, items in past.under_way() if past is not None else ():
-            self._route(under_way.peer).restore_kept(under_way.header, items)
+        for transfer, items in past.under_way() if past is not None else ():
+            self._route(transfer.peer).restore_unacknowledged(transfer.header, items)
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
-        """Return the numbers of transfers, and their records, for a snapshot. The caller holds `inbox.writing`."""
-        arrived, waiting = self.inbox.state()
+        """Return numbers and records of transfers for a snapshot. The caller holds `inbox.journal_lock`."""
+        arrived, queued = self.inbox.state()
         memory = self._memory
         records = [
             arrival.record(log_records.ARRIVAL, items if memory is None else memory.in_host_memory(items))
-            for arrival, items in waiting
+            for arrival, items in queued
         ]
         sent: dict[int, int] = {}
         acknowledged: dict[int, int] = {}
         for peer, route in list(self._routes.items()):
-            under_way = route.under_way()
+            unacknowledged = route.unacknowledged()
             sent[peer], acknowledged[peer] = route.counts
-            records += [transfer.record(log_records.UNDER_WAY, items) for transfer, items in under_way]
+            records += [transfer.record(log_records.UNDER_WAY, items) for transfer, items in unacknowledged]
         return PoolCounts(self.number, sent, acknowledged, arrived), records
 
-    # --- others ------------------------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------------------
 
     def issue_ticket(self, source: int) -> PeerTicket:
         """Return a ticket with which executor `source` of the pool connects to this session.
@@ -210,36 +210,35 @@ class PeerExchange:
         self.number = request.me
         reasons: list[str] = []
         for url in request.urls:
-            if not has_transport(url, self._peer_listener.ways_to(request.fingerprint)):
-                reasons.append(f"{url}: no transport for this URL is installed")
+            if not has_transport(url, self._peer_listener.transports_to(request.fingerprint)):
+                reasons.append(f"{url}: no installed transport connects to this URL")
                 continue
-            way = transport_for(url, self._peer_listener.ways_to(request.fingerprint))
-            if way.capabilities.same_host and not is_own_socket(
-                url
-            ):  # a client could make it connect to any process here
+            transport = transport_for(url, self._peer_listener.transports_to(request.fingerprint))
+            # Otherwise a client could let the executor connect to any process on this host.
+            if transport.capabilities.same_host and not is_own_socket(url):
                 reasons.append(f"{url}: not the socket of an executor")
                 continue
             try:
-                connection, joined = self._dial(url, request.fingerprint, request.ticket)
-                latency, bandwidth = _measured(connection)
+                connection, peer_attached = self._dial(url, request.fingerprint, request.ticket)
+                latency, bandwidth = _measure_link(connection)
             except (DjinnError, TimeoutError) as error:
                 reasons.append(f"{url}: {error}")
                 continue
-            again = partial(self._dial_again, url, request.fingerprint, joined.secret)
-            opens = joined.opens and way.capabilities.same_host and self.inbox.opens
-            self._route(request.peer).adopt(connection, joined.received, again, opens=opens)
+            redial = partial(self._redial, url, request.fingerprint, peer_attached.secret)
+            opens = peer_attached.opens and transport.capabilities.same_host and self.inbox.opens
+            self._route(request.peer).adopt(connection, peer_attached.received, redial, opens=opens)
             return ConnectPeerReply(request.peer, url, latency, bandwidth)
         return ConnectPeerReply(request.peer, error="; ".join(reasons) or "the executor has no listen address")
 
     def note_connected(self, request: ConnectPeer, reply: ConnectPeerReply) -> None:
-        """Restore the route of a logged connection. The client will ask for the connection again."""
+        """Restore the route of a logged connection. The client will request the connection again."""
         self.number = request.me
         if not reply.error:
             self._route(request.peer)
 
     def _dial(self, url: str, fingerprint: str, ticket: str) -> tuple[Connection, PeerAttached]:
-        ways = self._peer_listener.ways_to(fingerprint)
-        connection = transport_for(url, ways).connect(url, Limits(), DIAL_SECONDS)
+        transports = self._peer_listener.transports_to(fingerprint)
+        connection = transport_for(url, transports).connect(url, Limits(), DIAL_SECONDS)
         try:
             connection.send(Frame(encode(PeerAttach(ticket))))
             return connection, expect(connection.receive(DIAL_SECONDS).head, PeerAttached)
@@ -247,17 +246,17 @@ class PeerExchange:
             connection.close()
             raise
 
-    def _dial_again(self, url: str, fingerprint: str, secret: str) -> tuple[Connection, int]:
-        connection, joined = self._dial(url, fingerprint, secret)
-        return connection, joined.received
+    def _redial(self, url: str, fingerprint: str, secret: str) -> tuple[Connection, int]:
+        connection, peer_attached = self._dial(url, fingerprint, secret)
+        return connection, peer_attached.received
 
     def _route(self, peer: int) -> Route:
         with self._lock:
             route = self._routes.get(peer)
             if route is None:
-                note = partial(self._journal.acknowledged, peer)
+                note_acknowledged = partial(self._journal.acknowledged, peer)
                 patience = self._peer_listener.patience
-                route = Route(peer, self.sightings, patience, note, self._memory, self._wakeup)
+                route = Route(peer, self.link_measurements, patience, note_acknowledged, self._memory, self._wakeup)
                 self._routes[peer] = route
                 route.restore(0, self._accepted.get(peer, 0))
             return route
@@ -265,7 +264,7 @@ class PeerExchange:
     # --- values ------------------------------------------------------------------------------------------------
 
     def send(self, transfer: int, peer: int, pack: Callable[[], list[Packed]]) -> Iterator[Wait]:
-        """Wait for room in the queue, then queue the values that `pack` returns.
+        """Wait until the route's queue is not full, then queue the values that `pack` returns.
 
         Do nothing if the receiver acknowledged the transfer before a recovery.
 
@@ -286,7 +285,7 @@ class PeerExchange:
         return route is not None and route.opens
 
     def expect(self, transfer: int, source: int) -> Generator[Wait, None, list[Packed] | str]:
-        """Wait for a transfer, and return its values. If it cannot arrive, return the reason."""
+        """Wait for a transfer from executor `source`, and return its values, or the reason why it cannot arrive."""
         while isinstance(result := self.inbox.take(transfer, source), Wait):
             yield result
         return result
@@ -301,10 +300,10 @@ class PeerExchange:
             close_routes([route])
             self._past = (self._past[0] + route.bytes_sent, self._past[1] + route.counts[0])
 
-    def gauge(self, peer: int) -> None:
-        """Measure the link to an executor, if they are connected and the link is idle."""
+    def measure_link(self, peer: int) -> None:
+        """Measure the link to an executor, if there is a connection and the link is idle."""
         if peer in self._routes:
-            self._routes[peer].gauge()
+            self._routes[peer].measure_link()
 
     @property
     def bytes_sent(self) -> int:
@@ -313,14 +312,14 @@ class PeerExchange:
 
     @property
     def transfers(self) -> tuple[int, int]:
-        """Number of transfers sent to other executors, and of those received from them."""
+        """Numbers of transfers that were sent to and received from other executors."""
         sent = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
         return sent, self.inbox.arrived
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of unacknowledged transfers, which may have to be sent again."""
-        return sum(route.kept_bytes for route in list(self._routes.values()))
+    def unacknowledged_bytes(self) -> int:
+        """Bytes of transfers that other executors have not acknowledged."""
+        return sum(route.unacknowledged_bytes for route in list(self._routes.values()))
 
     def close(self) -> None:
         """Disconnect all executors."""
@@ -334,7 +333,7 @@ class PeerExchange:
 
 
 def close_routes(routes: Sequence[Route]) -> None:
-    """Close routes, within `CLOSING_SECONDS` in total."""
+    """Send the queues of routes and disconnect, within `CLOSING_SECONDS` in total."""
     until = time.monotonic() + CLOSING_SECONDS
     for route in routes:
         route.finish()
@@ -342,10 +341,10 @@ def close_routes(routes: Sequence[Route]) -> None:
         route.close(until)
 
 
-CLOSING_SECONDS: Final = 5.0
+CLOSING_SECONDS: Final = 5.0  # for sending queued transfers at the end of a session
 
 
-def _measured(connection: Connection) -> tuple[float, float]:
+def _measure_link(connection: Connection) -> tuple[float, float]:
     """Measure a link: return its latency in seconds and its bandwidth in bytes per second."""
     try:
         return measure(connection.send, connection.receive)
@@ -359,8 +358,8 @@ _CONTROL_SECONDS = 60.0  # without a message, after which the channel is closed
 
 def serve_control_channel(connection: Connection, exchange: PeerExchange) -> None:
     """Answer the messages of a client's control channel until it is closed."""
-    if not exchange.begun.wait(_CONTROL_SECONDS):  # it is being recovered from a journal
-        refuse(connection, "the session is not there yet", retry=True)
+    if not exchange.begun.wait(_CONTROL_SECONDS):  # the session is still being recovered from its journal
+        refuse(connection, "the session is still being recovered: try again", retry=True)
         return
     try:
         send_message(connection, Resumed(0, instance()))

@@ -1,4 +1,4 @@
-"""Inbox of transfers from other executors. Each transfer is received once, in order, and logged before the acknowledgement."""
+"""Inbox of transfers from other executors. Transfers arrive once, in order, and are logged before acknowledgement."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from djinn_core.wire.messages import decode, encode, expect
 from djinn_core.wire.peer_messages import LinkProbe, PeerAttached, TransferAck, TransferChunk, TransferHeader
 from djinn_server.peers.device_memory import DeviceMemory, without_exports
 from djinn_server.peers.link_probe import LinkMeasurements
-from djinn_server.peers.packed_values import Packed, check_layout, room_for
+from djinn_server.peers.packed_values import Packed, allocate_item, check_layout
 from djinn_server.recovery import log_records
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.log_records import LoggedTransfer
 from djinn_server.session_machine import Cause, Wait
 from djinn_server.system.memory import total_bytes
 
-WAITING_TRANSFERS: Final = 4096  # queued for the session; beyond, the inbox stops reading from other executors
-WAITING_BYTES: Final = 1 << 30  # of queued transfers, as `KEPT_LIMIT` of a sender. One transfer may be larger
-COMING_SECONDS: Final = 60.0  # that an executor has to connect for the first time
-_SAID_TRANSFERS: Final = 16  # received before the next acknowledgement
-_SAID_BYTES: Final = 1 << 20
+QUEUED_TRANSFERS: Final = 4096  # above this number, the inbox stops reading from other executors
+QUEUED_BYTES: Final = 1 << 30  # as `UNACKNOWLEDGED_BYTES` of a sender. One transfer may be larger
+CONNECT_SECONDS: Final = 60.0  # in which an executor must connect for the first time
+_ACK_TRANSFERS: Final = 16  # received transfers after which an acknowledgement is sent
+_ACK_BYTES: Final = 1 << 20  # received bytes after which an acknowledgement is sent
 
 
 class TransferInbox:
     """Queue of transfers from other executors to one session.
 
-    If the inbox is full, it stops reading, which slows the senders down. It still reads from an executor for which the
-    session waits.
+    If the inbox is full, it stops reading, which slows down the senders. It still reads from an executor for whose
+    transfer the session waits.
     """
 
     def __init__(
         self,
-        sightings: LinkMeasurements | None = None,
+        link_measurements: LinkMeasurements | None = None,
         patience: float = 0.0,
         limit: int = 0,
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make an empty inbox.
+        """Create an empty inbox.
 
         Args:
-            sightings: records the bandwidth of transfers.
+            link_measurements: records the bandwidth of transfers.
             patience: seconds within which a disconnected sender may reconnect.
             limit: maximum bytes of queued transfers; 0: half of the machine's memory.
             memory: opens device memory that other executors export.
@@ -59,21 +59,23 @@ class TransferInbox:
         self._wakeup = wakeup
         self._events = 0  # arrivals of transfers, and connections that ended
         self._limit = limit or _half_of_memory()
-        self._sightings = sightings or LinkMeasurements()
+        self._link_measurements = link_measurements or LinkMeasurements()
         self._patience = patience
         self._memory = memory
         self._arrived: dict[int, tuple[LoggedTransfer, list[Packed]]] = {}
         self._nbytes = 0  # of queued transfers and of transfers that are being received
-        self._awaited: int | None = None  # the source that the session waits for
+        self._awaited: int | None = None  # the source for whose transfer the session waits
         self._closed = False
-        self._counts: dict[int, int] = {}  # by source, of what came from there directly
+        self._counts: dict[int, int] = {}  # by source: number of transfers that came directly from it
         self._connections: dict[int, Connection] = {}
-        self._left: set[int] = set()  # sources that do not come back
-        self._gone: dict[int, tuple[str, float]] = {}  # by source, why it is gone and until when it may come back
+        self._departed: set[int] = set()  # sources that have left the pool
+        self._disconnected: dict[
+            int, tuple[str, float]
+        ] = {}  # by source: why it is disconnected, and until when it may reconnect
         self._changed = threading.Condition()
         self._journal = Journal()
-        # Held while transfers are received and journaled: the thread that compacts the journal takes it.
-        self.writing = threading.RLock()
+        # Held while a transfer is queued and journaled, and while the journal is compacted.
+        self.journal_lock = threading.RLock()
 
     def begin(self, journal: Journal, counts: Mapping[int, int]) -> None:
         """Log transfers to `journal`, starting after the transfers that an earlier process has received.
@@ -81,13 +83,13 @@ class TransferInbox:
         `counts`: number of transfers received before the journal's snapshot, by executor.
         """
         self._journal = journal
-        for before in (counts, journal.past.arrived if journal.past is not None else {}):
-            for source, count in before.items():
+        for past_counts in (counts, journal.past.arrived if journal.past is not None else {}):
+            for source, count in past_counts.items():
                 self._counts[source] = max(count, self._counts.get(source, 0))
 
     @property
     def opens(self) -> bool:
-        """True if senders on this host may export device memory. False with a journal, which needs the bytes."""
+        """True if senders on this host may export device memory. It is False with a journal, which needs the bytes."""
         return self._memory is not None and self._memory.runtime.opens_memory and not self._journal.open
 
     @property
@@ -95,7 +97,7 @@ class TransferInbox:
         """Number of transfers received directly from other executors."""
         return sum(list(self._counts.values()))
 
-    # --- from executors ----------------------------------------------------------------------------------------
+    # --- receiving from executors ------------------------------------------------------------------------------
 
     def join(self, source: int, connection: Connection) -> int:
         """Register the connection of executor `source`. Return how many of its transfers were received.
@@ -104,14 +106,14 @@ class TransferInbox:
             TransportError: the executor has left the pool.
         """
         with self._changed:
-            if source in self._left:
+            if source in self._departed:
                 raise TransportError(f"executor {source} has left the pool")
             before = self._connections.get(source)
             self._connections[source] = connection
-            self._gone.pop(source, None)
+            self._disconnected.pop(source, None)
         if before is not None:
             before.close()
-        with self.writing:  # what the connection before has brought whole
+        with self.journal_lock:  # waits for a transfer that the previous connection has completed
             return self._counts.get(source, 0)
 
     def leave(self, source: int, connection: Connection, reason: str) -> None:
@@ -119,34 +121,34 @@ class TransferInbox:
         with self._changed:
             if self._connections.get(source) is connection:
                 del self._connections[source]
-                self._gone[source] = (reason, time.monotonic() + self._patience)
+                self._disconnected[source] = (reason, time.monotonic() + self._patience)
             self._notify()
 
     def forget(self, source: int) -> None:
         """Record that executor `source` has left the pool, and close its connection."""
         with self._changed:
-            self._left.add(source)
+            self._departed.add(source)
             connection = self._connections.pop(source, None)
-            self._gone.pop(source, None)
+            self._disconnected.pop(source, None)
             self._changed.notify_all()
         if connection is not None:
             connection.close()
 
-    def unload(self, header: TransferHeader, receive: Callable[[], Frame], source: int = 0) -> int | None:
-        """Receive a transfer, as `unloading` does. `receive`: returns the next frame."""
-        with closing(self.unloading(header, source)) as steps:
+    def receive(self, header: TransferHeader, receive_frame: Callable[[], Frame], source: int = 0) -> int | None:
+        """Receive a transfer, as `receiving` does. `receive_frame`: returns the next frame."""
+        with closing(self.receiving(header, source)) as steps:
             try:
                 next(steps)
                 while True:
-                    steps.send(receive())
+                    steps.send(receive_frame())
             except StopIteration as end:
                 return cast("int | None", end.value)
 
-    def unloading(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
+    def receiving(self, header: TransferHeader, source: int = 0) -> Generator[None, Frame, int | None]:
         """Receive a transfer whose header has arrived. The caller sends further frames to the generator.
 
-        `source`: number of the sending executor; 0 if the client relays. Return how many transfers of this executor were
-        received. Return None if its exported memory cannot be opened.
+        `source`: number of the sending executor; 0 if the client relays. Return the number of this executor's transfers
+        that were received, or None if the exported memory cannot be opened.
 
         Raises:
             TransportError: the connection has ended.
@@ -154,7 +156,7 @@ class TransferInbox:
         """
         size = sum(item.size for item in header.items)
         self._reserve(size, source)
-        taken_in = False
+        is_queued = False
         try:
             if source and any(item.exported for item in header.items):
                 buffers = self._open(header)
@@ -163,35 +165,35 @@ class TransferInbox:
                 header = without_exports(header)
             else:
                 buffers = yield from self._receive(header, source, size)
-            with self.writing:
-                count, taken_in = self._take_in(
+            with self.journal_lock:
+                count, is_queued = self._queue(
                     LoggedTransfer(source, header), list(zip(header.items, buffers, strict=True))
                 )
                 return count
         finally:
-            if not taken_in:
+            if not is_queued:
                 self._release(size)
 
     def _receive(self, header: TransferHeader, source: int, size: int) -> Generator[None, Frame, Sequence[memoryview]]:
-        buffers = [room_for(item) for item in header.items]
+        buffers = [allocate_item(item) for item in header.items]
         began = time.perf_counter()
         for buffer in buffers:
             yield from _fill(buffer)
         if source:
-            self._sightings.arrived(source, size, time.perf_counter() - began)
+            self._link_measurements.arrived(source, size, time.perf_counter() - began)
         return buffers
 
     def _open(self, header: TransferHeader) -> Sequence[memoryview | torch.Tensor] | None:
         for item in header.items:
             check_layout(item)
             if item.size and not item.exported:
-                raise ProtocolError("a transfer exports the memory of some items but not of all")
+                raise ProtocolError("a transfer exports the memory of some items, but not of all items")
         return self._memory.open(header.items) if self._memory is not None and self.opens else None
 
     def _reserve(self, size: int, source: int) -> None:
-        """Wait until the inbox has room for `size` bytes.
+        """Wait until the inbox is not full, and reserve `size` bytes.
 
-        Do not wait for transfers that the client relays, because the session itself reads them.
+        Do not wait for a transfer that the client relays, because the session itself reads it.
         """
         with self._changed:
             if source:
@@ -204,55 +206,56 @@ class TransferInbox:
             self._nbytes += size
 
     def _may_receive(self, source: int) -> bool:
-        has_room = self._nbytes < WAITING_BYTES and len(self._arrived) < WAITING_TRANSFERS
-        return has_room or self._closed or source in self._left or source == self._awaited
+        has_room = self._nbytes < QUEUED_BYTES and len(self._arrived) < QUEUED_TRANSFERS
+        return has_room or self._closed or source in self._departed or source == self._awaited
 
     def _release(self, size: int) -> None:
         with self._changed:
             self._nbytes -= size
             self._changed.notify_all()
 
-    def _take_in(self, arrival: LoggedTransfer, items: list[Packed]) -> tuple[int, bool]:
-        """Queue a transfer. Return how many transfers its sender has delivered, and False if it is a duplicate."""
+    def _queue(self, arrival: LoggedTransfer, items: list[Packed]) -> tuple[int, bool]:
+        """Queue and journal a transfer. Return the number of its sender's transfers, and False if it is a duplicate."""
         source, number = arrival.peer, arrival.header.number
         count = self._counts.get(source, 0)
         if source and number != count + 1:
             if number > count:
                 raise ProtocolError(f"transfer {number} of executor {source} arrived after {count}: one is missing")
-            return count, False  # again
+            return count, False
         with self._changed:
             before = self._arrived.pop(arrival.header.transfer, None)
             self._nbytes -= _bytes_of(before[1]) if before is not None else 0
             self._arrived[arrival.header.transfer] = arrival, items
             self._notify()
-        if source:  # what comes through the client is among the frames
+        if source:  # the client's frames, which are journaled, contain relayed transfers
             self._counts[source] = number
             self._journal.append(*arrival.record(log_records.ARRIVAL, items))
         return number, True
 
-    # --- to the session ----------------------------------------------------------------------------------------
+    # --- delivery to the session -------------------------------------------------------------------------------------
 
     def take(self, transfer: int, source: int) -> list[Packed] | str | Wait:
-        """Remove a transfer from the queue and return its values.
+        """Remove a transfer from executor `source` from the queue, and return its values.
 
-        Return the reason if it cannot arrive, or a `Wait` if it has not arrived yet.
+        Return the reason why the transfer cannot arrive, or a `Wait` if it has not arrived yet.
         """
         past = self._journal.past
         if past is not None and (before := past.take_arrival(transfer)) is not None:
             return before
         with self._changed:
             if source not in self._connections:
-                self._gone.setdefault(source, ("the transfer has not arrived", time.monotonic() + self._coming))
+                deadline = time.monotonic() + self._connect_seconds
+                self._disconnected.setdefault(source, ("the transfer has not arrived", deadline))
             items = self._arrived.pop(transfer, None)
-            lost = items is None and self._is_lost(source)
-            self._awaited = source if items is None and not lost else None
+            is_lost = items is None and self._is_lost(source)
+            self._awaited = source if items is None and not is_lost else None
             self._nbytes -= _bytes_of(items[1]) if items is not None else 0
             self._changed.notify_all()
             if items is not None:
                 return items[1]
-            if lost:
-                return self._gone[source][0]
-            reason, events = self._gone.get(source), self._events
+            if is_lost:
+                return self._disconnected[source][0]
+            reason, events = self._disconnected.get(source), self._events
             until = reason[1] if reason is not None else None
             return Wait(((Cause.TRANSFER, transfer),), until, has_arrived=lambda _: self._events != events)
 
@@ -263,19 +266,19 @@ class TransferInbox:
         self._wakeup()
 
     @property
-    def _coming(self) -> float:
-        return max(self._patience, COMING_SECONDS)
+    def _connect_seconds(self) -> float:
+        return max(self._patience, CONNECT_SECONDS)
 
     def _is_lost(self, source: int) -> bool:
-        reason = self._gone.get(source)
+        reason = self._disconnected.get(source)
         return reason is not None and time.monotonic() >= reason[1]
 
     def state(self) -> tuple[dict[int, int], list[tuple[LoggedTransfer, list[Packed]]]]:
-        """Return the number of received transfers by sender, and the queued transfers. The caller holds `writing`."""
+        """Return the number of received transfers by sender, and the queued transfers. The caller holds `journal_lock`."""
         with self._changed:
-            waiting = self._journal.past.take_arrivals() if self._journal.past is not None else []
-            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in waiting}
-            self._nbytes += sum(_bytes_of(items) for _, items in waiting)
+            queued = self._journal.past.take_arrivals() if self._journal.past is not None else []
+            self._arrived |= {arrival.header.transfer: (arrival, items) for arrival, items in queued}
+            self._nbytes += sum(_bytes_of(items) for _, items in queued)
             return dict(self._counts), list(self._arrived.values())
 
     def close(self) -> None:
@@ -290,7 +293,7 @@ class TransferInbox:
 
 @attrs.frozen
 class PeerConnection:
-    """Permission of another executor, which showed a valid ticket, to deliver values to an inbox.
+    """Permission of an executor, which showed a valid ticket, to deliver values to an inbox.
 
     Attributes:
         inbox: inbox of the session.
@@ -309,34 +312,35 @@ class PeerConnection:
             TransportError: the connection has ended.
             ProtocolError: the other executor sent a message other than a transfer.
         """
-        reason = "the executor that had it closed the connection"
+        reason = "the sending executor closed the connection"
         try:
             connection.limits = Limits()
             received = self.inbox.join(self.source, connection)
             connection.send(Frame(encode(PeerAttached(received, self.secret, self.inbox.opens))))
-            self._take_all(connection)
+            self._receive_all(connection)
         except (TransportError, ProtocolError) as error:
             reason = str(error)
             raise
         finally:
             self.inbox.leave(self.source, connection, reason)
 
-    def _take_all(self, connection: Connection) -> None:
-        unsaid = unsaid_bytes = 0
+    def _receive_all(self, connection: Connection) -> None:
+        unacknowledged = unacknowledged_bytes = 0
         while True:
             message = decode(connection.receive().head)
             if isinstance(message, LinkProbe):
                 connection.send(Frame(encode(LinkProbe())))
             elif isinstance(message, TransferHeader):
-                received = self.inbox.unload(message, connection.receive, self.source)
+                received = self.inbox.receive(message, connection.receive, self.source)
                 if received is None:
                     connection.send(Frame(encode(TransferAck(max(message.number - 1, 0), wants_bytes=True))))
                     continue
-                unsaid, unsaid_bytes = unsaid + 1, unsaid_bytes + sum(item.size for item in message.items)
-                exported = any(item.exported for item in message.items)  # the sender waits, and holds the memory
-                if exported or unsaid >= _SAID_TRANSFERS or unsaid_bytes >= _SAID_BYTES:
+                unacknowledged += 1
+                unacknowledged_bytes += sum(item.size for item in message.items)
+                exported = any(item.exported for item in message.items)  # the sender waits, and keeps the memory
+                if exported or unacknowledged >= _ACK_TRANSFERS or unacknowledged_bytes >= _ACK_BYTES:
                     connection.send(Frame(encode(TransferAck(received))))
-                    unsaid = unsaid_bytes = 0
+                    unacknowledged = unacknowledged_bytes = 0
             else:
                 raise ProtocolError(f"the sending executor sent an unexpected message of type {type(message).__name__}")
 
@@ -351,13 +355,13 @@ def _bytes_of(items: list[Packed]) -> int:
 
 
 def _fill(buffer: memoryview) -> Generator[None, Frame, None]:
-    filled = 0
-    while filled < len(buffer):
+    size = 0
+    while size < len(buffer):
         frame = yield
         expect(frame.head, TransferChunk)
         for part in frame.body:
             octets = memoryview(part)
-            if filled + octets.nbytes > len(buffer):
+            if size + octets.nbytes > len(buffer):
                 raise ProtocolError("a transfer sent more bytes than it announced")
-            buffer[filled : filled + octets.nbytes] = octets
-            filled += octets.nbytes
+            buffer[size : size + octets.nbytes] = octets
+            size += octets.nbytes

@@ -11,37 +11,37 @@ from djinn_core.hookspecs.transports import Frame
 from djinn_core.wire.messages import encode, expect
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe
 
-PATIENCE = 5.0  # seconds for which a reply is awaited
-WORTH = 1 << 20  # bytes from which on a transfer says how fast a link is: less may lie in buffers on the way
-_KEPT = 32  # sightings that wait for the next reply
+PATIENCE = 5.0  # timeout of a reply in seconds
+MEASURABLE_BYTES = 1 << 20  # least size of a transfer that measures a link; buffers may hold a smaller one
+_UNREPORTED_LIMIT = 32  # measurements that wait for the next reply to the client
 _PINGS = 3
-_BULK = 4 << 20  # bytes that measure a link, where a first small piece did not take long
-_SMALL = 64 << 10
-_SLOW_SECONDS = 0.01
+_LARGE = 4 << 20  # bytes of a probe for the bandwidth of a fast link
+_SMALL = 64 << 10  # bytes of a probe for the bandwidth of a slow link
+_SLOW_SECONDS = 0.01  # time of a small probe over a slow link
 Send = Callable[[Frame], None]
 Receive = Callable[[float], Frame]
 
 
 class LinkMeasurements:
-    """Link measurements that were not reported to the client yet.
+    """Link measurements that have not been reported to the client.
 
     Attributes:
         measurements: the measurements, the oldest first.
     """
 
     def __init__(self) -> None:
-        self.measurements: deque[LinkMeasurement] = deque(maxlen=_KEPT)
+        self.measurements: deque[LinkMeasurement] = deque(maxlen=_UNREPORTED_LIMIT)
         self._lock = threading.Lock()
 
     def arrived(self, source: int, nbytes: int, seconds: float) -> None:
         """Record that a transfer of `nbytes` bytes from executor `source` took `seconds` to arrive."""
-        if nbytes >= WORTH:
-            self.note(LinkMeasurement(source, True, nbytes, seconds))
+        if nbytes >= MEASURABLE_BYTES:
+            self.add(LinkMeasurement(source, True, nbytes, seconds))
 
-    def note(self, seen: LinkMeasurement) -> None:
+    def add(self, measurement: LinkMeasurement) -> None:
         """Add a measurement."""
         with self._lock:
-            self.measurements.append(seen)
+            self.measurements.append(measurement)
 
     def take(self) -> list[LinkMeasurement]:
         """Return the unreported measurements, and remove them."""
@@ -61,10 +61,10 @@ def measure(send: Send, receive: Receive) -> tuple[float, float]:
         TimeoutError: the other end does not answer.
     """
     latency = min(_probe(send, receive, 0) for _ in range(_PINGS)) / 2
-    took, size = _probe(send, receive, _SMALL), _SMALL
-    if took < _SLOW_SECONDS:
-        took, size = min(_probe(send, receive, _BULK), _probe(send, receive, _BULK)), _BULK
-    return latency, size / max(took - 2 * latency, took / 4)
+    seconds, size = _probe(send, receive, _SMALL), _SMALL
+    if seconds < _SLOW_SECONDS:
+        seconds, size = min(_probe(send, receive, _LARGE), _probe(send, receive, _LARGE)), _LARGE
+    return latency, size / max(seconds - 2 * latency, seconds / 4)
 
 
 def _probe(send: Send, receive: Receive, size: int) -> float:

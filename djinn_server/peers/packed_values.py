@@ -25,9 +25,9 @@ from djinn_server.running.random_state import set_state, state_from_bytes, state
 from djinn_server.running.uninitialized_memory import copy_with_strides
 from djinn_server.running.values import Poison, Stored, ValueTable, no_such_value
 
-# A copy of a slice brings the memory between its elements along where that is little: it is laid out at once then.
+# Copy a slice with the memory between its elements if it spans at most this many times its size: its strides remain.
 _GAPS = 1.25
-Packed = tuple[Item, memoryview | torch.Tensor]  # the tensor has the bytes in device memory
+Packed = tuple[Item, memoryview | torch.Tensor]  # a tensor of bytes is in device memory
 
 
 def pack_copies(
@@ -36,10 +36,10 @@ def pack_copies(
     """Return a packed copy of each value, each with its own memory.
 
     `executor`: number of this executor, for the origin of failures. `on_device`: True to leave the copies in device memory if
-    there is room.
+    it has enough free bytes.
     """
     with torch.inference_mode():
-        return [_pack_copy(handle, _found(values, handle), runtime, executor, on_device) for handle in handles]
+        return [_pack_copy(handle, _stored(values, handle), runtime, executor, on_device) for handle in handles]
 
 
 def pack_storages(
@@ -55,7 +55,7 @@ def pack_storages(
             try:
                 data = _copy_memory(tensor, runtime, on_device) if tensor is not None else memoryview(b"")
             except torch.OutOfMemoryError as error:
-                packed.append(_lacking([view.handle for view in item.views], _no_room(error), executor))
+                packed.append(_pack_failure([view.handle for view in item.views], _out_of_memory(error), executor))
             else:
                 packed.append((msgspec.structs.replace(item, size=len(data)), data))
     return packed
@@ -69,25 +69,25 @@ def storages_of_values(
     The item describes all views of the storage, and has its present size. The tensor is None for a value without memory.
     """
     storages = {storage_of(handle) for handle in handles}
-    together: dict[int, list[int]] = {storage: [] for storage in storages}
+    handles_by_storage: dict[int, list[int]] = {storage: [] for storage in storages}
     for handle in dict.fromkeys((*handles, *values.handles_of_storages(storages))):
-        together[storage_of(handle)].append(handle)
-    for alike in together.values():
-        yield from _storages(alike, values, executor)
+        handles_by_storage[storage_of(handle)].append(handle)
+    for storage_handles in handles_by_storage.values():
+        yield from _storages(storage_handles, values, executor)
 
 
-def _found(values: ValueTable, handle: int) -> Stored:
+def _stored(values: ValueTable, handle: int) -> Stored:
     return values[handle] if handle in values else Poison(no_such_value(0, handle))
 
 
 def _pack_copy(handle: int, value: Stored, runtime: DeviceRuntime, executor: int, on_device: bool) -> Packed:
     if not _is_sendable(value):
-        return _lacking((handle,), value, executor)
+        return _pack_failure((handle,), value, executor)
     try:
         with in_memory(value, runtime):
             return _pack_dense(handle, value, runtime, on_device)
     except torch.OutOfMemoryError as error:
-        return _lacking((handle,), _no_room(error), executor)
+        return _pack_failure((handle,), _out_of_memory(error), executor)
 
 
 def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> Packed:
@@ -105,23 +105,23 @@ def _pack_dense(handle: int, value: torch.Tensor, runtime: DeviceRuntime, on_dev
 def _storages(handles: Sequence[int], values: ValueTable, executor: int) -> Iterator[tuple[Item, torch.Tensor | None]]:
     by_address: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for handle in handles:
-        value = _found(values, handle)
-        if _is_sendable(value):  # one storage of the client's may be several here, as after `set_`
+        value = _stored(values, handle)
+        if _is_sendable(value):  # one storage of the client may be several storages here, for example after `set_`
             address = value.untyped_storage().data_ptr() or -torch_private.storage_key(value)
             by_address.setdefault(address, []).append((handle, value))
         elif isinstance(value, torch.Generator):
             yield Item(0, (View(handle),), generator=state_to_bytes(value.get_state())), None
         else:
-            yield _lacking((handle,), value, executor)[0], None
-    for alike in by_address.values():
+            yield _pack_failure((handle,), value, executor)[0], None
+    for entries in by_address.values():
         views = tuple(
-            View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in alike
+            View(h, dtype_name(t.dtype), tuple(t.shape), t.stride(), int(t.storage_offset())) for h, t in entries
         )
-        tensor = alike[0][1]
+        tensor = entries[0][1]
         yield Item(tensor.untyped_storage().nbytes(), views), tensor
 
 
-def _no_room(error: torch.OutOfMemoryError) -> Poison:
+def _out_of_memory(error: torch.OutOfMemoryError) -> Poison:
     return Poison(Failure(0, -1, "transfer", "OutOfMemoryError", str(error)))
 
 
@@ -131,7 +131,7 @@ def _copy_memory(tensor: torch.Tensor, runtime: DeviceRuntime, on_device: bool) 
 
 
 def host_memory(tensor: torch.Tensor, runtime: DeviceRuntime) -> memoryview:
-    """Return the storage of a tensor in host memory. If it already is host memory, nothing is copied."""
+    """Return the storage of a tensor in host memory. A storage that is in host memory is not copied."""
     with torch.inference_mode():
         return bytes_of(runtime.deliver(_bytes_on_device(tensor)))
 
@@ -150,7 +150,7 @@ def _is_sendable(value: Stored) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 
-def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
+def _pack_failure(handles: Sequence[int], value: Stored, executor: int) -> Packed:
     if isinstance(value, Poison):
         failure = value.failure
     else:
@@ -162,7 +162,7 @@ def _lacking(handles: Sequence[int], value: Stored, executor: int) -> Packed:
 
 
 def _snapshot(flat: torch.Tensor, runtime: DeviceRuntime, on_device: bool) -> memoryview | torch.Tensor:
-    """Return a copy of the bytes of a dense tensor, because later ops may write into it.
+    """Return a copy of the bytes of a dense tensor. Later ops may write into the tensor.
 
     `on_device`: True to copy on the device.
     """
@@ -183,7 +183,7 @@ def bytes_of(host: torch.Tensor) -> memoryview:
 
 
 def unpack_item(item: Item, data: memoryview | torch.Tensor, runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
-    """Yield the handles and values of an item. The caller has the device."""
+    """Yield the handles and values of an item. The caller has a turn on the device."""
     if item.failure is not None:
         for view in item.views:
             yield view.handle, Poison(item.failure)
@@ -195,13 +195,13 @@ def unpack_item(item: Item, data: memoryview | torch.Tensor, runtime: DeviceRunt
         try:
             memory = data if isinstance(data, torch.Tensor) else runtime.receive(_octets(data))
         except torch.OutOfMemoryError as error:
-            lost = _no_room(error)
-            yield from ((view.handle, lost) for view in item.views)
+            poison = _out_of_memory(error)
+            yield from ((view.handle, poison) for view in item.views)
             return
         for view in item.views:
             typed = memory.view(dtype_from_name(view.dtype))
             if item.dense:
-                yield view.handle, _laid_out(typed.view(view.shape), view)
+                yield view.handle, _with_strides(typed.view(view.shape), view)
             else:
                 yield view.handle, typed.as_strided(view.shape, view.stride, view.offset)
 
@@ -219,8 +219,8 @@ def _generator(state: bytes, runtime: DeviceRuntime) -> Stored:
     return generator
 
 
-def _laid_out(dense: torch.Tensor, view: View) -> Stored:
-    """Copy a dense tensor to the strides of `view`. If the copy fails, for example for lack of memory, return poison."""
+def _with_strides(dense: torch.Tensor, view: View) -> Stored:
+    """Return a copy of a dense tensor with the strides of `view`, or poison if the copy fails."""
     try:
         return copy_with_strides(dense, view.stride)
     except RuntimeError as error:
@@ -237,21 +237,21 @@ def check_layout(item: Item) -> None:
         ProtocolError: the check failed.
     """
     if item.failure is None and (not item.views or ((item.dense or item.generator) and len(item.views) != 1)):
-        raise ProtocolError("a transferred item has memory without a value")
+        raise ProtocolError("a transferred item has memory, but not the one value that it needs")
     _check_views(item)
 
 
-def room_for(item: Item) -> memoryview:
-    """Check an item's views, and return host memory for its bytes.
+def allocate_item(item: Item) -> memoryview:
+    """Check an item's views, and return new host memory for its bytes.
 
     Raises:
-        ProtocolError: the check failed.
+        ProtocolError: the check failed, or the memory cannot be allocated.
     """
     check_layout(item)
     try:
         return allocate(item.size) if item.size else memoryview(b"")
     except (MemoryError, ValueError) as error:
-        raise ProtocolError(f"no memory for {item.size:,} bytes of a transfer") from error
+        raise ProtocolError(f"cannot allocate {item.size:,} bytes for a transfer") from error
 
 
 def check_item(item: Item, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Route from a session to another executor. Transfers are kept until acknowledged, and resent over a new connection."""
+"""Route from a session to another executor. Unacknowledged transfers are stored, and resent over a new connection."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from djinn_core.protocol.delivery.reconnect_limit import ReconnectLimit
 from djinn_core.wire.messages import decode, encode
 from djinn_core.wire.peer_messages import LinkMeasurement, LinkProbe, TransferAck, TransferChunk, TransferHeader
 from djinn_server.peers.device_memory import DeviceMemory, are_exported
-from djinn_server.peers.link_probe import WORTH, LinkMeasurements, measure
+from djinn_server.peers.link_probe import MEASURABLE_BYTES, LinkMeasurements, measure
 from djinn_server.peers.packed_values import Packed
 from djinn_server.recovery.log_records import LoggedTransfer
 
-PARCEL: Final = 4 << 20  # bytes
-WAITING_LIMIT: Final = 64  # transfers that were not acknowledged, before the executor waits for the link, too
-KEPT_LIMIT: Final = 1 << 30  # bytes of them
-ECHOES_LIMIT: Final = 16  # queued replies to probes
+CHUNK_BYTES: Final = 4 << 20  # maximum body of a frame
+UNACKNOWLEDGED_TRANSFERS: Final = 64  # above this number, the session waits for the link
+UNACKNOWLEDGED_BYTES: Final = 1 << 30  # above this size, the session waits for the link
+ECHOES_LIMIT: Final = 16  # queued replies to link probes
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _log = get_logger("djinn.server")
 
-Dial = Callable[[], tuple[Connection, int]]  # to the other executor; and how many transfers it has received
-NoteTaken = Callable[[int], None]
+Dial = Callable[[], tuple[Connection, int]]  # connects to the receiver; returns also how many transfers it has received
+NoteAcknowledged = Callable[[int], None]
 
 
 @attrs.frozen
@@ -53,9 +53,9 @@ class Route:
     def __init__(
         self,
         peer: int,
-        sightings: LinkMeasurements,
+        link_measurements: LinkMeasurements,
         patience: float,
-        note: NoteTaken,
+        note_acknowledged: NoteAcknowledged,
         memory: DeviceMemory | None = None,
         wakeup: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,41 +63,42 @@ class Route:
 
         Args:
             peer: number of the other executor.
-            sightings: records measurements of the link.
+            link_measurements: records measurements of the link.
             patience: seconds for which a broken connection is retried.
-            note: called with the number of acknowledged transfers.
+            note_acknowledged: called with the number of acknowledged transfers.
             memory: copies exported memory to the host if the receiver cannot open it.
-            wakeup: called when the queue may have room.
+            wakeup: called when the queue may no longer be full.
         """
         self._wakeup = wakeup
-        self._peer, self._sightings, self._patience, self._note = peer, sightings, patience, note
+        self._peer, self._measurements, self._patience = peer, link_measurements, patience
+        self._note_acknowledged = note_acknowledged
         self._memory = memory
         self._opens = self._wants_bytes = False
         self._connection: Connection | None = None
         self._dial: Dial | None = None
-        self._kept: deque[_UnacknowledgedTransfer] = deque()
-        self._kept_bytes = 0
-        self._numbered = 0  # transfers
+        self._unacknowledged: deque[_UnacknowledgedTransfer] = deque()
+        self._unacknowledged_bytes = 0
+        self._sent_count = 0  # transfers with a number
         self._acknowledged = 0
-        self._next = 1  # number of the one that is sent next
-        self._gauges = self._closing = False
-        self._broken = ""
+        self._next = 1  # number of the transfer that is sent next
+        self._must_measure = self._closing = False
+        self._loss_reason = ""
         self._given_up_at = 0.0
-        self._reconnects = ReconnectLimit()  # transfers acknowledged
+        self._reconnects = ReconnectLimit()  # counts breaks since the last acknowledgement
         self._echoes: queue.Queue[Frame] = queue.Queue(ECHOES_LIMIT)
-        self._unpaid = 0  # bytes of connections so far that are not those of transfers
+        self._other_bytes = 0  # bytes of handshakes and link probes
         self._past_bytes = 0
         self._changed = threading.Condition()
-        self._sender = threading.Thread(target=self._work, name="djinn-route", daemon=True)
+        self._sender = threading.Thread(target=self._run, name="djinn-route", daemon=True)
         self._sender.start()
 
-    # --- what is counted --------------------------------------------------------------------------------------
+    # --- counts -----------------------------------------------------------------------------------------------
 
     @property
     def bytes_sent(self) -> int:
         """Bytes that were sent over this route, without link probes."""
         now = self._connection.bytes_sent if self._connection is not None else 0
-        return self._past_bytes + now - self._unpaid
+        return self._past_bytes + now - self._other_bytes
 
     @property
     def opens(self) -> bool:
@@ -105,71 +106,73 @@ class Route:
         return self._opens
 
     @property
-    def kept_bytes(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """Bytes of transfers that the other executor has not acknowledged."""
-        return self._kept_bytes
+        return self._unacknowledged_bytes
 
     @property
     def counts(self) -> tuple[int, int]:
         """Return how many transfers were sent, and how many of them were acknowledged."""
         with self._changed:
-            return self._numbered, self._acknowledged
+            return self._sent_count, self._acknowledged
 
-    def under_way(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
+    def unacknowledged(self) -> list[tuple[LoggedTransfer, list[Packed]]]:
         """Return the unacknowledged transfers, with their bytes in host memory."""
         with self._changed:
-            every = tuple(self._kept)
+            transfers = tuple(self._unacknowledged)
         return [
-            (LoggedTransfer(self._peer, unacknowledged.header), unacknowledged.items)
-            for unacknowledged in map(self._with_bytes, every)
+            (LoggedTransfer(self._peer, transfer.header), transfer.items)
+            for transfer in map(self._with_bytes, transfers)
         ]
 
-    def _with_bytes(self, kept: _UnacknowledgedTransfer) -> _UnacknowledgedTransfer:
-        return kept if self._memory is None else attrs.evolve(kept, items=self._memory.in_host_memory(kept.items))
+    def _with_bytes(self, transfer: _UnacknowledgedTransfer) -> _UnacknowledgedTransfer:
+        memory = self._memory
+        return transfer if memory is None else attrs.evolve(transfer, items=memory.in_host_memory(transfer.items))
 
     def restore(self, sent: int, acknowledged: int) -> None:
         """Restore the numbers of sent and acknowledged transfers of an earlier process."""
         with self._changed:
-            self._numbered, self._next = sent, max(self._next, acknowledged + 1)
+            self._sent_count, self._next = sent, max(self._next, acknowledged + 1)
             self._accept(acknowledged)
 
-    def restore_kept(self, header: TransferHeader, items: list[Packed]) -> None:
+    def restore_unacknowledged(self, header: TransferHeader, items: list[Packed]) -> None:
         """Restore a transfer that an earlier process had sent and the receiver had not acknowledged."""
         with self._changed:
             if header.number > self._acknowledged:
-                self._keep(header.number, header.transfer, items)
+                self._store(header.number, header.transfer, items)
                 self._changed.notify_all()
 
     # --- the session's side -----------------------------------------------------------------------------------
 
     def number(self) -> int | None:
-        """Return the number of the next transfer; None if it is already acknowledged, or if the route was given up."""
+        """Return the number of the next transfer, or None if it is already acknowledged or the route is lost."""
         with self._changed:
-            self._numbered += 1
-            return None if self._numbered <= self._acknowledged or self._broken else self._numbered
+            self._sent_count += 1
+            return None if self._sent_count <= self._acknowledged or self._loss_reason else self._sent_count
 
     @property
     def has_room(self) -> bool:
-        """True if the queue has room for one more transfer."""
-        return bool(self._broken) or (len(self._kept) < WAITING_LIMIT and self._kept_bytes <= KEPT_LIMIT)
+        """True if another transfer may be queued."""
+        is_short = len(self._unacknowledged) < UNACKNOWLEDGED_TRANSFERS
+        return bool(self._loss_reason) or (is_short and self._unacknowledged_bytes <= UNACKNOWLEDGED_BYTES)
 
     def send(self, number: int, transfer: int, items: list[Packed]) -> None:
-        """Queue a transfer, and keep it until it is acknowledged."""
+        """Queue a transfer, and store it until it is acknowledged."""
         with self._changed:
-            if not self._broken and number > self._acknowledged:
-                self._keep(number, transfer, items)
+            if not self._loss_reason and number > self._acknowledged:
+                self._store(number, transfer, items)
                 self._changed.notify_all()
 
-    def _keep(self, number: int, transfer: int, items: list[Packed]) -> None:
+    def _store(self, number: int, transfer: int, items: list[Packed]) -> None:
         unacknowledged = _UnacknowledgedTransfer(number, transfer, items, sum(len(data) for _, data in items))
-        self._kept.append(unacknowledged)
-        self._kept_bytes += unacknowledged.nbytes
+        self._unacknowledged.append(unacknowledged)
+        self._unacknowledged_bytes += unacknowledged.nbytes
 
-    def gauge(self) -> None:
+    def measure_link(self) -> None:
         """Measure the link if it is idle. Otherwise the receiver measures the running transfers."""
         with self._changed:
-            if self._connection is not None and self._waiting() is None:
-                self._gauges = True
+            if self._connection is not None and self._next_transfer() is None:
+                self._must_measure = True
                 self._changed.notify_all()
 
     def finish(self) -> None:
@@ -179,7 +182,7 @@ class Route:
             self._changed.notify_all()
 
     def close(self, until: float) -> None:
-        """Call `finish` and wait at most until `until` (`time.monotonic`). Then disconnect in any case."""
+        """Call `finish`, wait until the queue is sent or until `until` (`time.monotonic`), and disconnect."""
         self.finish()
         self._sender.join(max(0.0, until - time.monotonic()))
         self._disconnect()
@@ -191,25 +194,25 @@ class Route:
     # --- connections ------------------------------------------------------------------------------------------
 
     def adopt(self, connection: Connection, acknowledged: int, dial: Dial, *, opens: bool | None = None) -> None:
-        """Continue over a connection whose receiver has `acknowledged` transfers. `dial`: opens a further connection.
+        """Continue over a connection whose receiver has `acknowledged` transfers. `dial`: opens another connection.
 
         `opens`: new value of the property `opens`; None: unchanged.
         """
         with self._changed:
-            if self._broken and acknowledged < self._numbered:
-                connection.close()  # the transfer that is due there is lost: its receiver reports that once its wait times out
+            if self._loss_reason and acknowledged < self._sent_count:
+                connection.close()  # the next transfer is lost; the receiver reports this after a timeout
                 return
-            before, self._connection = self._connection, connection
-            self._past_bytes += before.bytes_sent if before is not None else 0
-            self._unpaid += connection.bytes_sent
-            self._dial, self._broken = dial, ""
+            previous, self._connection = self._connection, connection
+            self._past_bytes += previous.bytes_sent if previous is not None else 0
+            self._other_bytes += connection.bytes_sent
+            self._dial, self._loss_reason = dial, ""
             self._opens = self._opens if opens is None else opens
             self._wants_bytes = False
             self._accept(acknowledged)
             self._next = acknowledged + 1
             self._changed.notify_all()
-        if before is not None:
-            before.close()
+        if previous is not None:
+            previous.close()
         threading.Thread(target=self._listen, args=(connection,), name="djinn-route-answers", daemon=True).start()
 
     def _listen(self, connection: Connection) -> None:
@@ -223,13 +226,13 @@ class Route:
                         self._wants_bytes |= message.wants_bytes and self._connection is connection
                         self._changed.notify_all()
                 elif isinstance(message, LinkProbe):
-                    self._take_echo(frame)
+                    self._receive_echo(frame)
                 else:
                     raise ProtocolError(f"the receiving executor sent an unexpected {type(message).__name__}")
         except (TransportError, ProtocolError) as error:
             self._lose(connection, str(error))
 
-    def _take_echo(self, frame: Frame) -> None:
+    def _receive_echo(self, frame: Frame) -> None:
         if frame.body:
             raise ProtocolError("the receiving executor replied to a link probe with a body")
         try:
@@ -243,13 +246,13 @@ class Route:
         if acknowledged <= self._acknowledged:
             return
         self._acknowledged = acknowledged
-        while self._kept and self._kept[0].number <= acknowledged:
-            self._kept_bytes -= self._kept.popleft().nbytes
+        while self._unacknowledged and self._unacknowledged[0].number <= acknowledged:
+            self._unacknowledged_bytes -= self._unacknowledged.popleft().nbytes
         self._wakeup()
-        self._note(acknowledged)
+        self._note_acknowledged(acknowledged)
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        """Record that a connection broke."""
+        """Record that a connection broke, and let the sender reconnect or lose the route."""
         connection.close()
         with self._changed:
             if self._connection is not connection:
@@ -264,81 +267,83 @@ class Route:
             self._changed.notify_all()
 
     def _give_up(self, reason: str) -> None:
-        """Give up the route for `reason`. The receiver notices this by a timeout."""
-        if not self._closing:  # with the other end's session it ends as well
-            tell = _log.warning if self._waiting() is not None else _log.info
-            tell("the connection to another executor is lost", peer=self._peer, error=reason)
-        self._broken = reason or "the route is lost"
-        self._kept.clear()
-        self._kept_bytes = 0
+        """Abandon the route for `reason`. The receiver notices this by a timeout."""
+        if not self._closing:  # the receiver's session may simply have ended
+            log = _log.warning if self._next_transfer() is not None else _log.info
+            log("the connection to another executor is lost", peer=self._peer, error=reason)
+        self._loss_reason = reason or "the connection is lost"
+        self._unacknowledged.clear()
+        self._unacknowledged_bytes = 0
         self._wakeup()
 
     # --- the sender -------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             with self._changed:
-                self._changed.wait_for(self._is_to_do)
-                if self._closing and (self._connection is None or self._waiting() is None):
+                self._changed.wait_for(self._has_work)
+                if self._closing and (self._connection is None or self._next_transfer() is None):
                     break
-                connection, waiting, gauges = self._connection, self._waiting(), self._gauges
+                connection, transfer, must_measure = self._connection, self._next_transfer(), self._must_measure
                 dial = self._dial
             if connection is None:
                 assert dial is not None
-                self._dial_again(dial, backoff.pause())
+                self._redial(dial, backoff.pause())
                 continue
             backoff.reset()
             try:
-                if waiting is not None:
-                    self._send(connection, waiting)
-                elif gauges:
+                if transfer is not None:
+                    self._send(connection, transfer)
+                elif must_measure:
                     self._measure(connection)
             except (DjinnError, RuntimeError) as error:  # a RuntimeError of the device
                 self._lose(connection, str(error))
-            waiting = None  # exported memory is freed when its transfer is acknowledged
+            transfer = None  # exported memory is freed when its transfer is acknowledged
         self._disconnect()
 
-    def _is_to_do(self) -> bool:
+    def _has_work(self) -> bool:
         if self._closing:
             return True
         if self._connection is None:
-            return self._dial is not None and not self._broken
-        return self._gauges or self._waiting() is not None
+            return self._dial is not None and not self._loss_reason
+        return self._must_measure or self._next_transfer() is not None
 
-    def _waiting(self) -> _UnacknowledgedTransfer | None:
-        """Return the next transfer to send; None if there is none."""
-        index = self._next - self._kept[0].number if self._kept else 0
-        return self._kept[max(index, 0)] if index < len(self._kept) else None
+    def _next_transfer(self) -> _UnacknowledgedTransfer | None:
+        """Return the next transfer to send, or None."""
+        index = self._next - self._unacknowledged[0].number if self._unacknowledged else 0
+        return self._unacknowledged[max(index, 0)] if index < len(self._unacknowledged) else None
 
-    def _send(self, connection: Connection, kept: _UnacknowledgedTransfer) -> None:
-        if are_exported(kept.items):
-            if self._open_at_receiver(connection, kept):
+    def _send(self, connection: Connection, transfer: _UnacknowledgedTransfer) -> None:
+        if are_exported(transfer.items):
+            if self._open_at_receiver(connection, transfer):
                 return
-            kept = self._with_bytes(kept)
-        for frame in frames_of(kept.header, kept.items):
+            transfer = self._with_bytes(transfer)
+        for frame in frames_of(transfer.header, transfer.items):
             connection.send(frame)
         with self._changed:
             if self._connection is connection:
-                self._next = kept.number + 1
+                self._next = transfer.number + 1
 
-    def _open_at_receiver(self, connection: Connection, kept: _UnacknowledgedTransfer) -> bool:
-        """Let the receiver open a transfer's memory. Return False if it wants bytes."""
+    def _open_at_receiver(self, connection: Connection, transfer: _UnacknowledgedTransfer) -> bool:
+        """Let the receiver open a transfer's exported memory. Return False if the receiver requests bytes."""
         if self._opens:
-            connection.send(Frame(encode(kept.header)))
+            connection.send(Frame(encode(transfer.header)))
             with self._changed:
                 self._changed.wait_for(
-                    lambda: self._wants_bytes or self._acknowledged >= kept.number or self._connection is not connection
+                    lambda: (
+                        self._wants_bytes or self._acknowledged >= transfer.number or self._connection is not connection
+                    )
                 )
                 self._opens &= not self._wants_bytes
                 self._wants_bytes = False
-                if self._acknowledged >= kept.number:
-                    self._next = max(self._next, kept.number + 1)
-                if self._connection is not connection or self._acknowledged >= kept.number:
+                if self._acknowledged >= transfer.number:
+                    self._next = max(self._next, transfer.number + 1)
+                if self._connection is not connection or self._acknowledged >= transfer.number:
                     return True
         return False
 
-    def _dial_again(self, dial: Dial, pause: float) -> None:
+    def _redial(self, dial: Dial, pause: float) -> None:
         """Try to reconnect after a pause."""
         with self._changed:
             if self._changed.wait_for(lambda: self._closing or self._connection is not None, pause):
@@ -351,15 +356,15 @@ class Route:
                     self._give_up(str(error))
             return
         with self._changed:
-            late = self._connection is not None or self._closing  # it came another way meanwhile
-        if late:
+            is_late = self._connection is not None or self._closing  # the client has connected the executors meanwhile
+        if is_late:
             connection.close()
         else:
             _log.info("reconnected to another executor", peer=self._peer)
             self.adopt(connection, acknowledged, dial)
 
     def _measure(self, connection: Connection) -> None:
-        self._gauges = False
+        self._must_measure = False
         while not self._echoes.empty():
             self._echoes.get()  # a late reply to an earlier probe
         before = connection.bytes_sent
@@ -368,8 +373,10 @@ class Route:
         except TimeoutError:
             _log.debug("a link was not measured: no reply in time", peer=self._peer)
         else:
-            self._sightings.note(LinkMeasurement(self._peer, False, WORTH, WORTH / bandwidth, latency))
-        self._unpaid += connection.bytes_sent - before
+            self._measurements.add(
+                LinkMeasurement(self._peer, False, MEASURABLE_BYTES, MEASURABLE_BYTES / bandwidth, latency)
+            )
+        self._other_bytes += connection.bytes_sent - before
 
     def _echo(self, timeout: float) -> Frame:
         try:
@@ -382,6 +389,6 @@ def frames_of(header: TransferHeader, items: Sequence[Packed]) -> Iterator[Frame
     """Yield the frames of a transfer."""
     yield Frame(encode(header))
     for _, data in items:
-        if isinstance(data, memoryview):  # exported memory has no bytes here
-            for start in range(0, len(data), PARCEL):
-                yield Frame(encode(TransferChunk()), [data[start : start + PARCEL]])
+        if isinstance(data, memoryview):  # exported memory is not sent
+            for start in range(0, len(data), CHUNK_BYTES):
+                yield Frame(encode(TransferChunk()), [data[start : start + CHUNK_BYTES]])

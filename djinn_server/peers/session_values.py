@@ -44,8 +44,8 @@ class PeerValues:
     """Handlers of a client's messages about transfers.
 
     Attributes:
-        next_frame: receives the client's next frame.
-        every_value: waits for all offered uploads and pending weight reads.
+        next_frame: waits for the client's next frame, and returns it.
+        await_values: waits for all offered uploads and pending weight reads.
     """
 
     context: ExecutorContext
@@ -54,14 +54,14 @@ class PeerValues:
     shares: SessionShares
     turn: Share
     next_frame: Callable[[], Generator[Wait, None, Frame]]
-    every_value: Callable[[], Iterator[Wait]]
+    await_values: Callable[[], Iterator[Wait]]
 
     def answer(
         self, message: Message, connection: ExecutorChannel, timings: Timings | None, submissions: int
     ) -> Iterator[Wait] | None:
-        """Handle a message. If the handler may wait, return the rest of it.
+        """Handle a message. Return the handler's waits, or None if it never waits.
 
-        `submissions`: number of submissions before the message.
+        `submissions`: number of the session's submissions before the message.
 
         Raises:
             ProtocolError: the message is not about transfers, or there is no route to the other executor.
@@ -71,9 +71,9 @@ class PeerValues:
         if isinstance(message, AwaitTransfer):
             return self._receive(message, timings, submissions)
         if isinstance(message, TransferHeader):
-            return self._unload(message)
+            return self._receive_relayed(message)
         if isinstance(message, MeasureLink):
-            self.exchange.gauge(message.peer)
+            self.exchange.measure_link(message.peer)
         elif isinstance(message, DropPeer):
             self.exchange.drop(message.peer)
         elif isinstance(message, PeerTicketRequest):
@@ -84,8 +84,8 @@ class PeerValues:
             raise ProtocolError(f"unexpected message {type(message).__name__} in a session")
         return None
 
-    def _unload(self, header: TransferHeader) -> Iterator[Wait]:
-        with closing(self.exchange.inbox.unloading(header)) as steps, suppress(StopIteration):
+    def _receive_relayed(self, header: TransferHeader) -> Iterator[Wait]:
+        with closing(self.exchange.inbox.receiving(header)) as steps, suppress(StopIteration):
             next(steps)
             while True:
                 steps.send((yield from self.next_frame()))
@@ -93,61 +93,61 @@ class PeerValues:
     def _connect_peer(self, request: ConnectPeer, before: bytes | None) -> bytes:
         """Connect to another executor, and return the encoded reply.
 
-        `before`: the reply that an earlier process logged, which is returned again.
+        `before`: in a replay, the logged reply, which is returned again; else None.
         """
         if before is None:
             return encode(self.exchange.connect(request))
         self.exchange.note_connected(request, expect(before, ConnectPeerReply))
         return before
 
-    def _send(self, ship: SendValues, connection: ExecutorChannel, timings: Timings | None) -> Iterator[Wait]:
-        yield from self.every_value()
-        handles, begun = unpack_handles(ship.handles), time.perf_counter()
-        if ship.peer == CLIENT:
-            packed = self._pack(ship, handles)
-            header = TransferHeader(ship.transfer, tuple(item for item, _ in packed))
+    def _send(self, request: SendValues, connection: ExecutorChannel, timings: Timings | None) -> Iterator[Wait]:
+        yield from self.await_values()
+        handles, begun = unpack_handles(request.handles), time.perf_counter()
+        if request.peer == CLIENT:
+            packed = self._pack(request, handles)
+            header = TransferHeader(request.transfer, tuple(item for item, _ in packed))
             yield from connection.send_each(map(connection.journal.checked, frames_of(header, packed)))
         else:
-            yield from self.exchange.send(ship.transfer, ship.peer, partial(self._pack, ship, handles))
+            yield from self.exchange.send(request.transfer, request.peer, partial(self._pack, request, handles))
         if timings is not None:
             sizes = [self.values.bytes_of(storage) for storage in {storage_of(handle) for handle in handles}]
-            timings.add_transfer(ship.transfer, ship.peer, begun, sizes, incoming=False)
-        if ship.move:
+            timings.add_transfer(request.transfer, request.peer, begun, sizes, incoming=False)
+        if request.move:
             self.values.free((*handles, *self.values.handles_of_storages({storage_of(handle) for handle in handles})))
             self.shares.forget(handles)
 
-    def _pack(self, ship: SendValues, handles: Sequence[int]) -> list[Packed]:
-        pack = pack_storages if ship.move else pack_copies
-        runtime, on_device = self.context.device.runtime, self.exchange.may_export(ship.peer)
+    def _pack(self, request: SendValues, handles: Sequence[int]) -> list[Packed]:
+        pack = pack_storages if request.move else pack_copies
+        runtime, on_device = self.context.device.runtime, self.exchange.may_export(request.peer)
         with self.turn:
             packed = pack(handles, self.values, runtime, self.exchange.number, on_device=on_device)
             return export_items(packed, runtime) if on_device else packed
 
     def _receive(self, expected: AwaitTransfer, timings: Timings | None, submissions: int) -> Iterator[Wait]:
         begun = time.perf_counter()
-        arrived = yield from self.exchange.expect(expected.transfer, expected.source)
+        result = yield from self.exchange.expect(expected.transfer, expected.source)
         if self.context.events.wants("transferred"):
             self.context.events.emit(
                 "transferred",
                 transfer=expected.transfer,
                 source=expected.source,
-                bytes=sum(len(data) for _, data in arrived) if not isinstance(arrived, str) else 0,
+                bytes=sum(len(data) for _, data in result) if not isinstance(result, str) else 0,
                 duration=time.perf_counter() - begun,
-                error=arrived if isinstance(arrived, str) else "",
+                error=result if isinstance(result, str) else "",
                 trace=expected.trace,
             )
         handles = unpack_handles(expected.handles)
-        if isinstance(arrived, str):
-            reason = f"a value did not come from executor {expected.source}: {arrived}"
-            lost = Poison(Failure(submissions, -1, "transfer", "SessionLost", reason))
+        if isinstance(result, str):
+            reason = f"a value did not arrive from executor {expected.source}: {result}"
+            poison = Poison(Failure(submissions, -1, "transfer", "SessionLost", reason))
             for handle in handles:
-                self.values[handle] = lost
+                self.values[handle] = poison
             return
         with self.turn:
-            for item, data in arrived:
+            for item, data in result:
                 for handle, value in unpack_item(item, data, self.context.device.runtime):
                     self.values[handle] = value
         if timings is not None:
-            sizes = [len(data) for _, data in arrived]
+            sizes = [len(data) for _, data in result]
             timings.add_transfer(expected.transfer, expected.source, begun, sizes, incoming=True)
         self.context.usage.check_values()

@@ -1,8 +1,8 @@
-"""Blob files of a journal: weights that the journal names by digest, in files that are hard-linked with the weight store.
+"""Blob files of a journal: weights that the journal names by digest, in files shared with the weight store.
 
-An upload that the store wants is written once, here, while it arrives. Then the store makes a hard link to the file. A
-blob that is already in the store is linked here. Either link can be deleted without an effect on the other. Files are
-named by digest, and a complete file is never written again.
+An upload for the weight store is written to a blob file while it arrives. Then the store creates a hard link to the file.
+If the store already has a blob, the journal creates a hard link to the store's file. Either link can be deleted without an
+effect on the other link. Files are named by digest. A complete file is never written again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.recovery.log_records import BlobFrame
 from djinn_server.system.private_files import open_private
 
-BLOB_BYTES: Final = 1 << 20  # least size of a buffer that a snapshot writes to a file of its own
+BLOB_BYTES: Final = 1 << 20  # least size of a buffer that a snapshot writes to a blob file
 _log = get_logger("djinn.server")
 
 
@@ -47,87 +47,87 @@ class _UnfinishedBlob:
 
 
 class BlobFiles:
-    """Blob files of one session's journal. One thread at a time uses them; any thread may call `prove`.
+    """Blob files of one session's journal. Only one thread at a time uses them, but any thread may call `mark_verified`.
 
     Attributes:
-        held: versions of weight files that the current snapshot uses. These files are kept, too.
+        used_weights: versions of weight files that the current snapshot uses. `retain` does not delete these files.
     """
 
     def __init__(self, folder: Path) -> None:
         """`folder`: folder of the files, created with the first file."""
         self._folder = folder
         self._unfinished: dict[int, _UnfinishedBlob] = {}
-        self._proven: set[bytes] = set()  # what has the digest that it is named by
-        self.held: set[bytes] = set()
-        self._writing = threading.Lock()
+        self._verified: set[bytes] = set()  # digests of files whose contents were checked
+        self.used_weights: set[bytes] = set()
+        self._folder_lock = threading.Lock()
         self._ended = False
 
-    # --- what comes in ----------------------------------------------------------------------------------------
+    # --- uploads ----------------------------------------------------------------------------------------------
 
-    def expect(self, handle: int, digest: bytes, size: int, again: bool = False) -> bool:
+    def expect(self, handle: int, digest: bytes, size: int, is_replay: bool = False) -> bool:
         """Start a blob file for an upload. Return False if the file exists or is already being written.
 
-        `again`: True if an earlier process may have written a part of the upload.
+        `is_replay`: True if an earlier process may have written a part of the upload.
 
         Raises:
             OSError: the file cannot be created.
         """
         path, written = self.path(digest), 0
-        if self._grows(digest):
+        if self._is_unfinished(digest):
             return False
         try:
             with self._folder_for_writing():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
         except FileExistsError:
             written = path.stat().st_size
-            if not again or written > size:
+            if not is_replay or written > size:
                 return False
         self._unfinished[handle] = _UnfinishedBlob(digest, size, written)
         return True
 
-    def take(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
+    def write_part(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
         """Write a frame with a part of an upload to its blob file. Return the frame and the journal's reference to it.
 
-        The returned frame is decompressed. Return None if the frame is not part of an expected upload.
+        The returned frame is decompressed. Return None if the frame is not part of an upload with a blob file.
 
         Raises:
-            OSError: it cannot be written.
-            ProtocolError: it cannot be decompressed.
+            OSError: the part cannot be written.
+            ProtocolError: the part cannot be decompressed.
         """
         if not self._unfinished or len(frame.body) != 1:
             return None
         upload = decode(frame.head)
-        growing = self._unfinished.get(upload.handle) if isinstance(upload, UploadPart) else None
-        if growing is None or not isinstance(upload, UploadPart):
+        blob = self._unfinished.get(upload.handle) if isinstance(upload, UploadPart) else None
+        if blob is None or not isinstance(upload, UploadPart):
             return None
-        data = flatten(_plain(upload, frame.body[0]))
-        if not 0 <= upload.start <= growing.written or upload.start + len(data) > growing.size:
-            del self._unfinished[upload.handle]  # the session will not like it either
+        data = flatten(_decompressed(upload, frame.body[0]))
+        if not 0 <= upload.start <= blob.written or upload.start + len(data) > blob.size:
+            del self._unfinished[upload.handle]  # the session will refuse it, too
             return None
-        if not self._write(growing, upload.start, data):
+        if not self._write(blob, upload.start, data):
             return None
         head = encode(msgspec.structs.replace(upload, compression="", length=0)) if upload.compression else frame.head
-        return Frame(head, [data]), BlobFrame(head, growing.digest, upload.start, len(data), body_checksum([data]))
+        return Frame(head, [data]), BlobFrame(head, blob.digest, upload.start, len(data), body_checksum([data]))
 
-    def _write(self, growing: _UnfinishedBlob, start: int, data: memoryview) -> bool:
+    def _write(self, blob: _UnfinishedBlob, start: int, data: memoryview) -> bool:
         """Write a part of a blob. Return False, and write nothing, if the store has linked the file."""
-        file = os.open(self.path(growing.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
+        file = os.open(self.path(blob.digest), os.O_WRONLY | NOFOLLOW | CLOEXEC)
         try:
             if os.fstat(file).st_nlink > 1:
                 return False
             end = _write_all(file, data, start)
         finally:
             os.close(file)
-        growing.written = max(growing.written, end)
+        blob.written = max(blob.written, end)
         return True
 
     def finish(self, handle: int) -> Path | None:
         """Finish the upload of `handle`. Return the path of its complete file, or None if it is incomplete."""
-        growing = self._unfinished.pop(handle, None)
-        return self.path(growing.digest) if growing is not None and growing.written == growing.size else None
+        blob = self._unfinished.pop(handle, None)
+        return self.path(blob.digest) if blob is not None and blob.written == blob.size else None
 
     def link(self, digest: bytes, file: Path) -> None:
-        """Hard-link a file of the store with this digest. If this fails, the journal depends on the store."""
+        """Create a hard link to the store's file with this digest. If this fails, the journal depends on the store."""
         try:
             with self._folder_for_writing():
                 os.link(file, self.path(digest), follow_symlinks=False)
@@ -136,39 +136,39 @@ class BlobFiles:
         except OSError as error:
             _log.info("a journal depends on the weight store: cannot link", digest=digest.hex(), reason=str(error))
             return
-        self._proven.add(digest)
+        self._verified.add(digest)
 
-    def prove(self, digest: bytes) -> None:
-        """Mark a digest as verified. Thread-safe."""
-        self._proven.add(digest)
+    def mark_verified(self, digest: bytes) -> None:
+        """Record that the file of a digest has been verified. Thread-safe."""
+        self._verified.add(digest)
 
-    # --- what is there ----------------------------------------------------------------------------------------
+    # --- complete files ---------------------------------------------------------------------------------------
 
     def find(self, digest: bytes, size: int) -> Path | None:
         """Return the path of the complete file with this digest and size, or None."""
         path = self.path(digest)
         try:
-            if path.stat().st_size != size or self._grows(digest):
+            if path.stat().st_size != size or self._is_unfinished(digest):
                 return None
-            if digest not in self._proven and digest_of_file(path) != digest:
+            if digest not in self._verified and digest_of_file(path) != digest:
                 return None
         except OSError:
             return None
-        self._proven.add(digest)
+        self._verified.add(digest)
         return path
 
     def sizes(self) -> set[int]:
         """Return the sizes of the verified files."""
         sizes = set()
-        for digest in tuple(self._proven):
+        for digest in tuple(self._verified):
             try:
                 sizes.add(self.path(digest).stat().st_size)
-            except FileNotFoundError:  # it went with an earlier snapshot, and was verified only then
-                self._proven.discard(digest)
+            except FileNotFoundError:  # deleted with an earlier snapshot
+                self._verified.discard(digest)
         return sizes
 
     def write_large(self, memory: Buffers, charge: Callable[[int], None]) -> dict[int, bytes]:
-        """Find or write a blob file for each large buffer of a snapshot. Return the digests by position.
+        """Find or write a blob file for each large buffer of a snapshot. Return the digests by position of the buffer.
 
         Each buffer is read once. Before each new file is written, `charge` is called with the bytes of all new files.
 
@@ -188,13 +188,13 @@ class BlobFiles:
                     continue
                 written += size
                 charge(written)
-                self._put(digest, data)
+                self._write_file(digest, data)
             digests[position] = digest
         return digests
 
-    def _put(self, digest: bytes, data: memoryview) -> None:
+    def _write_file(self, digest: bytes, data: memoryview) -> None:
         self._unfinished = {handle: blob for handle, blob in self._unfinished.items() if blob.digest != digest}
-        unfinished = self.path(digest).with_suffix(".new")  # a crash leaves no part of a file under its digest
+        unfinished = self.path(digest).with_suffix(".new")  # so that a crash leaves no incomplete file under a digest
         with self._folder_for_writing():
             file = os.open(unfinished, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | NOFOLLOW | CLOEXEC, 0o600)
             try:
@@ -202,16 +202,16 @@ class BlobFiles:
             finally:
                 os.close(file)
             unfinished.replace(self.path(digest))
-        self._proven.add(digest)
+        self._verified.add(digest)
 
     @contextlib.contextmanager
     def _folder_for_writing(self) -> Iterator[None]:
-        """Make the folder. Inside the block, `end` does not remove it.
+        """Create the folder. Inside the block, `end` does not remove it.
 
         Raises:
-            OSError: the session has ended, or the folder cannot be made.
+            OSError: the session has ended, or the folder cannot be created.
         """
-        with self._writing:
+        with self._folder_lock:
             if self._ended:
                 raise OSError(errno.ESTALE, "the session has ended")
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -222,28 +222,28 @@ class BlobFiles:
         return {bytes.fromhex(path.name) for path in self._files() if not path.suffix}
 
     def own_bytes(self, digests: set[bytes] | None = None) -> int:
-        """Return the bytes of files that have no other hard link.
+        """Return the bytes of files without another hard link.
 
-        `digests`: count only files that `retain(digests)` would keep.
+        `digests`: count only files that `retain(digests)` would not delete; None: count all files.
         """
         return own_bytes_of(self._folder, None if digests is None else self._names(digests))
 
     def retain(self, digests: set[bytes]) -> None:
-        """Delete all blob files except those in `digests` and `held`."""
+        """Delete all blob files except those in `digests` and `used_weights`."""
         names = self._names(digests)
         for path in self._files():
             if path.name not in names:
                 path.unlink(missing_ok=True)
-        self._proven &= digests
+        self._verified &= digests
 
     def _names(self, digests: set[bytes]) -> set[str]:
-        return {digest.hex() for digest in digests | self.held}
+        return {digest.hex() for digest in digests | self.used_weights}
 
     def end(self) -> None:
         """Delete all blob files."""
         self._unfinished.clear()
-        self._proven.clear()
-        with self._writing:  # a snapshot that another thread writes makes no further file
+        self._verified.clear()
+        with self._folder_lock:  # then a snapshot in another thread creates no further file
             self._ended = True
             remove_contents(self._folder)
 
@@ -251,8 +251,8 @@ class BlobFiles:
         """Return the path of the file for a digest, which may not exist."""
         return self._folder / digest.hex()
 
-    def _grows(self, digest: bytes) -> bool:
-        return any(growing.digest == digest for growing in self._unfinished.values())
+    def _is_unfinished(self, digest: bytes) -> bool:
+        return any(blob.digest == digest for blob in self._unfinished.values())
 
     def _files(self) -> list[Path]:
         """Return blob files and unfinished `.new` files, but not those that NFS creates for deleted open files."""
@@ -263,7 +263,7 @@ class BlobFiles:
 
 
 def _write_all(file: int, data: memoryview, start: int) -> int:
-    """Write `data` at offset `start`. Return the offset after it."""
+    """Write `data` at offset `start`. Return the offset after the data."""
     while data:
         count = pwrite(file, data, start)
         data, start = data[count:], start + count
@@ -276,7 +276,7 @@ def contents_folder(journal: Path) -> Path:
 
 
 def own_bytes_of(folder: Path, names: Collection[str] | None = None) -> int:
-    """Return the bytes of the files in a folder that have no other hard link. `names`: count only these files."""
+    """Return the bytes of files in a folder without another hard link. `names`: count only these files; None: all."""
     total = 0
     with contextlib.suppress(FileNotFoundError):
         for path in folder.iterdir():
@@ -309,7 +309,7 @@ def read_part(folder: Path, part: BlobFrame) -> Frame:
     return Frame(part.head, [view])
 
 
-def mapped(folder: Path, digest: bytes) -> memoryview:
+def map_file(folder: Path, digest: bytes) -> memoryview:
     """Memory-map the blob file with this digest copy-on-write, and return its bytes.
 
     Raises:
@@ -336,7 +336,7 @@ def _opened(folder: Path, digest: bytes) -> Iterator[BufferedReader]:
         raise SessionLost(f"cannot read a journal's blob file: {error}") from error
 
 
-def _plain(upload: UploadPart, part: Buffer) -> Buffer:
+def _decompressed(upload: UploadPart, part: Buffer) -> Buffer:
     if not upload.compression:
         return part
     return expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)

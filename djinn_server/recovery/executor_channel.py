@@ -14,7 +14,7 @@ from djinn_core.wire.frames import FrameQueue
 from djinn_server.recovery.journal import Journal, Position
 from djinn_server.session_machine import CLIENT, Wait
 
-YES, NO = b"\1", b"\0"  # decisions
+YES, NO = b"\1", b"\0"  # results of logged decisions
 
 
 class ExecutorChannel(SessionChannel):
@@ -23,14 +23,14 @@ class ExecutorChannel(SessionChannel):
     While a disconnected client may still reconnect, `receive` raises TimeoutError at once.
 
     Attributes:
-        journal: the session's journal. Each frame is logged before `receive` returns it. Closed if nothing is logged.
+        journal: the session's journal, which logs each frame before `receive` returns it; closed if it logs nothing.
     """
 
     journal: Journal
 
     @property
     def away_until(self) -> float | None:
-        """Time (`time.monotonic`) until which a disconnected client may reconnect; None if it is connected or too late."""
+        """Time (`time.monotonic`) until which a disconnected client may reconnect, or None."""
         return None
 
     @property
@@ -39,7 +39,7 @@ class ExecutorChannel(SessionChannel):
         return False
 
     def send_each(self, frames: Iterable[Frame]) -> Iterator[Wait]:
-        """Send frames. Wait while the channel `is_full`, because unacknowledged frames stay in memory."""
+        """Send frames. Yield a wait while the channel `is_full`, because unacknowledged frames stay in memory."""
         for frame in frames:
             self.send(frame)
             if self.is_full:
@@ -47,7 +47,7 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def call_when_changed(self, changed: Callable[[], None]) -> None:
-        """Set a callback, called in any thread when the client reconnects, sends `Goodbye`, or when the channel is closed."""
+        """Set a callback for a reconnect, a `Goodbye` and the end of the channel. Any thread may call it."""
 
     @abstractmethod
     def read_ahead(self, frames: int, nbytes: int) -> None:
@@ -70,14 +70,11 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def on_goodbye(self) -> None:
-        """Discard all further replies, because the client sent `Goodbye` and reads none. Thread-safe."""
+        """Discard all further replies, because a client that sent `Goodbye` does not read them. Thread-safe."""
 
     @contextmanager
     def at_rest(self) -> Iterator[Position | None]:
-        """Receive nothing inside the block. Yield the position between two frames.
-
-        Yield None if frames wait in the queue of `receive`.
-        """
+        """Inside the block, receive nothing. Yield the position between two frames, or None if frames are queued."""
         yield None
 
     @abstractmethod
@@ -86,7 +83,7 @@ class ExecutorChannel(SessionChannel):
 
     @abstractmethod
     def resend(self) -> None:
-        """Resend frames of an earlier process that the client has not received."""
+        """Resend an earlier process's frames that the client has not received."""
 
 
 class PlainExecutorChannel(PlainChannel, ExecutorChannel):
@@ -96,7 +93,7 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
         super().__init__(inner)
         self.journal = Journal()
         self._early = FrameQueue()
-        self._reading = threading.Lock()
+        self._read_lock = threading.Lock()
         self._client_left = False
         self._changed: Callable[[], None] = lambda: None
 
@@ -116,17 +113,17 @@ class PlainExecutorChannel(PlainChannel, ExecutorChannel):
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Receive a frame, as `Connection.receive` does."""
-        with self._reading:
+        with self._read_lock:
             return self._early.popleft() if self._early else super().receive(timeout)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
         """Read arrived frames into the queue, as `ExecutorChannel.read_ahead` does."""
-        if not self._reading.acquire(blocking=False):
+        if not self._read_lock.acquire(blocking=False):
             return
         try:
             self._early.fill(partial(super().receive, 0.0), frames, nbytes)
         finally:
-            self._reading.release()
+            self._read_lock.release()
 
     def queued(self) -> list[Frame]:
         """Return the queued frames, oldest first."""

@@ -1,9 +1,10 @@
 """Write-ahead journal of a session, from which another executor process recovers the session.
 
 A session is a deterministic state machine. Its state follows from received frames and transfers, and from logged
-decisions: stop points, lack of memory, contents of the weight store, checksums of replies. A record is written before it
-takes effect, by one `write` to the page cache. So it survives the process, but not the machine. An incomplete last record
-is ignored. Snapshots replace the journal from time to time (`SnapshotSchedule`), which bounds the replay.
+decisions: stop points, out-of-memory errors, contents of the weight store, checksums of replies. A record is written
+before it takes effect, by one `write` to the page cache. So the journal survives the process, but not the machine. An
+incomplete last record is ignored. Snapshots replace the journal from time to time (`SnapshotSchedule`), which bounds the
+replay.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from djinn_server.recovery.log_records import NO_SESSION, Record, SessionIdentit
 from djinn_server.system.private_files import check_private
 
 CROWDED_SECONDS: Final = 1.0  # least time between two snapshots of a journal that has reached half of its limit
-_ROUNDED: Final = b"rounded"  # in place of a checksum
-_SHOWN: Final = 40  # bytes of a decision, in messages
+_ROUNDED: Final = b"rounded"  # logged instead of a checksum
+_SHOWN: Final = 40  # maximum bytes of a decision in messages
 _log = get_logger("djinn.server")
 
 # State of a session between two frames: the encoded snapshot, the memory of its values, and records of queued and unfinished
@@ -47,7 +48,7 @@ TakeState = Callable[[], StateParts | None]
 
 
 class Position(NamedTuple):
-    """How many frames a session's channel has received and sent, and its unacknowledged replies."""
+    """Numbers of frames that a session's channel has received and sent, and its unacknowledged replies."""
 
     received: int
     sent: int
@@ -59,16 +60,17 @@ Rest = Callable[[], AbstractContextManager[Position | None]]
 
 
 class SnapshotTooLarge(OSError):  # noqa: N818 - a signal within this file
-    """A snapshot would exceed the limit of its journal. Raised before it is written."""
+    """A snapshot would exceed the limit of its journal. Raised before the snapshot is written."""
 
 
 class Journal:
-    """The journal of a session: it logs records, and replays the log of an earlier process.
+    """Log the records of a session, and replay the log of an earlier process.
 
-    Any thread may append to it. Only the session's thread replays and compacts it.
+    Any thread may append records. Only the session's thread replays and compacts the journal.
 
     Attributes:
-        past: the log of an earlier process, until a snapshot replaces it; None without one.
+        contents: blob files of the journal.
+        past: the log of an earlier process, until a snapshot replaces it; else None.
         is_half_full: True if the journal has reached half of its limit.
     """
 
@@ -80,14 +82,14 @@ class Journal:
         disk: DiskQuota | None = None,
         every: float = SNAPSHOT_SECONDS,
     ) -> None:
-        """Make a closed journal, which logs nothing. `begin` and `resume` return open ones.
+        """Create a closed journal, which logs nothing. `begin` and `resume` return open journals.
 
         Args:
             path: path of the journal's file.
             owner: identity of the session.
             limit: maximum size in bytes; a larger journal is abandoned.
             disk: the tenant's disk quota.
-            every: shortest time between two snapshots, in seconds.
+            every: minimum seconds between two snapshots.
         """
         self.path = path
         self.contents = BlobFiles(contents_folder(path))
@@ -101,7 +103,7 @@ class Journal:
         self._records = RecordWriter(-1, 0)
         self._recovering = False
         self._deleted = False
-        self._beside = 0  # bytes of blob files that have no other link
+        self._blob_bytes = 0  # bytes of blob files without another hard link
         self._check_at = 0  # size at which quota and disk are checked next
         self._refused_bytes: float = math.inf  # size of the last state that was too large for a snapshot
         self.is_half_full = False
@@ -153,19 +155,19 @@ class Journal:
     @property
     def nbytes(self) -> int:
         """Bytes of the journal, and of its blob files that have no other hard link."""
-        return self._records.size + self._beside
+        return self._records.size + self._blob_bytes
 
-    # --- what is logged ---------------------------------------------------------------------------------------
+    # --- logging ----------------------------------------------------------------------------------------------
 
     def frame(self, frame: Frame) -> Frame:
-        """Log a received frame, and return it. If its body went to a blob file, it is decompressed."""
+        """Log a received frame, and return it. A body that goes to a blob file is decompressed."""
         if not frame.body:
             self.append(records.FRAME, frame.head, ())
             return frame
         try:
-            stored = self.contents.take(frame)
+            stored = self.contents.write_part(frame)
         except OSError as error:
-            self.give_up(f"an upload cannot be written: {error}")
+            self.give_up(f"cannot write an upload to a blob file: {error}")
             return frame
         if stored is None:
             self.append(records.FRAME, frame.head, frame.body)
@@ -173,17 +175,17 @@ class Journal:
         self.append(records.PART, records.encode(stored[1]), ())
         return stored[0]
 
-    def expect(self, handle: int, digest: bytes, size: int, again: bool) -> None:
-        """Start a blob file for the upload of `handle`, with this digest. `again`: as in `BlobFiles.expect`."""
+    def expect(self, handle: int, digest: bytes, size: int, is_replay: bool) -> None:
+        """Start a blob file for the upload of `handle`, with this digest. `is_replay`: as in `BlobFiles.expect`."""
         if not self.open:
             return
         try:
-            if self.contents.expect(handle, digest, size, again):
-                self._beside += size
-                if self._records.size + self._beside > self._check_at:
-                    self._has_room(self._records.size)
+            if self.contents.expect(handle, digest, size, is_replay):
+                self._blob_bytes += size
+                if self._records.size + self._blob_bytes > self._check_at:
+                    self._check_limits(self._records.size)
         except OSError as error:
-            self.give_up(f"an upload cannot be written: {error}")
+            self.give_up(f"cannot write an upload to a blob file: {error}")
 
     def stopped(self, submission: int, op: int, reason: str = "") -> None:
         """Log that a submission stopped before op `op`.
@@ -221,19 +223,19 @@ class Journal:
         return frame
 
     def decide(self, decision: Callable[[bytes | None], bytes]) -> bytes:
-        """Make a decision, log it and return it. `decision` gets the logged result in a replay, else None.
+        """Return the result of `decision`, and log it. `decision` receives the logged result in a replay, else None.
 
         Raises:
-            SessionLost: the result differs on replay.
+            SessionLost: in a replay, the result differs from the logged result.
         """
-        before = self.past.next_decision() if self.past is not None else None
-        now = decision(before)
-        if before is None:
-            self.append(records.DECISION, now, ())
-        elif now != before:
-            difference = f"{before[:_SHOWN]!r}, and now {now[:_SHOWN]!r}"
-            raise SessionLost(f"replay differs from the journal: logged {difference}. The session cannot be recovered")
-        return now
+        logged = self.past.next_decision() if self.past is not None else None
+        result = decision(logged)
+        if logged is None:
+            self.append(records.DECISION, result, ())
+        elif result != logged:
+            difference = f"logged {logged[:_SHOWN]!r}, replayed {result[:_SHOWN]!r}"
+            raise SessionLost(f"a replay differs from its journal: {difference}. The session cannot be recovered")
+        return result
 
     def decided(self) -> bytes | None:
         """Return the result of the next decision if an earlier process has logged it, else None."""
@@ -242,7 +244,7 @@ class Journal:
     # --- the replay -------------------------------------------------------------------------------------------
 
     def begin_replay(self) -> None:
-        """Cut off an incomplete record, and log the start of a recovery attempt. `Leases` limits the attempts.
+        """Truncate an incomplete record, and log the start of a recovery attempt. `Leases` limits the attempts.
 
         Raises:
             OSError: the journal cannot be written.
@@ -251,8 +253,8 @@ class Journal:
         with self._lock:
             os.ftruncate(self._file, self.past.end)
             self._records.size = self.past.end
-        if self.past.base is not None:  # a replay counts the other blob files again
-            self._beside = self.contents.own_bytes({digest for _, digest in self.past.base.elsewhere})
+        if self.past.base is not None:  # the replay counts the files of later uploads again
+            self._blob_bytes = self.contents.own_bytes({digest for _, digest in self.past.base.elsewhere})
             self._disk.set_usage(self.path, self.nbytes)
         self.append(records.ATTEMPT, b"", ())
         self._recovering = True
@@ -264,19 +266,19 @@ class Journal:
 
     # --- snapshots --------------------------------------------------------------------------------------------
 
-    def snapshot_if_due(self, rest: Rest, state: TakeState, still: AbstractContextManager[object]) -> bool:
-        """Replace the journal by a snapshot, if one is due (`SnapshotSchedule`). Called between two frames.
+    def snapshot_if_due(self, rest: Rest, state: TakeState, transfers_lock: AbstractContextManager[object]) -> bool:
+        """Replace the journal by a snapshot, if a snapshot is due (`SnapshotSchedule`). Called between two frames.
 
         Return True if the journal was replaced.
 
         Args:
             rest: `ExecutorChannel.at_rest`.
-            state: returns the session's state; None if it cannot be saved now.
-            still: lock that keeps other threads from logging meanwhile.
+            state: returns the session's state, or None if it cannot be saved now.
+            transfers_lock: lock that prevents other threads from logging transfers meanwhile.
         """
         if self._recovering and not self.replaying:
             self._recovering = False
-            self.append(records.ATTEMPT, b"done", ())  # a process that dies now dies of something else
+            self.append(records.ATTEMPT, b"done", ())  # a later crash does not count as a failed recovery
             if not self.open:
                 self._close_past()
                 self.past = None
@@ -288,42 +290,42 @@ class Journal:
         with rest() as position:
             if position is None or self.replaying:
                 return False
-            done = self._snapshot(position, state, still)
-        schedule.taken(started, failed=done is False)
-        return bool(done)
+            is_replaced = self._snapshot(position, state, transfers_lock)
+        schedule.taken(started, failed=is_replaced is False)
+        return bool(is_replaced)
 
-    def _snapshot(self, position: Position, state: TakeState, still: AbstractContextManager[object]) -> bool | None:
+    def _snapshot(self, position: Position, state: TakeState, lock: AbstractContextManager[object]) -> bool | None:
         """Replace the journal by a snapshot, as `compact` does. Return None if the state cannot be saved now."""
-        with still:
+        with lock:
             parts = state() if self.open else None
             if parts is None:
                 return None
             encoded, memory, transfers = parts
             base = SnapshotHeader(position.received, position.sent, encoded)
-            done = self.compact(base, memory, position.replies, transfers)
-        if done:
+            is_replaced = self.compact(base, memory, position.replies, transfers)
+        if is_replaced:
             self._close_past()
             self.past = None
-        return done
+        return is_replaced
 
     def compact(
         self,
         base: SnapshotHeader,
         memory: Buffers,
-        kept: Sequence[Frame],
+        unacknowledged: Sequence[Frame],
         transfers: Sequence[Record] = (),
     ) -> bool:
         """Replace the journal by a snapshot: the session's state, its memory, and its unacknowledged replies.
 
-        `transfers`: records of queued and unfinished transfers. Buffers of the memory are read one after the other. A
-        large buffer goes to a blob file, unless one has it. If the process dies in this call, the old journal stays.
+        `transfers`: records of queued and unfinished transfers. Buffers of `memory` are read one at a time. A large buffer
+        is written to a blob file, unless a blob file has it. If the process dies in this call, the old journal remains.
 
         Return False if the journal is unchanged, because the state exceeds the limit, the disk is full, or a value cannot
-        be read. Sizes are checked before anything is written.
+        be read. Sizes are checked before bytes are written.
         """
         if not self.open:
             return False
-        replies = [(records.REPLY, frame.head, frame.body) for frame in kept]
+        replies = [(records.REPLY, frame.head, frame.body) for frame in unacknowledged]
         small_records: list[Record] = [(records.HEADER, records.encode_header(self._owner), ()), *replies, *transfers]
         least = len(MAGIC) + sum(record_size(head, body) for _, head, body in small_records)
         sizes, file_sizes, before = sizes_of(memory), self.contents.sizes(), self.contents.digests()
@@ -349,7 +351,7 @@ class Journal:
                 self._skip_snapshot(state)
             else:
                 _log.warning(
-                    "a journal was not compacted: it grows until --journal-gib or a later snapshot",
+                    "cannot compact a journal: it grows until --journal-gib or a later snapshot",
                     session=self._owner.session,
                     error=str(error),
                 )
@@ -362,10 +364,10 @@ class Journal:
             if self._file < 0:  # another thread has ended the session
                 return False
             self.contents.retain(digests)
-            self._beside = self.contents.own_bytes()
+            self._blob_bytes = self.contents.own_bytes()
             self._refused_bytes = math.inf
-            self._disk.set_usage(self.path, nbytes + self._beside)
-            return self._has_room(nbytes)
+            self._disk.set_usage(self.path, nbytes + self._blob_bytes)
+            return self._check_limits(nbytes)
 
     def _charge(self, path: Path, nbytes: int) -> None:
         """Charge the disk quota for a snapshot of `nbytes` bytes at `path`. Call this before writing it.
@@ -382,11 +384,11 @@ class Journal:
             raise SnapshotTooLarge
 
     def _skip_snapshot(self, nbytes: int) -> None:
-        """Note that a state of `nbytes` bytes is too large. Log this once, and retry only with a smaller state."""
+        """Record that a state of `nbytes` bytes is too large. Log this once. Only a smaller state is tried again."""
         log = _log.warning if self._refused_bytes == math.inf else _log.debug
         self._refused_bytes = nbytes
         log(
-            "a session's state exceeds --journal-gib: its journal is not compacted, and the session is recoverable until the journal "
+            "a session's state exceeds --journal-gib: its journal is not compacted. The session remains recoverable until the journal "
             "reaches this limit",
             session=self._owner.session,
             state=nbytes,
@@ -395,10 +397,10 @@ class Journal:
         )
 
     def _replace(self, path: Path, content: Iterable[Record]) -> bool:
-        """Write `content` to `path` and replace the journal by it. Return False if the session has ended meanwhile.
+        """Write records to `path`, and replace the journal by this file. Return False if the session has ended meanwhile.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
             RuntimeError, MemoryError: a buffer cannot be read.
         """
         path.unlink(missing_ok=True)
@@ -418,10 +420,10 @@ class Journal:
             path.unlink(missing_ok=True)
 
     def give_up(self, reason: str) -> None:
-        """Abandon the journal: the session cannot be recovered any more."""
+        """Delete the journal and log `reason`. The session continues, but can no longer be recovered."""
         if self.open:
             _log.warning(
-                "a session will not outlive its executor: it goes on, and is lost if its executor dies. Free disk space or raise "
+                "a session will not outlive its executor: it continues, but is lost if its executor dies. Free disk space or raise "
                 "--journal-gib for later sessions",
                 session=self._owner.session,
                 reason=reason,
@@ -434,7 +436,7 @@ class Journal:
             self.leave()
             self.path.unlink(missing_ok=True)
             self._deleted = True
-            if self.past is None:  # a replay still reads them
+            if self.past is None:  # a replay still reads the blob files
                 self.contents.end()
 
     def close(self) -> None:
@@ -457,13 +459,13 @@ class Journal:
                 self._disk.release(self.path)
 
     def append(self, kind: bytes, head: bytes, body: Buffers) -> None:
-        """Write a record, if the journal is open. Close the journal if the record exceeds its limit."""
+        """Write a record if the journal is open. Abandon the journal if the record exceeds a limit."""
         with self._lock:
             if self._file < 0:
                 return
             log = self._records
             size = log.size + record_size(head, body)
-            if size + self._beside > self._check_at and not self._has_room(size):
+            if size + self._blob_bytes > self._check_at and not self._check_limits(size):
                 return
             try:
                 log.append(kind, head, body)
@@ -471,18 +473,18 @@ class Journal:
                 self.give_up(f"its journal cannot be written: {error}")
 
     def shared(self, size: int) -> None:
-        """Note that the weight store shares `size` bytes, so they no longer count as the journal's."""
-        self._beside = max(0, self._beside - size)
+        """Record that the weight store shares `size` bytes, so that the journal is no longer charged for them."""
+        self._blob_bytes = max(0, self._blob_bytes - size)
         self._check_at -= size
         if self.open:
-            self._disk.set_usage(self.path, self._records.size + self._beside)
+            self._disk.set_usage(self.path, self._records.size + self._blob_bytes)
 
-    def _has_room(self, nbytes: int) -> bool:
-        """Return True if `nbytes` bytes of records are allowed. Otherwise abandon the journal."""
+    def _check_limits(self, nbytes: int) -> bool:
+        """Return True if limit, quota and disk allow `nbytes` bytes of records. Otherwise abandon the journal."""
         half = self._limit // 2
-        size = nbytes + self._beside
+        size = nbytes + self._blob_bytes
         self.is_half_full = nbytes > half
-        self._check_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._beside)
+        self._check_at = min(size + STEP, self._limit, self._limit if self.is_half_full else half + self._blob_bytes)
         if size > self._limit:
             self.give_up(f"its journal has more than {self._limit:,} bytes")
         elif reason := self._disk.charge(self.path, size, self.path.parent):
@@ -491,7 +493,7 @@ class Journal:
 
 
 def _open_locked(path: Path) -> int:
-    """Open or create the file of a journal and lock it. Return the descriptor.
+    """Open or create the file of a journal, lock it, and return the descriptor.
 
     Raises:
         OSError: the file cannot be opened, or another process holds its lock.
@@ -507,6 +509,6 @@ def _open_locked(path: Path) -> int:
 
 
 def journal_path(directory: Path, session: str) -> Path | None:
-    """Return the path of a session's journal; None if the session's name is invalid."""
+    """Return the path of a session's journal, or None if the session's name is invalid."""
     letters = session.replace("-", "").replace("_", "")
     return directory / f"{session}.journal" if letters.isascii() and letters.isalnum() and len(session) <= 64 else None

@@ -16,7 +16,7 @@ from djinn_core.errors import ProtocolError, SessionLost
 from djinn_core.protocol.delivery.record_log import RecordReader
 from djinn_core.wire.frames import Frame
 from djinn_server.recovery import log_records as records
-from djinn_server.recovery.blob_files import contents_folder, mapped, read_part
+from djinn_server.recovery.blob_files import contents_folder, map_file, read_part
 from djinn_server.recovery.journal_versions import MAGIC, check_magic
 from djinn_server.recovery.log_records import LoggedTransfer, SessionIdentity, SnapshotHeader
 from djinn_server.system.private_files import open_private
@@ -33,17 +33,17 @@ class JournalReader:
     Attributes:
         owner: identity of the session.
         end: offset after the last complete record.
-        taken: number of frames that `next_frame` has returned.
-        base: snapshot with which the journal begins; None if it begins with the session.
-        stops: by number of a stopped submission, the op before which it stopped, and the device error; empty for none.
-        shortages: errors of ops that ran out of memory, by submission and number of the op.
+        taken: number of the session's frames before the end of the journal, including those before the snapshot.
+        base: snapshot with which the journal begins; None if the journal begins with the session.
+        stops: op before which a submission stopped, and its device error or "", by number of the submission.
+        shortages: errors of ops that ran out of memory, by number of the submission and of the op.
         arrived: number of transfers received directly from other executors, by executor.
         acknowledged: number of transfers that other executors have acknowledged, by executor.
         tried: number of processes that died during a replay of this journal.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the locations of all records; frames are read when they are requested.
+        """Read the offsets of all records. Frames are read when they are requested.
 
         Raises:
             SessionLost: there is no journal, or it is not valid.
@@ -61,7 +61,7 @@ class JournalReader:
         self._under_way: list[int] = []
         self._contents = contents_folder(path)
         self._base_at = 0
-        self._mapped: list[tuple[int, memoryview]] | None = None
+        self._mapped_buffers: list[tuple[int, memoryview]] | None = None
         self.base: SnapshotHeader | None = None
         self.stops: dict[int, tuple[int, str]] = {}
         self.shortages: dict[int, dict[int, str]] = {}
@@ -79,13 +79,13 @@ class JournalReader:
         check_magic(self._file.read(len(MAGIC)), str(path))
         owner: SessionIdentity | None = None
         end = len(MAGIC)
-        with _unreadable(str(path)):
-            for place in self._records.places(end, self._size):
-                end = place.start + place.size
-                if place.kind == records.HEADER:
-                    owner = records.read_header(self._records.head(place.start))
+        with _errors_as_lost(str(path)):
+            for location in self._records.places(end, self._size):
+                end = location.start + location.size
+                if location.kind == records.HEADER:
+                    owner = records.read_header(self._records.head(location.start))
                 else:
-                    self._index(place.kind, place.start)
+                    self._index(location.kind, location.start)
         if owner is None:
             raise SessionLost(f"{path} has no valid header, so the session cannot be recovered")
         return owner, end
@@ -131,7 +131,7 @@ class JournalReader:
             raise ProtocolError(f"a journal has a record of unknown kind {kind!r}")
 
     def is_at(self, path: Path) -> bool:
-        """Return True if the file at a path is this journal and has not grown since it was read."""
+        """Return True if the file at `path` is this journal, and has not grown since it was read."""
         status = path.stat()
         return os.path.samestat(status, os.fstat(self._file.fileno())) and status.st_size == self._size
 
@@ -152,17 +152,17 @@ class JournalReader:
 
     @property
     def decision(self) -> bytes | None:
-        """Return the next logged decision without consuming it; None if there is none."""
+        """Return the next logged decision without consuming it, or None if no decision is left."""
         return self._decisions[0] if self._decisions else None
 
     def next_decision(self) -> bytes | None:
-        """Return the next logged decision; None if the process ended before it made the decision."""
+        """Consume and return the next logged decision, or return None if no decision is left."""
         return self._decisions.popleft() if self._decisions else None
 
     # --- transfers --------------------------------------------------------------------------------------------
 
     def take_arrival(self, transfer: int) -> list[Packed] | None:
-        """Return the values of a received transfer, once. Return None if the journal lacks it."""
+        """Return the values of a received transfer, once. Return None if the journal does not have the transfer."""
         start = self._arrivals.pop(transfer, None)
         return None if start is None else self._transfer(start)[1]
 
@@ -196,13 +196,13 @@ class JournalReader:
         Raises:
             SessionLost: a file cannot be read, or its contents have another digest.
         """
-        if self._mapped is None:
-            elsewhere = sorted(self.base.elsewhere) if self.base is not None else ()
-            self._mapped = [(position, mapped(self._contents, digest)) for position, digest in elsewhere]
-        return self._mapped
+        if self._mapped_buffers is None:
+            in_blob_files = sorted(self.base.elsewhere) if self.base is not None else ()
+            self._mapped_buffers = [(position, map_file(self._contents, digest)) for position, digest in in_blob_files]
+        return self._mapped_buffers
 
     def _read_at(self, start: int) -> Frame:
-        with _unreadable("a record of a journal"):
+        with _errors_as_lost("a record of a journal"):
             kind, head, body = self._records.read(start)
             return (
                 read_part(self._contents, records.blob_frames.decode(head))
@@ -216,7 +216,7 @@ class JournalReader:
 
 
 @contextmanager
-def _unreadable(what: str) -> Iterator[None]:
+def _errors_as_lost(what: str) -> Iterator[None]:
     try:
         yield
     except SessionLost:
@@ -231,7 +231,7 @@ def owner_of(path: Path) -> SessionIdentity:
     Raises:
         SessionLost: there is no journal, or it is not valid.
     """
-    with _unreadable("the session left no journal, or its journal"), open_private(path) as file:
+    with _errors_as_lost("the session left no journal, or its journal"), open_private(path) as file:
         check_magic(file.read(len(MAGIC)), str(path))
         reader = RecordReader(file)
         first = next(reader.places(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)

@@ -10,14 +10,14 @@ from djinn_core.errors import SessionLost
 from djinn_core.registry.version import djinn_version
 from djinn_core.wire.messages import PROTOCOL_VERSION
 
-MAGIC: Final = b"DJNJ\2"  # the last byte: version of the record format, in which the versions below are written
-JOURNAL_VERSION: Final = 4  # of records and snapshots; raise it when either changes
+MAGIC: Final = b"DJNJ\2"  # the last byte is the version of the record format
+JOURNAL_VERSION: Final = 4  # of records and snapshots; raise it if either changes
 
 
 class JournalVersions(msgspec.Struct, frozen=True):
     """Versions that wrote a journal.
 
-    The version of torch must match, because another one may compute other bits. `djinn` is used in messages.
+    The version of torch must match, because another version may compute different bits. `djinn` is only for messages.
     """
 
     journal: int
@@ -28,7 +28,7 @@ class JournalVersions(msgspec.Struct, frozen=True):
 
 def present_versions() -> JournalVersions:
     """Return the versions of this process."""
-    import torch  # here, since a process that only removes journals does not load it
+    import torch  # late, because a process that only removes journals does not load torch
 
     return JournalVersions(JOURNAL_VERSION, PROTOCOL_VERSION, str(torch.__version__), djinn_version())
 
@@ -49,8 +49,8 @@ def check_versions(written: JournalVersions) -> None:
     if differing:
         raise SessionLost(
             f"the server was restarted with other versions. The session was written by Djinn {written.djinn}, with {', '.join(differing)}. "
-            f"To continue the session, start the server again with Djinn {written.djinn} and torch {written.torch}; otherwise start "
-            "the program again"
+            f"To continue the session, restart the server with Djinn {written.djinn} and torch {written.torch}. Otherwise restart the "
+            "program"
         )
 
 
@@ -64,7 +64,7 @@ def check_magic(found: bytes, name: str) -> None:
         return
     if found.startswith(MAGIC[:-1]):
         raise SessionLost(
-            f"{name} was written by another version of Djinn: start the server again with that version to continue the session, or "
-            "start the program again"
+            f"{name} was written by another version of Djinn: restart the server with that version to continue the session, or "
+            "restart the program"
         )
     raise SessionLost(f"{name} is not a session journal")

@@ -53,8 +53,8 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._lock = threading.Lock()
         self._changed: Callable[[], None] = lambda: None
         self._client_left = False
-        self._missed: Connection | None = None  # the connection that broke last
-        self._missed_at = 0.0
+        self._broken: Connection | None = None  # the last connection that broke
+        self._broken_at = 0.0
 
     def replay(self, received: int) -> None:
         """Replay the journal of an earlier process. `received`: number of replies that the client has received."""
@@ -78,7 +78,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
             yield position
 
     def send(self, frame: Frame) -> None:
-        """Send a frame, as `ReliableConnection.send` does; after `on_goodbye`, send nothing."""
+        """Send a frame, as `ReliableConnection.send` does. After `on_goodbye`, send nothing."""
         if not self._client_left:
             super().send(frame)
 
@@ -92,7 +92,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         self._retransmit(self._inner)
 
     def read_ahead(self, frames: int, nbytes: int) -> None:
-        """Read arrived frames into the queue; during a replay, do nothing."""
+        """Read arrived frames into the queue. During a replay, do nothing."""
         if not self.journal.replaying:
             inner = self._inner
             try:
@@ -116,16 +116,16 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     def _note_break(self, broken: Connection, error: TransportError) -> None:
         """Begin the lease, unless `broken` is an old connection or the lease has already begun."""
         with self._lock:
-            if self._inner is not broken or self._missed is broken:
+            if self._inner is not broken or self._broken is broken:
                 return
-            self._missed, self._missed_at = broken, time.monotonic()
+            self._broken, self._broken_at = broken, time.monotonic()
         if not self._expired:
             _log.info("a client's connection broke: its session waits", seconds=self._seconds, reason=str(error))
 
     def lease_seconds_left(self) -> float | None:
-        """Return the seconds until the lease ends; None while the client is connected. Thread-safe."""
+        """Return the seconds until the lease ends, or None while the client is connected. Thread-safe."""
         with self._lock:
-            return self._missed_at + self._seconds - time.monotonic() if self._missed is self._inner else None
+            return self._broken_at + self._seconds - time.monotonic() if self._broken is self._inner else None
 
     def call_when_changed(self, changed: Callable[[], None]) -> None:
         """Call `changed` when the channel changes, as `ExecutorChannel.call_when_changed` does."""
@@ -139,9 +139,9 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     @property
     def away_until(self) -> float | None:
         """Time until which a disconnected client may reconnect, as `ExecutorChannel.away_until`."""
-        if self._missed is not self._inner or self._client_left or self._expired or self._closed:
+        if self._broken is not self._inner or self._client_left or self._expired or self._closed:
             return None
-        until = self._missed_at + self._seconds
+        until = self._broken_at + self._seconds
         return until if time.monotonic() < until else None
 
     @property
@@ -150,13 +150,13 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         return self.away_until is not None and self._outbox.nbytes > self._window
 
     def _restore(self, broken: Connection, error: TransportError) -> None:
-        self._copy_borrowed()  # the wait may be long, and ops overwrite borrowed memory
+        self._copy_borrowed()  # ops may overwrite borrowed memory during the wait
         self._read_goodbye()
         self._note_break(broken, error)
         with self._lock:
             if self._inner is not broken:
                 return
-            until = self._missed_at + self._seconds
+            until = self._broken_at + self._seconds
         if self._client_left:
             with self._keeping:
                 self._outbox.acknowledge(self._outbox.sent)
@@ -165,7 +165,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         elif time.monotonic() < until:
             raise NotReconnected("the client is not connected")
         else:
-            self._closed = f"the client did not come back within {self._seconds:g} s: {error}"
+            self._closed = f"the client did not reconnect within {self._seconds:g} s: {error}"
             raise TransportError(self._closed)
 
     def _raise_disconnected(self, error: TimeoutError) -> None:
@@ -179,30 +179,30 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
         if any(is_of_kind(frame.head, Goodbye) for frame in self.queued()):
             self.on_goodbye()
 
-    def resume(self, inner: Connection, taken: int, resumed: Callable[[], None] = lambda: None) -> None:
+    def resume(self, inner: Connection, taken: int, on_resume: Callable[[], None] = lambda: None) -> None:
         """Continue over another connection.
 
-        `inner`: the new connection. `taken`: number of frames that the client has received. `resumed`: called on success.
+        `inner`: the new connection. `taken`: number of frames that the client has received. `on_resume`: called on success.
 
         Raises:
             ProtocolError: fewer frames were sent than the client claims to have received.
             TransportError: the connection broke at once, or the session has ended meanwhile.
         """
 
-        def greet(mine: int) -> None:
-            if self._closed:  # before `inner` was the connection that `close` closes
+        def greet(received: int) -> None:
+            if self._closed:  # `close` may have run before it could close `inner`
                 raise TransportError(self._closed)
-            send_message(inner, Resumed(mine, instance()))
+            send_message(inner, Resumed(received, instance()))
 
         try:
             self._adopt(inner, taken, greet)
             self._usage.count("sessions_resumed")
-            resumed()
+            on_resume()
         except TransportError:
             inner.close()
             raise
         finally:
-            self._changed()  # the former connection, for which a session may wait, is closed
+            self._changed()  # a session may wait for the former connection, which is closed
 
     def expire(self) -> None:
         """End the lease, as `ReliableConnection.expire` does. A session that waits for its client ends."""

@@ -25,9 +25,9 @@ from djinn_server.recovery.log_records import SessionIdentity
 from djinn_server.recovery.unclaimed_journals import UnclaimedJournals
 from djinn_server.usage_metrics import UsageMetrics
 
-TRIES: Final = 3  # to recover a session at the same frame: an op that crashes its executor crashes the next one, too
-# A program that computes elsewhere notices that its executor died only when it uses the device next.
-_UNCLAIMED_LEASES: Final = 20  # for which a journal waits for its client
+TRIES: Final = 3  # recoveries that may crash at the same frame, because an op may crash each executor
+# Lifetime of a journal without an executor, in leases. A client notices a dead executor only at its next use of the device.
+_UNCLAIMED_LEASES: Final = 20
 _log = get_logger("djinn.server")
 
 
@@ -52,12 +52,12 @@ class Leases:
 
     @property
     def seconds(self) -> float:
-        """Seconds for which a session waits for its client; 0.0: the session ends with its connection."""
+        """Seconds for which a session waits for a disconnected client; 0.0: the session ends with its connection."""
         return self._config.lease_seconds
 
     @property
     def patience(self) -> float:
-        """Seconds for which other executors may wait for this executor, including a restart."""
+        """Seconds for which other executors wait for this executor to reconnect, including a restart; 0.0: they do not."""
         return self.seconds + (STARTING_SECONDS if self.recoverable else 0.0) if self.seconds else 0.0
 
     @property
@@ -68,16 +68,17 @@ class Leases:
     def journaled(self) -> tuple[int, int]:
         """Return the number of sessions with a journal, and the bytes of these journals."""
         with self._lock:
-            journals = [leased.journal for leased in self._leased.values()]
+            journals = [channel.journal for channel in self._leased.values()]
         sizes = [journal.nbytes for journal in journals if journal.open]
         return len(sizes), sum(sizes)
 
     def next_lease_end(self) -> float | None:
         """Return the seconds until the next lease of a disconnected client ends; None if all clients are connected."""
         with self._lock:
-            leased = list(self._leased.values())
+            channels = list(self._leased.values())
         return min(
-            (seconds for connection in leased if (seconds := connection.lease_seconds_left()) is not None), default=None
+            (seconds for connection in channels if (seconds := connection.lease_seconds_left()) is not None),
+            default=None,
         )
 
     def lease(self, owner: SessionIdentity, connection: Connection) -> LeasedConnection:
@@ -92,10 +93,10 @@ class Leases:
                 _log.warning(
                     "a session will not outlive its executor: no journal", session=owner.session, error=str(error)
                 )
-        leased = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal)
+        channel = LeasedConnection(connection, self.seconds, self._usage, owner.secret, journal)
         with self._lock:
-            self._leased[owner.session] = leased
-        return leased
+            self._leased[owner.session] = channel
+        return channel
 
     def tick(self) -> None:
         """Remove journals that no client claimed within the lease. Call this about once a second."""
@@ -108,87 +109,87 @@ class Leases:
             self._unclaimed.count_for(tenant)
 
     def recover(
-        self, connection: Connection, asked: Resume, assign: Callable[[Badge], str] = lambda _: ""
+        self, connection: Connection, request: Resume, assign: Callable[[Badge], str] = lambda _: ""
     ) -> tuple[SessionIdentity, LeasedConnection, int] | None:
-        """Recover a session of a dead executor from its journal. Return its identity, channel and number of frames.
+        """Recover a dead executor's session from its journal. Return the identity, the channel and the number of frames.
 
         Return None if there is no journal, or the secret is wrong. `assign` assigns the executor to the tenant. It returns
-        "" or the reason why recovery is not allowed now; the journal is then kept.
+        "", or the reason why recovery is not allowed now. Then the journal remains.
 
         Raises:
             SessionLost: the journal cannot be read.
             OSError: the journal cannot be opened, or another executor uses it.
             QuotaExceeded: `assign` refused the recovery.
         """
-        path = journal_path(self._config.journals, asked.session) if self._config.journals is not None else None
+        path = journal_path(self._config.journals, request.session) if self._config.journals is not None else None
         with self._lock:
-            if path is None or asked.session in self._leased or not path.exists():
+            if path is None or request.session in self._leased or not path.exists():
                 return None
-            if not hmac.compare_digest(owner_of(path).secret, asked.secret):
+            if not hmac.compare_digest(owner_of(path).secret, request.secret):
                 return None
             past = JournalReader(path)
             try:
                 if reason := assign(past.owner.badge):
                     raise QuotaExceeded(reason)
-                leased = self._continue(connection, path, past, asked.received)
+                channel = self._continue(connection, path, past, request.received)
             except BaseException:
                 past.close()
                 raise
-            self._leased[asked.session] = leased
+            self._leased[request.session] = channel
             if self._unclaimed is not None:
                 self._unclaimed.claim(path)
-        return past.owner, leased, past.taken
+        return past.owner, channel, past.taken
 
     def _continue(self, connection: Connection, path: Path, past: JournalReader, taken: int) -> LeasedConnection:
         """Return the channel that replays a journal. `taken`: number of replies that the client has received."""
-        # from here on no other process uses it
+        # `Journal.resume` locks the journal, so that no other process uses it.
         config = self._config
         journal = Journal.resume(path, past, config.journal_limit, self._disk, config.snapshot_seconds)
         try:
             if not past.is_at(path):
                 if journal.nbytes:
                     raise BlockingIOError(f"another executor has written to {path} since this executor read it")
-                journal.close()  # which made it anew
+                journal.close()  # `Journal.resume` has created a new file
                 raise SessionLost("the session has ended meanwhile")
             if past.tried >= TRIES:
                 journal.close()
                 raise CrashLoop(
-                    f"recovery of this session crashed {past.tried + 1} executors in a row; see the server's log for the op, and start a new session"
+                    f"recovery of this session crashed {past.tried + 1} executors in a row. The server's log names the op: start a new session"
                 )
             connection.limits = Limits()
             journal.begin_replay()
-            leased = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal)
-            leased.replay(taken)
+            channel = LeasedConnection(connection, self.seconds, self._usage, past.owner.secret, journal)
+            channel.replay(taken)
         except BaseException:
             journal.leave()
             raise
-        return leased
+        return channel
 
     def end(self, session: str) -> None:
         """Remove the lease of an ended session, and close its connection."""
         with self._lock:
-            leased = self._leased.pop(session, None)
-        if leased is not None:
-            leased.close()
+            channel = self._leased.pop(session, None)
+        if channel is not None:
+            channel.close()
 
-    def serve(self, connection: Connection, asked: Resume, resumed: Callable[[], None] = lambda: None) -> bool:
-        """Resume a session over a connection. A wrong secret gets the same answer as an unknown session.
+    def serve(self, connection: Connection, request: Resume, on_resume: Callable[[], None] = lambda: None) -> bool:
+        """Resume a session over a connection. A wrong secret gets the same reply as an unknown session.
 
-        `resumed`: called on success. Return True if the session has taken the connection over.
+        `on_resume`: called on success. Return True if the session has taken over the connection.
         """
-        leased = self._with_secret(asked.session, asked.secret)
-        if leased is None:
-            _log.warning("refused to resume an unknown session", session=asked.session)
+        channel = self._with_secret(request.session, request.secret)
+        if channel is None:
+            _log.warning("refused to resume an unknown session", session=request.session)
             refuse(connection, "there is no such session (any more)")
             return False
         connection.limits = Limits()
         try:
-            leased.resume(connection, asked.received, resumed)
+            channel.resume(connection, request.received, on_resume)
         except ProtocolError as error:
             _log.warning("refused to resume a session after a protocol error", error=str(error))
             refuse(connection, str(error))
         except TransportError as error:
-            _log.info("a client disconnected while it resumed its session", session=asked.session, error=str(error))
+            _log.info("a client disconnected while it resumed its session", session=request.session, error=str(error))
         else:
             return True
         return False
@@ -198,15 +199,15 @@ class Leases:
         return self._with_secret(session, secret) is not None
 
     def _with_secret(self, session: str, secret: str) -> LeasedConnection | None:
-        """Return the session if the secret is right, else None. The time does not tell whether the session exists."""
+        """Return the session's channel if the secret is right, else None. The duration does not reveal whether it exists."""
         with self._lock:
-            leased = self._leased.get(session)
-        expected = leased.secret if leased is not None else secrets.token_urlsafe(32)
-        return leased if hmac.compare_digest(expected, secret) else None
+            channel = self._leased.get(session)
+        expected = channel.secret if channel is not None else secrets.token_urlsafe(32)
+        return channel if hmac.compare_digest(expected, secret) else None
 
     def expire(self) -> None:
-        """End all leases: no client may reconnect any more."""
+        """End all leases, so that no client may reconnect."""
         with self._lock:
-            leased = list(self._leased.values())
-        for connection in leased:
+            channels = list(self._leased.values())
+        for connection in channels:
             connection.expire()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a process that only removes journals does not load torch
 HEADER: Final = b"H"  # JournalHeader
 FRAME: Final = b"F"  # a frame of the client
 PART: Final = b"U"  # a frame of the client, whose body is in a blob file: BlobFrame
-DECISION: Final = b"N"  # bytes that do not follow from the frames, such as the checksum of a reply
+DECISION: Final = b"N"  # result of a decision, which does not follow from the frames, such as a reply's checksum
 STOP: Final = b"X"  # StoppedAt: a submission was stopped before an op
 SHORTAGE: Final = b"M"  # StoppedAt: an op ran out of memory
 ATTEMPT: Final = b"T"  # a recovery began, or is complete
@@ -34,7 +34,7 @@ Record = tuple[bytes, bytes, Buffers]  # kind, head and body
 
 
 class SessionIdentity(msgspec.Struct, frozen=True):
-    """Identity of a session: the client's name, its badge, and the secret with which it reconnects."""
+    """Identity of a session: its name, the client's name, the secret for reconnecting, and the client's badge."""
 
     session: str
     client: str
@@ -59,8 +59,8 @@ NO_SESSION: Final = SessionIdentity("", "", "", NO_TENANT)
 class SnapshotHeader(msgspec.Struct, frozen=True):
     """Position and state of a session at a snapshot.
 
-    The position is the number of received and sent frames, modulo 2^32. `elsewhere`: position and digest of the parts of the
-    memory that are in blob files.
+    `taken`, `sent`: numbers of received and sent frames, modulo 2^32. `state`: encoded `Snapshot`. `elsewhere`: positions
+    and digests of the buffers of memory that are in blob files.
     """
 
     taken: int
@@ -80,7 +80,7 @@ class BlobFrame(msgspec.Struct, frozen=True):
 
 
 class StoppedAt(msgspec.Struct, frozen=True):
-    """Op at which a submission stopped or ran out of memory, with the device error if that was the reason."""
+    """Op before which a submission stopped, or that ran out of memory. `reason`: the error; empty after a cancellation."""
 
     submission: int
     op: int
@@ -88,7 +88,7 @@ class StoppedAt(msgspec.Struct, frozen=True):
 
 
 class LoggedTransfer(msgspec.Struct, frozen=True):
-    """A transfer from or to executor `peer`; 0: the values passed through the client."""
+    """A transfer from or to executor `peer`; 0: the client relayed the values."""
 
     peer: int
     header: TransferHeader
@@ -105,7 +105,7 @@ class LoggedTransfer(msgspec.Struct, frozen=True):
         """
         sizes = [item.size for item in self.header.items if item.size]
         if sizes != [memoryview(buffer).nbytes for buffer in frame.body]:
-            raise SessionLost("a transfer in a journal has other sizes than its items")
+            raise SessionLost("the buffers of a transfer in a journal do not have the sizes of its items")
         buffers = iter(frame.body)
         return [(item, memoryview(next(buffers)) if item.size else memoryview(b"")) for item in self.header.items]
 
@@ -122,9 +122,9 @@ class PoolCounts(msgspec.Struct, frozen=True):
 
     Attributes:
         number: number of this executor in the pool.
-        sent: transfers sent to each other executor.
-        taken: transfers that the other executor has acknowledged.
-        arrived: transfers received from the other executor.
+        sent: transfers sent, by executor.
+        taken: transfers that the executor has acknowledged, by executor.
+        arrived: transfers received, by executor.
     """
 
     number: int = 0
@@ -133,7 +133,7 @@ class PoolCounts(msgspec.Struct, frozen=True):
     arrived: dict[int, int] = {}
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads let it inspect a class for the first time at the same time.
 encode: Final = msgspec.msgpack.Encoder().encode
 headers: Final = msgspec.msgpack.Decoder(JournalHeader)
 identities: Final = msgspec.msgpack.Decoder(SessionIdentity)

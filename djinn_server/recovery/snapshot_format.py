@@ -39,9 +39,10 @@ class KnownTemplate(msgspec.Struct, frozen=True):
 
 
 class StoredValue(msgspec.Struct, frozen=True):
-    """A value that views unwritten bytes of a tensor in a weight file.
+    """A value that is an unmodified view of a tensor in a weight file.
 
-    `size`: number of bytes. `offset`: distance of the value's first element from the first of these bytes, in elements.
+    `start`, `size`: bytes of the tensor `name` that the value needs. `offset`: of the value's first element, in elements
+    from `start`.
     """
 
     handle: int
@@ -60,14 +61,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     """State of a session between two frames. The bytes of `items` are separate buffers, in the same order.
 
     Attributes:
-        numbers: values that are numbers, as pairs of handle and number. A complex number is a pair itself.
-        generators: random generators by handle.
-        random: the session's own random state.
+        numbers: values that are numbers, as pairs of handle and number. A complex number is a pair of real numbers.
+        generators: states of random generators, as pairs of handle and state.
+        random: the session's random state.
         pool: numbers of transfers. Records of transfers follow the snapshot.
         numeric_settings: PyTorch's numeric settings; None if the client sent none.
         stored: values that are read again from weight files.
-        timings: the client's last request for times; None without a request.
-        promised: digests and sizes of blobs that a reply to `BlobQuery` reported as present and the client has not offered.
+        timings: the client's last request for timings; None without a request.
+        promised: digests and sizes of blobs that a `BlobQueryReply` reported as stored and the client has not offered.
     """
 
     submissions: int
@@ -83,23 +84,23 @@ class Snapshot(msgspec.Struct, frozen=True):
     promised: tuple[tuple[bytes, int], ...] = ()
 
 
-# Made at the import: msgspec crashes where two threads have it inspect a class for the first time together.
+# Created at import: msgspec crashes if two threads let it inspect a class for the first time at the same time.
 _snapshots: msgspec.msgpack.Decoder[Snapshot] = msgspec.msgpack.Decoder(Snapshot)
 
 
 def take_values(
-    values: ValueTable, read: Callable[[torch.Tensor], memoryview], left_out: Container[int] = ()
+    values: ValueTable, read: Callable[[torch.Tensor], memoryview], excluded: Container[int] = ()
 ) -> tuple[dict[str, Any], LazyBuffers] | None:
-    """Return the snapshot fields of all values, and their memory as lazy buffers, or None.
+    """Return the snapshot fields of all values, and their memory as lazy buffers.
 
-    Return None if a value cannot be serialized. `read`: returns the memory of a tensor, when a buffer is accessed.
-    `left_out`: handles to skip.
+    Return None if a value cannot be serialized. `read`: returns the memory of a tensor when its buffer is accessed.
+    `excluded`: handles to skip.
     """
     tensors: list[int] = []
     numbers: list[tuple[int, Number]] = []
     generators: list[tuple[int, bytes]] = []
     for handle, value in values.dense_items():
-        if handle in left_out:
+        if handle in excluded:
             continue
         if isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized:
             if value.is_conj() or value.is_neg():
@@ -111,7 +112,7 @@ def take_values(
             numbers.append((handle, (value.real, value.imag)))
         elif value is None or isinstance(value, bool | int | float):
             numbers.append((handle, value))
-        else:  # failures, whose memory may come back to life, and events
+        else:  # failures, whose memory may become valid again, and events
             return None
     storages = list(storages_of_values(tensors, values, 0))
 
@@ -134,7 +135,7 @@ def put_values(snapshot: Snapshot, body: Sequence[memoryview], values: ValueTabl
         for handle, value in _values(snapshot, body, runtime):
             values[handle] = value
     except (ProtocolError, RuntimeError, ValueError, OverflowError, TypeError) as error:
-        raise SessionLost(f"a journal begins with a snapshot that contradicts itself: {error}") from error
+        raise SessionLost(f"the snapshot in a journal is inconsistent: {error}") from error
 
 
 def _values(snapshot: Snapshot, body: Iterable[memoryview], runtime: DeviceRuntime) -> Iterator[tuple[int, Stored]]:
@@ -162,4 +163,4 @@ def decode_snapshot(data: bytes) -> Snapshot:
     try:
         return _snapshots.decode(data)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise SessionLost(f"a journal begins with a snapshot that cannot be read: {error}") from error
+        raise SessionLost(f"the snapshot in a journal cannot be decoded: {error}") from error

@@ -21,18 +21,18 @@ from djinn_server.session_machine import Wait
 _PIECE_HEAD = encode(StateChunk())
 
 
-def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
-    """Yield the frames with the state that `take` returns, or with the reason why there is none.
+def state_frames(take: TakeState, value_bytes: int, limit: int) -> Iterator[Frame]:
+    """Yield the frames with the state that `take` returns, or a frame with the reason why it cannot be sent.
 
     Args:
-        take: returns the state; None if it cannot be taken now.
-        held: bytes of the session's values.
+        take: returns the state, or None if the session cannot be serialized now.
+        value_bytes: bytes of the session's values.
         limit: maximum bytes of a state.
     """
-    parts = take() if held <= limit else None
+    parts = take() if value_bytes <= limit else None
     if parts is None:
         obstacle = "the session has unfinished work, a memory limit, failed values or events"
-        yield Frame(encode(StateHeader(reason=_too_long(held) if held > limit else obstacle)))
+        yield Frame(encode(StateHeader(reason=_too_long(value_bytes) if value_bytes > limit else obstacle)))
         return
     state, memory, transfers = parts
     nbytes = len(state) + sum(sizes_of(memory))
@@ -41,7 +41,7 @@ def state_frames(take: TakeState, held: int, limit: int) -> Iterator[Frame]:
         return
     yield Frame(encode(StateHeader((len(state), *sizes_of(memory)))))
     try:
-        for piece in pieces_of(chain((state,), memory)):  # one value at a time is in host memory
+        for piece in pieces_of(chain((state,), memory)):  # only one value at a time is in host memory
             yield Frame(_PIECE_HEAD, [piece])
     except (RuntimeError, MemoryError) as error:
         yield Frame(encode(StateHeader(reason=f"the session's values cannot be read: {error}"[: limits.FAILURE_TEXT])))
@@ -54,11 +54,11 @@ def _too_long(nbytes: int) -> str:
 Receive = Callable[[], Generator[Wait, None, Frame]]
 
 
-def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple[Snapshot, list[memoryview]]]:
-    """Receive a session state from a client, and check that its parts fit together.
+def receive_state(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple[Snapshot, list[memoryview]]]:
+    """Receive a session state from a client, and check that its parts are consistent.
 
     Raises:
-        ProtocolError: the parts do not fit together.
+        ProtocolError: the parts are inconsistent.
     """
     if not state.lengths:
         raise ProtocolError("the client sent a session state without parts")
@@ -75,11 +75,11 @@ def take_in(state: StateHeader, receive: Receive) -> Generator[Wait, None, tuple
         check_item(item, len(data))
     for template in snapshot.templates:
         if digest_of(template.template) != template.digest:
-            raise ProtocolError("a template of a state does not have the digest that it was sent with")
+            raise ProtocolError("the digest of a template in a session state is wrong")
     return snapshot, memory
 
 
-def restored(
+def restore_received(
     restore: Callable[[Snapshot, list[memoryview]], None], snapshot: Snapshot, memory: list[memoryview]
 ) -> None:
     """Continue a session from a state that a client has sent.
@@ -111,7 +111,7 @@ def _part(length: int, receive: Receive) -> Generator[Wait, None, memoryview]:
             raise ProtocolError("the pieces of a session state are out of order")
         piece = flatten(frame.body[0])
         if len(piece) != min(remaining, PIECE):
-            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes in place of {min(remaining, PIECE):,}")
+            raise ProtocolError(f"a piece of a state has {len(piece):,} bytes instead of {min(remaining, PIECE):,}")
         remaining -= len(piece)
         pieces.append(piece)
     return memoryview(bytearray().join(pieces))

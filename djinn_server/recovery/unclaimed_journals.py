@@ -1,4 +1,4 @@
-"""Journals of sessions that have no executor, because their clients have not reconnected yet."""
+"""Journals of sessions without an executor, whose clients have not reconnected yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = get_logger("djinn.server")
 
 
 class UnclaimedJournals:
-    """Remove unclaimed journals after a timeout. Until then they count towards the tenant's disk quota.
+    """Remove unclaimed journals after a timeout. Until then, they count towards the tenant's disk quota.
 
     Several executors may scan the same folder. Thread-safe.
     """
@@ -30,10 +30,7 @@ class UnclaimedJournals:
     def __init__(
         self, folder: Path, seconds: float, disk: DiskQuota, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`seconds`: lifetime of an unclaimed journal.
-
-        The time starts when this process first finds the journal without an executor.
-        """
+        """`seconds`: lifetime of a journal, from the time at which this process first finds it without an executor."""
         self._folder = folder
         self._seconds = seconds
         self._disk = disk
@@ -44,13 +41,13 @@ class UnclaimedJournals:
         self._lock = threading.Lock()
 
     def count_for(self, tenant: str) -> None:
-        """Count the journals of a tenant towards its quota from now on."""
+        """From now on, count the journals of this tenant towards its quota."""
         with self._lock:
             self._tenant = tenant
             self._scan(self._clock())
 
     def claim(self, journal: Path) -> None:
-        """Remove a journal from the unclaimed ones, because this executor recovers its session."""
+        """Stop tracking a journal as unclaimed, because this executor recovers its session."""
         with self._lock:
             self._since.pop(journal, None)
             self._disk.release(("unclaimed", journal))
@@ -84,19 +81,21 @@ class UnclaimedJournals:
         file = os.open(path, os.O_RDWR | NOFOLLOW | CLOEXEC)
         try:
             size = os.fstat(file).st_size
-            if not (size or remove):  # an executor has just made it, and is about to lock it
+            if not (size or remove):  # an executor has just created the file, and will lock it
                 return True
             try:
                 lock_file(file)
             except BlockingIOError:
                 return False
-            if not os.path.samestat(path.lstat(), os.fstat(file)):  # its executor has just replaced it by a snapshot
+            if not os.path.samestat(
+                path.lstat(), os.fstat(file)
+            ):  # its executor has just replaced the file by a snapshot
                 return False
             if remove:
                 path.unlink(missing_ok=True)
                 if path.suffix == ".journal":
                     _log.warning(
-                        "a session ends: its client did not come back", session=path.stem, seconds=self._seconds
+                        "a session ends: its client did not reconnect", session=path.stem, seconds=self._seconds
                     )
                     remove_contents(contents_folder(path))
                 return False
@@ -108,7 +107,7 @@ class UnclaimedJournals:
     def _count(self, path: Path, size: int) -> None:
         try:
             own = self._tenant is not None and owner_of(path).badge.tenant == self._tenant
-        except SessionLost:  # its beginning was not written
+        except SessionLost:  # its first record is incomplete
             return
         if own:
             self._disk.set_usage(("unclaimed", path), size + own_bytes_of(contents_folder(path)))

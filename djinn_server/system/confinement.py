@@ -1,4 +1,4 @@
-"""Drop privileges of an executor with its own system user, before it serves a client."""
+"""Drop the privileges of an executor that runs as a tenant's system user, before it serves a client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from djinn_core.system.accounts import capabilities
 from djinn_core.system.files import user_id
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
-# Calls that an executor and its compilers do not need: they look into other processes, or reach parts of the kernel that had faults.
+# System calls that executors and compilers do not need. They access other processes, or parts of the kernel with a history of faults.
 REFUSED: Final = (
     "ptrace process_vm_readv process_vm_writev pidfd_getfd kcmp perf_event_open "
     "bpf userfaultfd add_key request_key keyctl io_uring_setup io_uring_enter io_uring_register "
@@ -26,9 +26,9 @@ _log = get_logger("djinn.server")
 
 
 def confine_process() -> None:
-    """Forbid this process and its children new privileges, and the system calls in `REFUSED` (EPERM).
+    """Deny this process and its children new privileges, and the system calls in `REFUSED`, which fail with EPERM.
 
-    Without the package `pyseccomp` or libseccomp, log this and forbid no system calls.
+    Without the package `pyseccomp` or libseccomp, log a warning and deny no system calls.
 
     Raises:
         StartupError: the process has rights of root, or the kernel refuses to confine it.
@@ -39,7 +39,7 @@ def confine_process() -> None:
         )
     program = ctypes.CDLL(None, use_errno=True)
     if program.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
-        raise StartupError(f"an executor cannot give up rights: {os.strerror(ctypes.get_errno())}")
+        raise StartupError(f"an executor cannot drop privileges: {os.strerror(ctypes.get_errno())}")
     try:
         seccomp: Any = importlib.import_module("pyseccomp")
     except (ImportError, RuntimeError, OSError) as error:
@@ -56,12 +56,12 @@ def _refuse_calls(seccomp: Any) -> None:
     for name in REFUSED:
         try:
             calls.add_rule(seccomp.ERRNO(errno.EPERM), name)
-        except (OSError, ValueError, RuntimeError) as error:  # this machine or library does not know the call
-            _log.debug("a system call is not refused", call=name, reason=str(error))
+        except (OSError, ValueError, RuntimeError) as error:  # unknown to this machine or library
+            _log.debug("cannot refuse a system call", call=name, reason=str(error))
     try:
         calls.set_attr(seccomp.Attr.CTL_TSYNC, 1)  # for threads that libraries have started
         calls.load()
     except OSError as error:
         raise StartupError(
-            f"an executor cannot refuse system calls: {error}. Uninstall pyseccomp to run without"
+            f"an executor cannot refuse system calls: {error}. To run without this protection, uninstall pyseccomp"
         ) from error

@@ -13,12 +13,12 @@ from typing import Any, Final
 import attrs
 import torch
 
-BLOCK: Final = 4 << 20  # in bytes
-BLOCKS: Final = 15  # less than 2 x 32 MiB: one half is filled while the other half is copied
-LENT: Final = BLOCKS // 2  # maximum number of blocks that uploads may hold; the rest is for other copies
-# smaller downloads use the compute stream, because changing streams would take longer than the copy
+BLOCK: Final = 4 << 20  # bytes of a page-locked block
+BLOCKS: Final = 15  # so that all blocks take less than 64 MiB: half of them are filled while the other half is copied
+LENT: Final = BLOCKS // 2  # maximum number of blocks that receive network data; the others are for copies
+# Up to this size, downloads use the compute stream, because a change of streams takes longer than the copy.
 SMALL: Final = 64 << 10
-_UNDER_WAY: Final = 4  # maximum number of blocks in use by one download
+_PENDING: Final = 4  # maximum number of blocks in use by one download
 
 
 class CopyWaits:
@@ -37,7 +37,7 @@ class CopyWaits:
             del self._since[thread]
 
     def since(self) -> float:
-        """Return the time at which the longest wait began (`time.monotonic`); infinite if no thread waits."""
+        """Return the time at which the longest wait began (`time.monotonic`), or infinity if no thread waits."""
         return min(list(self._since.values()), default=math.inf)
 
 
@@ -63,36 +63,36 @@ class PinnedRing:
         self, allocate: Callable[[], torch.Tensor], count: int = BLOCKS, waits: CopyWaits | None = None
     ) -> None:
         """`allocate`: creates a block. `count`: limit of blocks. `waits`: tracks waits for copies."""
-        self._allocate, self._left = allocate, count
+        self._allocate, self._unallocated = allocate, count
         self._waits = waits or CopyWaits()
-        self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # each with the event of its last copy
+        self._idle: deque[tuple[torch.Tensor, Any]] = deque()  # blocks, with the events of their last copies
         self._lent: dict[int, LentBlock] = {}  # by memory address
         # Reentrant: any thread may free the last view of a lent block at any time.
         self._changed = threading.Condition()
 
     def take(self) -> torch.Tensor:
-        """Return a block that no copy uses. Wait for one if necessary."""
+        """Return a block that no copy uses. Wait for such a block if necessary."""
         with self._changed:
             while (block_and_event := self._next()) is None:
                 self._changed.wait()
-        return self._settled(*block_and_event)
+        return self._after_copy(*block_and_event)
 
     def try_take(self, *, settle: bool = False) -> torch.Tensor | None:
-        """Return a block that no copy uses, or None. `settle`: True to wait for the copy of an unused block."""
+        """Return a block that no copy uses, or None. `settle`: True to wait for the copy from a returned block."""
         with self._changed:
             if (
                 not settle
                 and self._idle
                 and (event := self._idle[0][1]) is not None
                 and not event.query()
-                and not self._left
+                and not self._unallocated
             ):
                 return None
             block_and_event = self._next()
-        return self._settled(*block_and_event) if block_and_event is not None else None
+        return self._after_copy(*block_and_event) if block_and_event is not None else None
 
     def lend(self, nbytes: int) -> memoryview | None:
-        """Return the first `nbytes` of a block; None if `LENT` blocks are lent or every block is in use.
+        """Return the first `nbytes` of a block, or None if `LENT` blocks are lent or all blocks are in use.
 
         The block returns to the ring when no view of its memory exists.
         """
@@ -104,7 +104,7 @@ class PinnedRing:
         return memoryview(array)  # type: ignore[arg-type]
 
     def lent(self, data: torch.Tensor) -> LentBlock | None:
-        """Return the lent block whose memory begins with `data`; None if `data` is other memory."""
+        """Return the lent block whose memory begins with `data`, or None if `data` is in other memory."""
         return self._lent.get(data.data_ptr())
 
     def _return(self, address: int) -> None:
@@ -121,27 +121,27 @@ class PinnedRing:
             self._changed.notify()
 
     def replace_lost(self) -> None:
-        """Replace a block by a new one after an error, because a copy may still use the old one."""
+        """Allow the allocation of a new block in place of a failed block, which a copy may still use."""
         with self._changed:
-            self._left += 1
+            self._unallocated += 1
             self._changed.notify()
 
     def _next(self) -> tuple[torch.Tensor, Any] | None:
-        """Return a block and the event to wait for; None if all blocks are in use."""
+        """Return a block and the event to wait for or None. Return None if all blocks are in use."""
         if self._idle and ((event := self._idle[0][1]) is None or event.query()):
             return self._idle.popleft()[0], None
-        if self._idle and not self._left:
+        if self._idle and not self._unallocated:
             return self._idle.popleft()
-        if self._left:
-            self._left -= 1
+        if self._unallocated:
+            self._unallocated -= 1
             try:
                 return self._allocate(), None
             except BaseException:
-                self._left += 1
+                self._unallocated += 1
                 raise
         return None
 
-    def _settled(self, block: torch.Tensor, event: Any) -> torch.Tensor:
+    def _after_copy(self, block: torch.Tensor, event: Any) -> torch.Tensor:
         if event is not None:
             try:
                 self._waits.until(event)
@@ -184,7 +184,7 @@ class DeviceCopies:
         return self._ring.lend(nbytes) if SMALL < nbytes <= BLOCK else None
 
     def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
-        """Copy bytes from the host to `target`. When this returns, the caller may change the bytes."""
+        """Copy bytes from the host to `target`. Afterwards, the caller may change the bytes."""
         if (lent := self._ring.lent(data)) is not None:
             self._write_lent(target, lent)
             return
@@ -240,68 +240,68 @@ class DeviceCopies:
         source = tensor.as_strided((extent,), (1,)).view(torch.uint8)
         with torch.inference_mode(mode=False):  # the block is written in inference mode and outside of it
             target = torch.empty(source.numel(), dtype=torch.uint8)
-        reading = self._read(source, target)
-        next(reading)
+        copy_steps = self._read(source, target)
+        next(copy_steps)
 
         def finish() -> torch.Tensor:
-            for _ in reading:
+            for _ in copy_steps:
                 pass
             return target.view(tensor.dtype).as_strided(tensor.shape, tensor.stride(), 0)
 
         return finish
 
-    def _read(self, source: torch.Tensor, here: torch.Tensor) -> Iterator[None]:
+    def _read(self, source: torch.Tensor, target: torch.Tensor) -> Iterator[None]:
         """Issue the first copies, yield, then complete all copies. Blocks are returned even if the iterator is dropped."""
-        small = source.numel() <= SMALL
-        stream = self._compute if small else self._idle_down.pop() if self._idle_down else self._new_stream()
+        is_small = source.numel() <= SMALL
+        stream = self._compute if is_small else self._idle_down.pop() if self._idle_down else self._new_stream()
         if stream is not self._compute:
             stream.wait_event(self._compute.record_event())
         pieces = deque(_pieces(source.numel()))
-        under_way: deque[tuple[slice, torch.Tensor, Any]] = deque()
+        pending: deque[tuple[slice, torch.Tensor, Any]] = deque()
         try:
-            self._issue(source, pieces, under_way, stream)
+            self._issue(source, pieces, pending, stream)
             yield
-            while pieces or under_way:
-                self._issue(source, pieces, under_way, stream, settle=True)
-                if under_way:
-                    self._finish(here, *under_way.popleft())
-                else:  # other threads hold all blocks, and may wait for this one
+            while pieces or pending:
+                self._issue(source, pieces, pending, stream, settle=True)
+                if pending:
+                    self._finish(target, *pending.popleft())
+                else:  # all blocks are in use by other threads, which may wait for this thread
                     piece = pieces.popleft()
                     with stream:
-                        here[piece].copy_(source[piece])
+                        target[piece].copy_(source[piece])
         finally:
-            for _, block, event in under_way:
+            for _, block, event in pending:
                 self._ring.give(block, event)
-            if not small:
+            if not is_small:
                 self._idle_down.append(stream)
 
     def _issue(
         self,
         source: torch.Tensor,
         pieces: deque[slice],
-        under_way: deque[tuple[slice, torch.Tensor, Any]],
+        pending: deque[tuple[slice, torch.Tensor, Any]],
         stream: torch.Stream,
         *,
         settle: bool = False,
     ) -> None:
         """Issue copies of the next pieces to free blocks. `settle`: True to wait for a block if no copy is pending."""
-        while pieces and len(under_way) < _UNDER_WAY:
-            block = self._ring.try_take(settle=settle and not under_way)
+        while pieces and len(pending) < _PENDING:
+            block = self._ring.try_take(settle=settle and not pending)
             if block is None:
                 return
             piece = pieces.popleft()
             try:
                 with stream:
                     block[: piece.stop - piece.start].copy_(source[piece], non_blocking=True)
-                under_way.append((piece, block, stream.record_event()))
+                pending.append((piece, block, stream.record_event()))
             except BaseException:
                 self._ring.replace_lost()
                 raise
 
-    def _finish(self, here: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
+    def _finish(self, target: torch.Tensor, piece: slice, block: torch.Tensor, event: Any) -> None:
         try:
             self.waits.until(event)
-            here[piece] = block[: piece.stop - piece.start]
+            target[piece] = block[: piece.stop - piece.start]
         except BaseException:
             self._ring.replace_lost()
             raise

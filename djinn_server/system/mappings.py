@@ -16,15 +16,15 @@ if sys.platform != "win32":
     import grp
     import pwd
 
-_POPULATE_READ: Final = 22  # `MADV_POPULATE_READ` of Linux 5.14, which the module `mmap` has no name for
+_POPULATE_READ: Final = 22  # `MADV_POPULATE_READ` of Linux 5.14, for which the module `mmap` has no name
 
 
-def mapped_privately(descriptor: int) -> mmap.mmap:
+def map_privately(descriptor: int) -> mmap.mmap:
     """Map an open file copy-on-write, and return its bytes. The system may start to read the file at once.
 
     Raises:
         OSError: the file cannot be mapped.
-            ValueError: the file is empty.
+        ValueError: the file is empty.
     """
     mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
     if sys.platform != "win32":
@@ -33,9 +33,9 @@ def mapped_privately(descriptor: int) -> mmap.mmap:
 
 
 def populate(address: int, size: int) -> None:
-    """Read mapped memory now and enter it in the page table, instead of page by page at the first access.
+    """Read mapped memory and enter it in the page table at once, instead of page by page at each first access.
 
-    Other threads continue meanwhile. Do nothing on systems without this feature, or if the memory cannot be read.
+    Other threads continue meanwhile. Do nothing if the system lacks this feature, or if the memory cannot be read.
     """
     advise = madvise()
     if size and advise is not None:
@@ -44,7 +44,7 @@ def populate(address: int, size: int) -> None:
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Preallocate disk space for the first `size` bytes of an open file. On macOS, a full disk shows only during writes.
+    """Preallocate disk space for the first `size` bytes of an open file. On macOS, do nothing.
 
     Raises:
         OSError: the disk is full.
@@ -54,12 +54,12 @@ def allocate(descriptor: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
-        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:  # the file system cannot say
+        if error.errno not in {errno.EINVAL, errno.EOPNOTSUPP}:  # the file system cannot preallocate
             raise
 
 
 def others_may_write(status: os.stat_result) -> bool:
-    """Return True if users other than this one and root may write a file. A group with one member counts as its owner."""
+    """Return True if users other than this user and root may write a file. A group with one member counts as its member."""
     mode = mode_of(status)
     if status.st_uid not in {0, user_id()} or mode & stat.S_IWOTH:
         return True

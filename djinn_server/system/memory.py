@@ -19,7 +19,7 @@ _STATM: Final = Path("/proc/self/statm")
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = "5"
-# Of the second and of the first version of Linux control groups; a machine has one of them.
+# Files of version 2 and of version 1 of Linux control groups. A machine has one of these versions.
 _CGROUP_LIMITS: Final = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CGROUP_USE: Final = (Path("/sys/fs/cgroup/memory.current"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"))
 # Of glibc's <malloc.h>.
@@ -28,16 +28,16 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _LARGE_BYTES: Final = 4 << 20  # above this, returning pages to the system is cheaper than writing them
 _DONTNEED: Final = 4  # `MADV_DONTNEED`: only Linux guarantees zero pages
-_MMAP_BYTES: Final = 32 << 20  # the most that glibc allows for
+_MMAP_BYTES: Final = 32 << 20  # maximum that glibc allows for `_M_MMAP_THRESHOLD`
 
 
 class LinuxResident:
-    """Meter of this process's resident memory, by `/proc`.
+    """Measure this process's resident memory by `/proc`.
 
     psutil takes ten times as long (28 us instead of 3 us) and reports no peak.
 
     Attributes:
-        tells_peak: True if `peak` and `restart_peak` work.
+        has_peak: True if `peak` and `restart_peak` work.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class LinuxResident:
         """
         self._file = os.open(_STATM, os.O_RDONLY)
         self._page = mmap.PAGESIZE
-        self.tells_peak = _STATUS.exists() and _CLEAR.exists()
+        self.has_peak = _STATUS.exists() and _CLEAR.exists()
 
     def now(self) -> int:
         """Return the current resident bytes."""
@@ -58,7 +58,7 @@ class LinuxResident:
         """Reset the peak.
 
         Raises:
-            OSError: the kernel does not permit it.
+            OSError: the kernel does not permit a reset.
         """
         _CLEAR.write_text(_RESET_PEAK)
 
@@ -73,12 +73,12 @@ class LinuxResident:
 
 
 class OtherResident:
-    """Meter of this process's resident memory by psutil, for systems without `/proc`.
+    """Measure this process's resident memory by psutil, for systems without `/proc`.
 
-    It has no peak: `ru_maxrss` cannot be reset.
+    The peak is not measured, because `ru_maxrss` cannot be reset.
     """
 
-    tells_peak = False
+    has_peak = False
 
     def __init__(self) -> None:
         """Create a meter.
@@ -133,23 +133,23 @@ def total_bytes() -> int:
 
 
 def free_bytes() -> int:
-    """Return how many bytes can be allocated without swapping."""
+    """Return the bytes that can be allocated without swapping, within the container's limit."""
     import psutil
 
-    room = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
-    return max(0, min([int(psutil.virtual_memory().available), total_bytes(), *room]))
+    headroom = [limit - used for limit, used in zip(_figures(_CGROUP_LIMITS), _figures(_CGROUP_USE), strict=False)]
+    return max(0, min([int(psutil.virtual_memory().available), total_bytes(), *headroom]))
 
 
 def _figures(paths: Sequence[Path]) -> list[int]:
-    """Return the numbers in these files. Files that do not exist or hold no number (`max` for no limit) are skipped."""
+    """Return the numbers in these files. Skip files that do not exist or have no number (`max` for no limit)."""
     return [int(text) for path in paths if path.is_file() and (text := path.read_text().strip()).isdigit()]
 
 
 def zero_fill(address: int, size: int) -> None:
     """Set `size` bytes of private anonymous memory to zero.
 
-    On Linux, whole pages of a large block return to the system, which zero-fills each page at its next access. This
-    costs nothing for untouched memory.
+    On Linux, whole pages of a large block are returned to the system, which zero-fills each page at its next access.
+    Pages that are not accessed cost nothing.
     """
     advise = madvise()
     first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -177,7 +177,7 @@ def trimmer() -> Callable[[], object]:
     Raises:
         OSError: this C library has no such function.
     """
-    with contextlib.suppress(TypeError, OSError):  # Windows has no library of all names
+    with contextlib.suppress(TypeError, OSError):  # Windows has no library of all symbols
         library = ctypes.CDLL(None)
         for name, arguments in (
             ("malloc_trim", (0,)),
@@ -191,13 +191,13 @@ def trimmer() -> Callable[[], object]:
 
 
 def keep_few_arenas(count: int) -> None:
-    """Limit glibc to `count` arenas for all threads. Do nothing with other C libraries or if `MALLOC_ARENA_MAX` is set."""
+    """Limit glibc to `count` arenas, if `MALLOC_ARENA_MAX` is not set. Do nothing with other C libraries."""
     if "glibc" in platform.libc_ver() and "MALLOC_ARENA_MAX" not in os.environ:
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, count)
 
 
 def keep_freed(nbytes: int) -> None:
-    """Let glibc keep up to `nbytes` freed bytes at the end of an arena for later allocations, instead of returning them.
+    """Let glibc cache up to `nbytes` freed bytes at the end of an arena, instead of returning them to the system.
 
     glibc starts with 128 KiB and raises this limit to the largest block that was freed. So intermediate values of some
     megabytes would return to the system after each run, and each page would be cleared and mapped again.

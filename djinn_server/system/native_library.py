@@ -63,7 +63,7 @@ class NativeLibrary:
                 cache_directory() / "native" / self.sources.parent.name, "compiled libraries"
             )
         except (ConfigurationError, OSError) as error:
-            raise StartupError(f"{self.name} has no folder for its compiled library: {error}") from error
+            raise StartupError(f"the folder for the compiled library of {self.name} cannot be used: {error}") from error
         return cache_folder / name
 
     def build(self, *, wait: bool = True) -> Path:
@@ -79,7 +79,7 @@ class NativeLibrary:
         compiler = os.environ.get("CXX") or shutil.which("c++")
         if compiler is None:
             raise StartupError(
-                f"{self.name} must be compiled against the installed PyTorch, and there is no C++ compiler: apt-get install g++"
+                f"{self.name} must be compiled against the installed PyTorch, but this machine has no C++ compiler: install one, such as g++"
             )
         library_path.parent.mkdir(parents=True, exist_ok=True)
         with (library_path.parent / "lock").open("w") as lock:

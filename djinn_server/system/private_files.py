@@ -35,8 +35,8 @@ def open_private(path: Path) -> BufferedReader:
 
 
 @contextmanager
-def pinned_socket(path: str, user: int) -> Iterator[str]:
-    """Yield a path of the socket at `path` that still leads there if the owner of the folder replaces `path`. Linux only.
+def stable_socket_path(path: str, user: int) -> Iterator[str]:
+    """Yield a path that leads to the socket at `path` even if the folder's owner replaces `path` meanwhile. Linux only.
 
     Raises:
         OSError: there is no socket of this user at `path`. Links are not followed.
@@ -52,10 +52,10 @@ def pinned_socket(path: str, user: int) -> Iterator[str]:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for secrets, or check that an existing folder is private.
+    """Create a folder for secrets, or check that an existing folder is private.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: the folder cannot be created.
         PermissionError: as `check_private_folder`.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

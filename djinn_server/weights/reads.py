@@ -259,4 +259,4 @@ class WeightReads:
 
     def hold_only(self, versions: set[bytes]) -> None:
         """Keep only weight files of these versions in the journal, because a snapshot replaces its records."""
-        self.journal.contents.held = versions
+        self.journal.contents.used_weights = versions

@@ -148,7 +148,7 @@ class UploadAssembly:
         data = self._find_offered(offer) if look else None
         if data is None:
             self.wanted[offer.handle] = offer.digest
-            self.journal.expect(offer.handle, offer.digest, offer.size, again=not look)
+            self.journal.expect(offer.handle, offer.digest, offer.size, is_replay=not look)
             return False
         self.finish(header, data)
         value = self._values[offer.handle]
@@ -256,7 +256,7 @@ class UploadAssembly:
     def _keep(self, store: WeightStore, handle: int, digest: bytes, data: torch.Tensor) -> None:
         contents = self._contents()
         file = contents.finish(handle) if contents is not None else None
-        if contents is None or file is None or not store.adopt(digest, file, contents.prove):
+        if contents is None or file is None or not store.adopt(digest, file, contents.mark_verified):
             if data.device.type != "cpu":  # the copy to the device may not have ended
                 data = self._runtime.commit(data)
             store.keep(digest, self._runtime.deliver(data))

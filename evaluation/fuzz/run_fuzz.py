@@ -30,7 +30,7 @@ from djinn_core.wire.frames import FrameDecoder, Limits
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.upload_messages import UploadPart
 from djinn_server.builtins.cpu import CpuRuntime
-from djinn_server.peers.packed_values import room_for
+from djinn_server.peers.packed_values import allocate_item
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.uploads import UploadAssembly
 from evaluation.fuzz.decoding import resident
@@ -91,7 +91,7 @@ def claims() -> dict[str, int]:
             kept.append(UploadAssembly(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
         ),
         "compressed": lambda: expanded(compressed(bytes(9), 1), PLANES_ZSTD, 1, TERABYTE),
-        "transfer": lambda: kept.append(room_for(item)),
+        "transfer": lambda: kept.append(allocate_item(item)),
     }
     growth = {}
     for name, try_it in tried.items():

@@ -44,7 +44,7 @@ from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.weight_sources import WeightPermissions, WeightSource
 from djinn_server.launch import orders, tickets
 from djinn_server.launch.token_table import TokenTable, create, parse_table
-from djinn_server.peers.packed_values import room_for
+from djinn_server.peers.packed_values import allocate_item
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import SessionIdentity, SnapshotHeader
@@ -281,7 +281,7 @@ def _journal_seeds(draw: random.Random) -> list[bytes]:
 
 def _header(data: bytes) -> None:
     for item in typed(data, TransferHeader).items:
-        room_for(item)
+        allocate_item(item)
 
 
 def _transfer_seeds(draw: random.Random) -> list[bytes]:

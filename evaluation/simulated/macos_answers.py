@@ -42,7 +42,7 @@ resident = memory.resident()
 assert isinstance(resident, memory.OtherResident)
 assert 1 << 20 < resident.now() < memory.total_bytes()
 assert 0 < memory.free_bytes() <= memory.total_bytes()
-assert not resident.tells_peak
+assert not resident.has_peak
 assert refused(resident.restart_peak)
 assert refused(processes.ThreadTimes, os.getppid())
 assert not native_stack.stands_between(b"libtorch")

@@ -70,7 +70,7 @@ def test_session_of_other_version_is_lost_with_advice(server):
         RecordWriter(file.fileno(), len(MAGIC)).append(kind, head.replace(versions, b"\xa7journal\x01"), body)
     server.start()
     with pytest.raises(
-        djinn.errors.SessionLost, match=f"journal format 1 and not {JOURNAL_VERSION}.* start the server again"
+        djinn.errors.SessionLost, match=f"journal format 1 and not {JOURNAL_VERSION}.* restart the server"
     ):
         value.cpu()
     journal.unlink()

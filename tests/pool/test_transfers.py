@@ -27,7 +27,7 @@ from djinn_server.peers import inbox as inboxes
 from djinn_server.peers.exchange import PeerExchange, PeerListener, close_routes
 from djinn_server.peers.inbox import PeerConnection, TransferInbox
 from djinn_server.peers.link_probe import LinkMeasurements
-from djinn_server.peers.route import WAITING_LIMIT, Route
+from djinn_server.peers.route import UNACKNOWLEDGED_TRANSFERS, Route
 from djinn_server.recovery.journal import Journal
 from djinn_server.recovery.journal_reader import JournalReader
 from djinn_server.recovery.log_records import PoolCounts, SessionIdentity, SnapshotHeader
@@ -180,9 +180,9 @@ def test_transfers_arrive_once_and_in_order(ways, odds):
     assert both.noted == sorted(set(both.noted))
     assert both.route.counts[0] == count
     end = time.monotonic() + 60.0  # acknowledgements come on a thread of their own
-    while both.route.kept_bytes >= 1 << 20 and time.monotonic() < end:
+    while both.route.unacknowledged_bytes >= 1 << 20 and time.monotonic() < end:
         time.sleep(0.01)
-    assert both.route.kept_bytes < 1 << 20
+    assert both.route.unacknowledged_bytes < 1 << 20
 
 
 def test_taken_transfers_survive_restart(ways, journal):
@@ -192,7 +192,7 @@ def test_taken_transfers_survive_restart(ways, journal):
     for number in (1, 2, 3):
         both.send(number)
     assert content(take(both.inbox, 103, HERE, 120.0)) == [(3, bytes([3]) * 10)]
-    with both.inbox.writing:  # the third is written, too
+    with both.inbox.journal_lock:  # the third is written, too
         past = die()
     before, both.inbox = both.inbox, TransferInbox(patience=5.0)
     both.inbox.begin(closed(past), {})
@@ -231,7 +231,7 @@ def test_snapshot_has_pending_transfers(journal):
         route.send(route.number(), 100 + number, packed(number))
     through_the_client = TransferHeader(7, tuple(item for item, _ in packed(7)))
     frames = iter([Frame(b"\x91\xadTransferChunk", [packed(7)[0][1]])])
-    here.inbox.unload(through_the_client, lambda: next(frames))
+    here.inbox.receive(through_the_client, lambda: next(frames))
     counts, records = here.state()
     writing.compact(SnapshotHeader(3, 7, b""), [], [], records)
     past = die()
@@ -240,7 +240,7 @@ def test_snapshot_has_pending_transfers(journal):
     assert next_one.number == HERE
     assert content(take(next_one.inbox, 7, HERE, 0.0)) == content(packed(7))
     again = next_one._route(THERE)
-    assert [(one.header.number, content(items)) for one, items in again.under_way()] == [
+    assert [(one.header.number, content(items)) for one, items in again.unacknowledged()] == [
         (number, content(packed(number))) for number in (1, 2)
     ]
     assert again.number() == 3
@@ -279,7 +279,7 @@ def test_broken_connection_is_redialled(peer_listeners):
         there.inbox._connections[HERE].close()
     assert here.connect(meet).error  # the ticket was good once
     there.close()
-    assert peer_listeners[1]._known == {}
+    assert peer_listeners[1]._by_secret == {}
     here.close()
 
 
@@ -294,7 +294,7 @@ def test_absent_peer_is_given_up(ways, monkeypatch):
     while (reason := take(both.inbox, 102, HERE, 0.05)) is None:
         assert time.monotonic() < deadline
     assert isinstance(reason, str)
-    monkeypatch.setattr(inboxes, "COMING_SECONDS", 0.0)
+    monkeypatch.setattr(inboxes, "CONNECT_SECONDS", 0.0)
     assert take(TransferInbox(), 1, HERE, 0.1) == "the transfer has not arrived"
 
 
@@ -317,11 +317,11 @@ def test_abandoned_transfers_leave_no_gap(ways):
     dial, both.refuses = both.dial, True
     both.connections[-1].close()
     deadline = time.monotonic() + 120.0
-    while not both.route._broken:
+    while not both.route._loss_reason:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert both.route.number() is None
-    assert both.route.kept_bytes == 0
+    assert both.route.unacknowledged_bytes == 0
     both.refuses = False
     late, taken = dial()
     both.route.adopt(late, taken, dial)
@@ -331,9 +331,9 @@ def test_abandoned_transfers_leave_no_gap(ways):
 
 def test_untaken_transfers_are_bounded(ways):
     both = ways()
-    for number in range(1, WAITING_LIMIT + 1):
+    for number in range(1, UNACKNOWLEDGED_TRANSFERS + 1):
         both.send(number)
-    assert both.route.number() == WAITING_LIMIT + 1
+    assert both.route.number() == UNACKNOWLEDGED_TRANSFERS + 1
     assert not has_room(both.route, 0.01)
     both.connect()
     assert has_room(both.route, 5.0)
@@ -341,8 +341,8 @@ def test_untaken_transfers_are_bounded(ways):
 
 @pytest.fixture
 def small_inbox(monkeypatch):
-    monkeypatch.setattr(inboxes, "WAITING_BYTES", 25)
-    monkeypatch.setattr(inboxes, "WAITING_TRANSFERS", 5)
+    monkeypatch.setattr(inboxes, "QUEUED_BYTES", 25)
+    monkeypatch.setattr(inboxes, "QUEUED_TRANSFERS", 5)
 
 
 @pytest.mark.parametrize(("size", "most"), [(10, 3), (1, 5)], ids=["bytes", "transfers"])
@@ -395,14 +395,14 @@ def test_inbox_refuses_transfers_beyond_its_limit(source):
 
     def unload(number, size=10):
         (item, data), *_ = packed(number, size)
-        return inbox.unload(TransferHeader(number, (item,), number), lambda: chunk(data), source)
+        return inbox.receive(TransferHeader(number, (item,), number), lambda: chunk(data), source)
 
     with pytest.raises(ProtocolError, match=r"would have 26 bytes; the limit is 25 bytes"):
         unload(1, 26)
     (item, _), *_ = packed(1)
     for _ in range(3):
         with pytest.raises(TransportError):  # its room is there again
-            inbox.unload(TransferHeader(1, (item,), 1), hung_up, source)
+            inbox.receive(TransferHeader(1, (item,), 1), hung_up, source)
     assert unload(1) == 1
     for _ in range(3):
         unload(1)  # again
@@ -441,7 +441,7 @@ def wait_for(true):
 
 def test_gap_in_transfers_is_refused():
     with pytest.raises(ProtocolError, match="transfer 2 of executor 1 arrived after 0"):
-        TransferInbox().unload(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
+        TransferInbox().receive(TransferHeader(1, (), 2), lambda: Frame(encode(TransferHeader(1, ()))), HERE)
 
 
 class Stuck:
@@ -501,9 +501,9 @@ def test_ended_receiver_frees_exported_memory():
 
 def test_inbox_without_device_opens_no_exports():
     inbox = TransferInbox()
-    assert inbox.unload(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
+    assert inbox.receive(TransferHeader(1, (exported(1),), 1), hung_up, HERE) is None
     with pytest.raises(ProtocolError, match="exports the memory of some items"):
-        inbox.unload(TransferHeader(1, (exported(1), packed(2)[0][0]), 1), hung_up, HERE)
+        inbox.receive(TransferHeader(1, (exported(1), packed(2)[0][0]), 1), hung_up, HERE)
     with pytest.raises(ProtocolError, match="needs 9 bytes"):
         item = Item(8, (View(1, "uint8", (9,), (1,)),), exported=b"a description")
-        inbox.unload(TransferHeader(1, (item,), 1), hung_up, HERE)
+        inbox.receive(TransferHeader(1, (item,), 1), hung_up, HERE)

@@ -61,7 +61,7 @@ def upload(journal, data=DATA, digest=DIGEST, again=False):
 
 def adopted(journal, store, digest=DIGEST):
     file = journal.contents.finish(HANDLE)
-    assert store.adopt(digest, file, journal.contents.prove)
+    assert store.adopt(digest, file, journal.contents.mark_verified)
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
     return file
 
@@ -145,7 +145,7 @@ def test_other_process_continues_partial_upload(path, store):
     journal.expect(HANDLE, DIGEST, SIZE, False)
     first, second, *rest = parts()
     journal.frame(first)
-    journal.contents.take(second)  # which was written, and not noted
+    journal.contents.write_part(second)  # which was written, and not noted
     journal.leave()
     journal = gone_on(path)
     assert frames_of(JournalReader(path)) == as_read([first])
@@ -183,7 +183,7 @@ def test_compacted_journal_refers_to_unchanged_blobs(path, store):
     assert [bytes(memory) for memory in past.memory()] == [b"small", DATA, other]
     past.close()
     journal = gone_on(path)
-    journal.contents.prove(DIGEST)
+    journal.contents.mark_verified(DIGEST)
     journal.compact(SnapshotHeader(4, 4, b"state"), [b"small", other], [])
     assert not list(contents_folder(path).iterdir()), "nothing refers to it any more"
     journal.end()
@@ -193,7 +193,7 @@ def test_resumed_journal_counts_the_blob_files_of_its_snapshot(path):
     journal = begun(path)
     upload(journal)
     assert journal.contents.finish(HANDLE) is not None
-    journal.contents.prove(DIGEST)
+    journal.contents.mark_verified(DIGEST)
     journal.compact(SnapshotHeader(3, 3, b"state"), [DATA], [])
     journal.leave()
     past, disk = JournalReader(path), DiskQuota()
@@ -290,7 +290,7 @@ def test_verification_of_deleted_blob_does_not_stop_snapshots(path):
     assert journal.contents.finish(HANDLE) is not None
     base = SnapshotHeader(4, 0, b"the state")
     assert journal.compact(base, [], [])
-    journal.contents.prove(DIGEST)
+    journal.contents.mark_verified(DIGEST)
     assert journal.compact(base, [memoryview(DATA)], [])
     journal.leave()
     reader = JournalReader(path)

@@ -255,7 +255,7 @@ def test_journal_of_other_version_names_cure(tmp_path, monkeypatch):
     monkeypatch.setattr(journal_versions, "JOURNAL_VERSION", 1)
     died(written(path))
     monkeypatch.undo()
-    with pytest.raises(SessionLost, match=r"journal format 1 and not \d+\. .* start the server again with Djinn"):
+    with pytest.raises(SessionLost, match=r"journal format 1 and not \d+\. .* restart the server with Djinn"):
         owner_of(path)
     with pytest.raises(SessionLost, match="journal format 1"):
         JournalReader(path)

@@ -208,7 +208,7 @@ def test_lease_expires_without_reconnection() -> None:
     ours, theirs = connected_pair()
     server = LeasedConnection(theirs, 0.05, UsageMetrics())
     ours.close()
-    with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
+    with pytest.raises(TransportError, match=r"did not reconnect within 0\.05 s"):
         _receive(server)
 
 
@@ -354,7 +354,7 @@ def test_large_reply_ends_with_lease() -> None:
     wait = next(steps)
     while not wait.has_arrived((Cause.CLIENT, 0)):
         time.sleep(0.01)
-    with pytest.raises(TransportError, match=r"did not come back within 0\.05 s"):
+    with pytest.raises(TransportError, match=r"did not reconnect within 0\.05 s"):
         next(steps)
 
 

@@ -264,7 +264,7 @@ def test_expired_lease_stops_program(session):
     line.end()
     thread.join(300)
     assert not thread.is_alive()
-    assert "did not come back" in str(errors[0]) or "gone" in str(errors[0])
+    assert "did not reconnect" in str(errors[0]) or "gone" in str(errors[0])
 
 
 class Garbled(Line):

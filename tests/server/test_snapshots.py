@@ -25,7 +25,7 @@ MIB = 1 << 20
 LIMIT = 4 * MIB
 FRAME = 64 << 10  # bytes; frames of these programs are smaller
 TOO_LARGE = "state exceeds --journal-gib"
-NOT_COMPACTED = "a journal was not compacted"
+NOT_COMPACTED = "cannot compact a journal"
 LOST = "a session will not outlive its executor"
 
 

@@ -31,7 +31,7 @@ from djinn_core.wire.numeric_messages import NumericSettings
 from djinn_core.wire.peer_messages import Item, View
 from djinn_core.wire.state_messages import PIECE, StateChunk, StateHeader, StateRequest, count_pieces
 from djinn_server.recovery.snapshot_format import KnownTemplate, Snapshot, encode_snapshot
-from djinn_server.recovery.state_migration import state_frames, take_in
+from djinn_server.recovery.state_migration import receive_state, state_frames
 from djinn_standby import Standby
 from djinn_standby.connection import StandbyConnection
 from djinn_standby.failover_log import SentFrames, SnapshotReceiver
@@ -325,7 +325,7 @@ def taken(state, receive):
         yield
 
     with pytest.raises(StopIteration) as ended:
-        next(take_in(state, present))
+        next(receive_state(state, present))
     return ended.value.value
 
 
@@ -384,9 +384,9 @@ def test_inconsistent_state_is_refused(items, templates, reason):
 
 def test_pieces_match_announced_size():
     piece = Frame(encode(StateChunk()), [b"abc"])
-    with pytest.raises(ProtocolError, match="3 bytes in place of 4"):
+    with pytest.raises(ProtocolError, match="3 bytes instead of 4"):
         taken(StateHeader((4,)), lambda: piece)
-    with pytest.raises(ProtocolError, match="3 bytes in place of 4,194,304"):
+    with pytest.raises(ProtocolError, match="3 bytes instead of 4,194,304"):
         taken(StateHeader((1 << 40,)), lambda: piece)
     with pytest.raises(ProtocolError, match="are out of order"):
         taken(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
@@ -397,5 +397,5 @@ def test_pieces_match_announced_size():
 def test_state_templates_match_digests():
     known = KnownTemplate(bytes(32), Template((), (), (), (), ()), (), ())
     state, frames = frames_of((encode_snapshot(snapshot(templates=[known])), [], ()))
-    with pytest.raises(ProtocolError, match="does not have the digest"):
+    with pytest.raises(ProtocolError, match="digest of a template in a session state is wrong"):
         taken(state, lambda: next(frames))
