@@ -37,15 +37,15 @@ class Layer:
         interpreter, stamp = folder / "bin" / "python", folder / "ready.txt"
         command = [str(interpreter), "-m", "pip", "--disable-pip-version-check", "install", *self._constraints()]
         command += ["--no-build-isolation", *self.packages]
-        wanted = "\n".join([*command, *(file.read_text() for file in self._manifests())])
-        if stamp.exists() and stamp.read_text() == wanted:
+        required = "\n".join([*command, *(file.read_text() for file in self._manifests())])
+        if stamp.exists() and stamp.read_text() == required:
             return str(interpreter)
         stamp.unlink(missing_ok=True)
         venv.create(folder, symlinks=True)
         below = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
         Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}), "below.pth").write_text(below)
         subprocess.run(command, cwd=ROOT, check=True)
-        stamp.write_text(wanted)
+        stamp.write_text(required)
         return str(interpreter)
 
     def _constraints(self) -> list[str]:
@@ -70,7 +70,7 @@ def torch_requirement() -> str:
 
     The Makefile writes its given requirement and the found version next to the environment.
     """
-    found, given = Path(sys.prefix, "torch.here"), Path(sys.prefix, "torch.wanted")
-    if given.exists() and not (found.exists() and found.read_text().strip()):
-        return given.read_text().strip()
+    result, inputs = Path(sys.prefix, "torch.here"), Path(sys.prefix, "torch.wanted")
+    if inputs.exists() and not (result.exists() and result.read_text().strip()):
+        return inputs.read_text().strip()
     return f"torch=={importlib.metadata.version('torch').partition('+')[0]}"

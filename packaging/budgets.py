@@ -95,8 +95,10 @@ def count_lines(texts: Iterable[Text], key: Callable[[Text], str]) -> dict[str, 
 
 
 def longest_file(texts: Iterable[Text], language: str) -> Figure:
-    found = max((text for text in texts if text.language == language), key=lambda text: text.lines, default=Text("", 0))
-    return Figure(found.lines, found.path)
+    result = max(
+        (text for text in texts if text.language == language), key=lambda text: text.lines, default=Text("", 0)
+    )
+    return Figure(result.lines, result.path)
 
 
 def imports_between_modules(files: Iterable[str]) -> tuple[list[Import], set[str]]:
@@ -161,8 +163,8 @@ def most(figures: dict[str, int]) -> str:
 
 
 def measure(files: list[str]) -> Figures:
-    found = [Text(path, (ROOT / path).read_bytes().count(b"\n")) for path in files]
-    texts = [text for text in found if text.language]
+    results = [Text(path, (ROOT / path).read_bytes().count(b"\n")) for path in files]
+    texts = [text for text in results if text.language]
     total = count_lines(texts, lambda _: "all folders")["all folders"]
     return {
         "lines": count_lines(texts, lambda text: text.folder) | {"total": total},

@@ -129,8 +129,8 @@ def main() -> int:
         copy = copied(Path(folder, "copy"))
         build(copy, again, "--sdist", "--wheel", umask=0o077)
         build_native(native, copy, again, umask=0o077)
-        if found := [*differing(to, again)]:
-            raise StepError(f"built twice, these differ: {', '.join(found)}")
+        if results := [*differing(to, again)]:
+            raise StepError(f"built twice, these differ: {', '.join(results)}")
     wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
     if not len(wheels) == len(sources) == len(PACKAGES) + 1:
         raise StepError(

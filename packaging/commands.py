@@ -26,7 +26,7 @@ def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: flo
     """
     shown = f"$ {' '.join(map(str, command))}"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*map(str, command)],
             check=False,
             stdout=subprocess.PIPE,
@@ -40,6 +40,6 @@ def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: flo
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode(errors="replace")  # bytes here, also with `text`
         raise StepError(f"{shown}\ndid not end in {seconds:g} s. It printed: {printed[-2000:]}") from error
-    if done.returncode:
-        raise StepError(f"{shown}\n{done.stdout[-5000:]}")
-    return done.stdout
+    if process.returncode:
+        raise StepError(f"{shown}\n{process.stdout[-5000:]}")
+    return process.stdout

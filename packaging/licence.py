@@ -56,18 +56,18 @@ def packages(root: Path) -> list[Path]:
 
 def set_licence(root: Path, licence: str, text: str) -> int:
     """Set the licence of the checkout at `root`; the number of packages."""
-    found = packages(root)
-    for folder in found:
+    result = packages(root)
+    for folder in result:
         file = folder / "pyproject.toml"
         file.write_text(with_licence(file.read_text(), licence))
         (folder / "LICENSE").write_text(text)
     readme = root / "README.md"
     sentence = f"{licence}: [LICENSE](LICENSE)."
-    new, changed = SECTION.subn(lambda _: sentence, readme.read_text())
-    if changed != 1:
+    new, changes = SECTION.subn(lambda _: sentence, readme.read_text())
+    if changes != 1:
         raise LicenceError("README.md has no section 'Licence', which says what the licence is")
     readme.write_text(new)
-    return len(found)
+    return len(result)
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ def tracked(root: Path) -> list[str]:
 
 def rename(root: Path, name: str) -> int:
     """Rename the checkout at `root`; the number of files that changed."""
-    changed = 0
+    changes = 0
     for old_path in tracked(root):
         source, new_path = root / old_path, renamed(old_path, name)
         if source.is_symlink() or not source.is_file():
@@ -54,9 +54,9 @@ def rename(root: Path, name: str) -> int:
             (root / new_path).parent.mkdir(parents=True, exist_ok=True)
             source.rename(root / new_path)
             remove_empty(source.parent)
-        changed += new_content != content or new_path != old_path
+        changes += new_content != content or new_path != old_path
     run("git", "-C", root, "add", "--all")
-    return changed
+    return changes
 
 
 def remove_empty(folder: Path) -> None:
@@ -84,10 +84,10 @@ def main() -> int:
         raise StepError(f"{options.name!r} is no name: one word of lower-case letters and digits, without {OLD!r}")
     if run("git", "-C", root, "status", "--porcelain", "--untracked-files=no").strip():
         raise StepError("the checkout has changes: commit them first, so that `git diff` shows the renaming alone")
-    changed = rename(root, options.name)
+    changes = rename(root, options.name)
     sort_again(root)
     print(
-        f"{changed} files say {options.name} now. Next: make venv test, and read again what they say of the old name on the index:"
+        f"{changes} files say {options.name} now. Next: make venv test, and read again what they say of the old name on the index:"
     )
     print(run("git", "-C", root, "grep", "-n", "-i", "-E", "public (package )?index|PyPI", "--", "*.md"), end="")
     return 0

@@ -38,13 +38,13 @@ def version_of(root: Path) -> str:
 def set_version(root: Path, new: str) -> int:
     """Replace the version of the checkout at `root`; the number of files that changed."""
     old = re.compile(rf"(?<![\d.]){re.escape(version_of(root))}(?![\d.]*\d|(?:a|b|rc)\d)")
-    changed = 0
+    changes = 0
     for file in [file for pattern in FILES for file in sorted(root.glob(pattern))]:
         text = file.read_text()
         if (written := old.sub(new, text)) != text:
             file.write_text(written)
-            changed += 1
-    return changed
+            changes += 1
+    return changes
 
 
 def calendar_version(text: str) -> str:

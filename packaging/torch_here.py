@@ -17,7 +17,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "djinn_native" / "pyproject.toml
 def usable() -> importlib.metadata.Distribution | None:
     """The PyTorch of this Python; None if there is none, if the client's device is not built for it, or if it cannot be imported."""
     try:
-        found = importlib.metadata.distribution("torch")
+        result = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:
         return None
     try:
@@ -25,10 +25,10 @@ def usable() -> importlib.metadata.Distribution | None:
     except ImportError:  # Python 3.10, of which the Makefile says that it is too old
         return None
     minors = tomllib.loads(PROJECT.read_text())["tool"]["djinn-native"]["torch-minors"]
-    if ".".join(found.version.split(".")[:2]) not in minors:
+    if ".".join(result.version.split(".")[:2]) not in minors:
         return None
     imported = subprocess.run([sys.executable, "-c", "import torch"], check=False, capture_output=True)
-    return found if imported.returncode == 0 else None
+    return result if imported.returncode == 0 else None
 
 
 def main() -> None:

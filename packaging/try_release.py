@@ -47,12 +47,12 @@ run = partial(
 
 def wheels(release: Path, names: tuple[str, ...]) -> list[str]:
     """Wheel files with extras, as pip wants them."""
-    found = []
+    results = []
     for name in names:
         package, _, extras = name.partition("[")
         files = sorted(release.glob("*.whl" if package == "*" else f"{package}-[0-9]*.whl"))
-        found += [f"{file}{'[' if extras else ''}{extras}" for file in files]
-    return found
+        results += [f"{file}{'[' if extras else ''}{extras}" for file in files]
+    return results
 
 
 def packages_folder(python: Path) -> Path:
@@ -156,7 +156,7 @@ def use_remotely(server: Path, client: Path, folder: Path) -> None:
 
 def bill_of_materials(python: Path, to: Path) -> None:
     """Write what an environment consists of; where a wheel was lying when it was installed is left out."""
-    made = [
+    outputs = [
         sys.executable,
         "-m",
         "cyclonedx_py",
@@ -168,7 +168,7 @@ def bill_of_materials(python: Path, to: Path) -> None:
         to,
         python,
     ]
-    run(*made)
+    run(*outputs)
     bill = json.loads(to.read_text())
     for component in bill["components"]:
         references = component.get("externalReferences", [])
@@ -210,7 +210,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
                 "--python",
                 sys.executable,
                 *links,
-                *(word for one in (torch, *others) for word in ("--with", one)),
+                *(word for item in (torch, *others) for word in ("--with", item)),
                 djinn,
             ],
             [folder / "uv-bin" / "djinn", "doctor"],
@@ -221,11 +221,11 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
         if shutil.which(tool) is None:
             ended[tool] = "not tried: it is not on the search path"
             continue
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             for step in steps:
                 run(*step, **own)
-            ended[tool] = f"works, {time.monotonic() - began:.0f} s"
+            ended[tool] = f"works, {time.monotonic() - start:.0f} s"
         except StepError as error:
             ended[tool] = f"FAILED: {error}"
     return ended
@@ -267,9 +267,9 @@ def main() -> int:
         rows, pythons = {}, {}
         for user, names in ENVIRONMENTS.items():
             python = pythons[user] = environment(folder / user, base)
-            began = time.monotonic()
+            start = time.monotonic()
             run(python, "-m", "pip", "install", *kept, *wheels(release, names))
-            rows[user] = {"install, s": round(time.monotonic() - began, 1)}
+            rows[user] = {"install, s": round(time.monotonic() - start, 1)}
             rows[user] |= megabytes(python)
             bill_of_materials(python, release / f"{user}.cdx.json")
             if user in WITHOUT_CLIENT:

@@ -89,8 +89,8 @@ def events() -> str:
     """Return a table of the events that an `Observer` gets, by process."""
     rows = (
         (process, f"`{name}`", ", ".join(f"`{fact}`" for fact in facts))
-        for process, found in EVENTS.items()
-        for name, facts in found.items()
+        for process, result in EVENTS.items()
+        for name, facts in result.items()
     )
     return table(("process", "event", "facts"), rows)
 

@@ -70,11 +70,11 @@ def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
 
 def counters() -> dict[str, float]:
     """Return all counters."""
-    found, figures = djinn.stats(), executor_figures()
+    result, figures = djinn.stats(), executor_figures()
     return {
-        "round_trips": found["round_trips"],
-        "messages": found["messages_sent"] + found["messages_received"],
-        "bytes": sum(found[name] for name in (*SENT, *RECEIVED)),
+        "round_trips": result["round_trips"],
+        "messages": result["messages_sent"] + result["messages_received"],
+        "bytes": sum(result[name] for name in (*SENT, *RECEIVED)),
         "peer_bytes": figures.get("peer_bytes", 0),
         "launches": figures.get("device_launches", 0),
         "device_us": figures.get("device_clock_ns", 0) / 1e3,
@@ -85,11 +85,11 @@ def counted(name: str) -> Counted:
     """Run a model until its plan is cached, then count a step."""
     torch.manual_seed(0)
     model, inputs = ZOO[name].make()
-    ours, given = model.eval().to(REMOTE), moved(inputs, REMOTE)
+    ours, input_tensor = model.eval().to(REMOTE), moved(inputs, REMOTE)
 
     @torch.no_grad()
     def step() -> None:
-        next(made for _, made in tensors(ours(**given)) if made.is_floating_point()).mean().item()
+        next(output for _, output in tensors(ours(**input_tensor)) if output.is_floating_point()).mean().item()
 
     for _ in range(WARM):
         step()
@@ -97,10 +97,10 @@ def counted(name: str) -> Counted:
     before = counters()
     asking = {key: value - before[key] for key, value in counters().items()}  # the cost of reading the counters
     before = counters()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(STEPS):
         step()
-    seconds = (time.perf_counter() - began) / STEPS
+    seconds = (time.perf_counter() - start) / STEPS
     after = counters()
     counts = {key: max(0.0, after[key] - before[key] - asking[key]) / STEPS for key in before}
     return Counted(**counts, seconds=seconds)
@@ -109,11 +109,11 @@ def counted(name: str) -> Counted:
 def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return, by plugin, the models of the zoo on which one of its parts acts. `compared`: pairs of program and part."""
     owner = {name: row.name for (_, name), row in registry.owners.items()}
-    found: dict[str, dict[str, None]] = {}
+    results: dict[str, dict[str, None]] = {}
     for program, part in compared:
         if (model := program.removesuffix(", training")) in ZOO:
-            found.setdefault(owner[part], {})[model] = None
-    return {plugin: list(models) for plugin, models in sorted(found.items())}
+            results.setdefault(owner[part], {})[model] = None
+    return {plugin: list(models) for plugin, models in sorted(results.items())}
 
 
 def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
@@ -122,17 +122,17 @@ def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
     `acts`: by plugin the models that run with it and without it. A model that fails is left out.
     """
     every = list(dict.fromkeys(model for models in acts.values() for model in models))
-    found: Runs = {}
+    results: Runs = {}
     for where in ENVIRONMENTS:
         for plugin, models in {"": every, **acts}.items():
             with session(where, [plugin] if plugin else []):
-                found.setdefault(where, {})[plugin] = steps = {}
+                results.setdefault(where, {})[plugin] = steps = {}
                 for model in models:
                     try:
                         steps[model] = counted(model)
                     except (djinn.DjinnError, RuntimeError, ValueError, TypeError) as error:
                         print(f"{where}, without {plugin or 'nothing'}: {model}: {error}"[:160], file=sys.stderr)
-    return found
+    return results
 
 
 def measured(found: Runs) -> str:

@@ -125,7 +125,7 @@ def planned(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
 
 def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
     """Return the figures of one run; for a stream, the mean over the devices that take turns."""
-    moved = transfers = launches = 0
+    on_device = transfers = launches = 0
     for plan in plans:
         schedule, line = plan.result.schedule, plan.timeline
         assert schedule is not None
@@ -133,26 +133,26 @@ def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
         nodes = [plan.result.graph.nodes[n] for step in steps if isinstance(step, Run) for n in step.nodes]
         launches += sum(not is_view(node) for node in nodes)
         transfers += sum(isinstance(step, Send | Upload | Fetch) for step in steps)
-        moved += line.uploaded + line.fetched + sum(device.sent for device in line.devices.values())
-    return Figures(seconds_of(plans) * 1e3, moved // len(plans), transfers // len(plans), launches // len(plans))
+        on_device += line.uploaded + line.fetched + sum(device.sent for device in line.devices.values())
+    return Figures(seconds_of(plans) * 1e3, on_device // len(plans), transfers // len(plans), launches // len(plans))
 
 
 def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
     """Return kinds and names of matching patterns and applied optimizations."""
-    found = set()
+    results = set()
     for plan in plans:
         for result in (plan.first, plan.result):
             for profile in (result.recorded_profile, result.profile):
-                found |= {("patterns", match.pattern) for match in (profile.patterns if profile else ())}
-            found |= {
+                results |= {("patterns", match.pattern) for match in (profile.patterns if profile else ())}
+            results |= {
                 ("optimizations", r.optimization) for r in (result.plan.results if result.plan else ()) if r.applied
             }
-    return found
+    return results
 
 
 def without(plugins: Plugins, kind: str, name: str) -> Plugins:
     """Return the plugins without one object."""
-    return PluginOverrides(plugins, **{kind: tuple(one for one in getattr(plugins, kind) if one.name != name)})
+    return PluginOverrides(plugins, **{kind: tuple(item for item in getattr(plugins, kind) if item.name != name)})
 
 
 def compare(case: Case, plugins: Plugins) -> Iterator[Compared]:
@@ -170,10 +170,10 @@ def compare(case: Case, plugins: Plugins) -> Iterator[Compared]:
 def verdicts(found: Sequence[Compared]) -> list[Verdict]:
     """Return one row per part and cluster, acting parts first."""
     rows = []
-    for part, where in sorted({(one.part, one.cluster) for one in found}):
-        matched = [one for one in found if (one.part, one.cluster) == (part, where)]
-        acts = [one for one in matched if one.acts]
-        gains = sorted(one.gain for one in acts) or [0.0]
+    for part, where in sorted({(item.part, item.cluster) for item in found}):
+        matched = [item for item in found if (item.part, item.cluster) == (part, where)]
+        acts = [item for item in matched if item.acts]
+        gains = sorted(item.gain for item in acts) or [0.0]
         rows.append(
             Verdict(
                 part,
@@ -193,7 +193,7 @@ def verdicts(found: Sequence[Compared]) -> list[Verdict]:
 
 def _change(acts: Sequence[Compared], field: str) -> float:
     before, after = (sum(getattr(figures, field) for figures in side) for side in (
-        [one.without for one in acts], [one.with_it for one in acts]
+        [item.without for item in acts], [item.with_it for item in acts]
     ))  # fmt: skip
     return after / before - 1 if before else 0.0
 
@@ -230,18 +230,18 @@ def main() -> None:
         parser.error(f"not in the zoo: {', '.join(sorted(unknown))}")
     plugins = planning_plugins(plugin_settings=ON)
     programs = cases(models or list(ZOO)[:: options.every], scenarios=not models)
-    found = [one for case in programs for one in compare(case, plugins)]
-    rows = verdicts(found)
+    results = [item for case in programs for item in compare(case, plugins)]
+    rows = verdicts(results)
     print(markdown(rows))
     described: dict[str, object] = {
         "verdicts": [attrs.asdict(row) | {"by_default": row.by_default} for row in rows],
-        "programs": [attrs.asdict(one) for one in found if one.acts],
+        "programs": [attrs.asdict(item) for item in results if item.acts],
     }
     if options.run:
-        counted = runs(acting(plugins, [(one.case, one.part) for one in found if one.acts]))
+        counted = runs(acting(plugins, [(item.case, item.part) for item in results if item.acts]))
         print(measured(counted))
         described["runs"] = {
-            where: {plugin: {model: attrs.asdict(one) for model, one in by.items()} for plugin, by in ways.items()}
+            where: {plugin: {model: attrs.asdict(item) for model, item in by.items()} for plugin, by in ways.items()}
             for where, ways in counted.items()
         }
     if options.json:

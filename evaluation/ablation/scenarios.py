@@ -71,20 +71,20 @@ class Scenario:
         """Return the captured program."""
         with torch.device("meta"):
             model, inputs = self.build()
-        with djinn.capture() as captured, torch.no_grad():
+        with djinn.capture() as capture, torch.no_grad():
             kept = model.eval()(*inputs)
         del kept
-        return captured.graph
+        return capture.graph
 
     def plans(self, graph: Graph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:
         """Return the plans for `count` devices: one plan, or for a stream one per device that may have the next turn."""
         topology = cluster(count, self.gbs)
         turns = [device.id for device in topology.devices] if self.stream else [""]
         streams = [Stream(self.stream, turn) if turn and count > 1 else ALONE for turn in turns]
-        given = {**self.options, "rewrite": rewrite, **options}
-        leave_out = given.pop("without", "")
+        settings = {**self.options, "rewrite": rewrite, **options}
+        leave_out = settings.pop("without", "")
         rest = PluginOverrides(plugins, optimizations=tuple(o for o in plugins.optimizations if o.name != leave_out))
-        return [plan_for_cluster(graph, topology, rest, stream=stream, **given) for stream in streams]
+        return [plan_for_cluster(graph, topology, rest, stream=stream, **settings) for stream in streams]
 
 
 def seconds_of(plans: Sequence[ClusterPlan]) -> float:
@@ -112,9 +112,9 @@ class Branches(nn.Module):
         self.patches = nn.Conv2d(3, width, 16, 16)
 
     def forward(self, pictures: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        seen = self.vision(self.patches(pictures).flatten(2).transpose(1, 2))
-        made: torch.Tensor = self.fusion(seen + self.text(self.table(tokens)))
-        return made[:, 0]
+        features = self.vision(self.patches(pictures).flatten(2).transpose(1, 2))
+        output: torch.Tensor = self.fusion(features + self.text(self.table(tokens)))
+        return output[:, 0]
 
 
 def encoder(width: int, layers: int) -> nn.Sequential:
@@ -134,8 +134,8 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = (p.unflatten(-1, (16, -1)).transpose(1, 2) for p in self.projections(self.before(x)).chunk(3, -1))
         x = x + self.out(nn.functional.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
-        made: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.between(x))))
-        return made
+        output: torch.Tensor = x + self.down(nn.functional.gelu(self.up(self.between(x))))
+        return output
 
 
 def branches() -> Model:
@@ -197,8 +197,8 @@ class Towers(nn.Module):
         self.left, self.right = encoder(width, 4), encoder(width, 1)
 
     def forward(self, small: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        made = self.made(small)
-        return self.left(made).mean(1), self.right(made + self.own(other)).mean(1)
+        output = self.made(small)
+        return self.left(output).mean(1), self.right(output + self.own(other)).mean(1)
 
 
 def towers() -> Model:
@@ -221,8 +221,8 @@ class Recommender(nn.Module):
         features = torch.stack([dense, *(table(ids[i]).sum(1) for i, table in enumerate(self.tables))], 1)
         products = features @ features.transpose(1, 2)
         row, column = torch.tril_indices(features.shape[1], features.shape[1], -1, device=products.device)
-        made: torch.Tensor = self.top(torch.cat([dense, products[:, row, column]], 1))
-        return made
+        output: torch.Tensor = self.top(torch.cat([dense, products[:, row, column]], 1))
+        return output
 
 
 def recommender() -> Model:

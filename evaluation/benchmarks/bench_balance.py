@@ -109,9 +109,9 @@ class Clients:
 
     def steps(self, seconds: float) -> float:
         """Return the total steps per second of all clients."""
-        for one in self.orders:
-            one.send(seconds)
-        return sum(one.recv() for one in self.orders) / seconds
+        for order in self.orders:
+            order.send(seconds)
+        return sum(order.recv() for order in self.orders) / seconds
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[
             raise RuntimeError("a client did not begin")
         ours.recv()
     yield Clients(tuple(orders))
-    for one in orders:
-        one.send(None)
+    for order in orders:
+        order.send(None)
     for child in children:
         child.join(START_SECONDS)
     if any(child.exitcode for child in children):
@@ -145,8 +145,8 @@ def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
     processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in served]
     for process in processes:
         process.start()
-    with clients([partial(by_pipe, ours) for ours, _ in pairs]) as found:
-        yield found
+    with clients([partial(by_pipe, ours) for ours, _ in pairs]) as result:
+        yield result
     for process in processes:
         process.terminate()
         process.join(START_SECONDS)
@@ -160,14 +160,14 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
     options = ("--store-gib", "0", *devices)
     with ExitStack() as stack:
         running = [stack.enter_context(served(*options, threads=1, environment=environment)) for _ in range(servers)]
-        urls = [one.tcp for one in running]
+        urls = [item.tcp for item in running]
         settings = {"servers": urls, "token": environment["DJINN_TOKEN"], "disable": ("local",)}
-        with clients([partial(by_djinn, settings, side)] * count) as found:
+        with clients([partial(by_djinn, settings, side)] * count) as result:
             djinn.shut_down()
             djinn.configure(**settings)
             processes = tuple([executor.process for executor in djinn.compat.coordinator().executors])
             djinn.configure()
-            yield found, processes
+            yield result, processes
 
 
 @attrs.frozen
@@ -190,29 +190,34 @@ def measured(servers: int, count: int, effort: Effort) -> Found:
         two, processes = stack.enter_context(serving(servers, 2, count, side))
         ways = [("one", one), ("two", two), ("plain one", plain_one), ("plain two", plain_two)]
         steps: dict[str, list[float]] = {name: [] for name, _ in ways}
-        spent = [0.0 for _ in processes]
+        seconds_spent = [0.0 for _ in processes]
         for turn in range(effort.rounds):
-            for name, found in ways if turn % 2 else reversed(ways):
+            for name, result in ways if turn % 2 else reversed(ways):
                 before = [processor_seconds(process) for process in processes]
-                steps[name].append(found.steps(seconds))
+                steps[name].append(result.steps(seconds))
                 if name == "two":
                     after = [processor_seconds(process) for process in processes]
-                    spent = [so_far + now - then for so_far, now, then in zip(spent, after, before, strict=True)]
-    rates = {name: statistics.median(found) for name, found in steps.items()}
-    return Found(tuple(spent), (rates["one"], rates["two"]), (rates["plain one"], rates["plain two"]))
+                    seconds_spent = [
+                        so_far + now - then for so_far, now, then in zip(seconds_spent, after, before, strict=True)
+                    ]
+    rates = {name: statistics.median(result) for name, result in steps.items()}
+    return Found(tuple(seconds_spent), (rates["one"], rates["two"]), (rates["plain one"], rates["plain two"]))
 
 
 def balance(servers: int, count: int, effort: Effort) -> Outcome:
     """Return the executors' processor time while `count` clients work."""
-    spent = measured(servers, count, effort).spent
-    return Outcome(max(spent) / min(spent), {f"executor {number} s": one for number, one in enumerate(spent)})
+    seconds_spent = measured(servers, count, effort).spent
+    return Outcome(
+        max(seconds_spent) / min(seconds_spent),
+        {f"executor {number} s": one for number, one in enumerate(seconds_spent)},
+    )
 
 
 def throughput(servers: int, count: int, effort: Effort) -> Outcome:
     """Return steps on one executor divided by steps on two."""
-    found = measured(servers, count, effort)
-    one, two = found.ours
-    return Outcome(one / two, {"plain": found.plain[0] / found.plain[1], "one steps/s": one, "two steps/s": two})
+    result = measured(servers, count, effort)
+    one, two = result.ours
+    return Outcome(one / two, {"plain": result.plain[0] / result.plain[1], "one steps/s": one, "two steps/s": two})
 
 
 CASES = tuple(

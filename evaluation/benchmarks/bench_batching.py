@@ -99,12 +99,12 @@ def tokens_of(folder: str, config: dict[str, int], length: int) -> Iterator[int]
     model.tie_weights()
     prompt = (torch.arange(length)[None] % 50).to(REMOTE)
     while True:
-        given, cache = prompt, None
+        inputs, cache = prompt, None
         for _ in range(TEXT):
             with torch.no_grad():
-                found = model(given, past_key_values=cache, use_cache=True)
-            given, cache = found.logits[:, -1:].argmax(-1), found.past_key_values
-            yield int(given.item())
+                result = model(inputs, past_key_values=cache, use_cache=True)
+            inputs, cache = result.logits[:, -1:].argmax(-1), result.past_key_values
+            yield int(inputs.item())
 
 
 # --- in the executor's process ----------------------------------------------------------------------------------
@@ -115,12 +115,12 @@ Sent = tuple[bytes, tuple[bytes, ...]]
 def record(folder: str, config: dict[str, int], length: int, told: Connection) -> None:
     """Decode a text, and send the recorded frames: of the warm-up, and of the measured tokens."""
     torch.set_num_threads(1)
-    sent: list[Sent] = []
+    messages: list[Sent] = []
     plain, sending = ExecutorLink.send, threading.local()
 
     def noting(link: ExecutorLink, frame: Frame) -> None:
         if getattr(sending, "link", None) is not link:  # `send` calls itself
-            sent.append((bytes(frame.head), tuple(bytes(part) for part in frame.body)))
+            messages.append((bytes(frame.head), tuple(bytes(part) for part in frame.body)))
         sending.link = link
         try:
             plain(link, frame)
@@ -132,10 +132,10 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
     tokens = tokens_of(folder, config, length)
     for _ in range(KNOWN):
         next(tokens)
-    known = len(sent)
+    known = len(messages)
     for _ in range(NEW):
         next(tokens)
-    told.send((sent[:known], sent[known:]))
+    told.send((messages[:known], messages[known:]))
     djinn.shut_down()
 
 
@@ -144,9 +144,9 @@ def apart(work: Callable[..., None], *given: object) -> Any:
     ours, theirs = FORKING.Pipe()
     child = FORKING.Process(target=work, args=(*given, theirs), daemon=True)
     child.start()
-    found = ours.recv()
+    result = ours.recv()
     child.join()
-    return found
+    return result
 
 
 class Recorded:
@@ -167,13 +167,13 @@ class Recorded:
 
     def receive(self, timeout: float | None = None) -> Frame:
         """As `Connection.receive`."""
-        found = next(self._frames, None)
-        if found is None:
+        result = next(self._frames, None)
+        if result is None:
             if not self._go.acquire(timeout=timeout):
                 raise TimeoutError
             self._frames = iter(self._parts.pop(0))
-            found = next(self._frames)
-        return Frame(found[0], [memoryview(bytearray(part)) for part in found[1]])
+            result = next(self._frames)
+        return Frame(result[0], [memoryview(bytearray(part)) for part in result[1]])
 
     def send(self, frame: Frame) -> None:
         """As `Connection.send`."""
@@ -185,10 +185,10 @@ class Recorded:
 
 def work(channels: Sequence[Recorded]) -> None:
     """Have all sessions send the next part, and wait for the replies."""
-    answers = [one.go() for one in channels]
-    for one, count in zip(channels, answers, strict=True):
+    answers = [channel.go() for channel in channels]
+    for channel, count in zip(channels, answers, strict=True):
         for _ in range(count):
-            one.answered.acquire()
+            channel.answered.acquire()
 
 
 def replay(
@@ -203,18 +203,18 @@ def replay(
     if batched:
         begin_strategies(context, [strategy])
     channels = [Recorded(*texts[number % len(texts)]) for number in range(sessions)]
-    for one in channels:
-        threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(one),), daemon=True).start()
+    for item in channels:
+        threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(item),), daemon=True).start()
     work(channels)
-    began, processor = time.perf_counter(), time.process_time()
+    start, processor = time.perf_counter(), time.process_time()
     counts, before = strategy.counts, attrs.evolve(strategy.counts)
     work(channels)
-    if any(one.failed for one in channels):
+    if any(item.failed for item in channels):
         raise RuntimeError("an op failed")
-    found = [(time.process_time() - processor), (time.perf_counter() - began)]
+    results = [(time.process_time() - processor), (time.perf_counter() - start)]
     batches = counts.batches - before.batches
     size = (counts.batched_submissions - before.batched_submissions) / batches if batches else 1.0
-    told.send((*[one / (NEW * sessions) for one in found], size))
+    told.send((*[item / (NEW * sessions) for item in results], size))
 
 
 @cache
@@ -228,11 +228,13 @@ def recorded(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[
 def processor(name: str, sessions: int, effort: Effort) -> Outcome:
     """Return the executor's processor time per token, batched divided by unbatched."""
     texts = recorded(name, effort.small)
-    found: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
+    results: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
     for turn in range(effort.rounds):
         for batched in (False, True) if turn % 2 else (True, False):
-            found[batched].append(apart(replay, texts, sessions, batched))
-    turns, batches = ([statistics.median(column) for column in zip(*found[way], strict=True)] for way in (False, True))
+            results[batched].append(apart(replay, texts, sessions, batched))
+    turns, batches = (
+        [statistics.median(column) for column in zip(*results[way], strict=True)] for way in (False, True)
+    )
     return Outcome(
         batches[0] / turns[0],
         {
@@ -261,8 +263,8 @@ def serving(folder: str, config: dict[str, int], sessions: int, *options: str) -
         settings = {"servers": [running.tcp], "token": running.token, "disable": ("local",), "exact": False}
         with clients(
             [partial(connect, settings, folder, config, 8 + 5 * number) for number in range(sessions)]
-        ) as found:
-            yield found
+        ) as result:
+            yield result
 
 
 def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
@@ -278,8 +280,8 @@ def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
             "turns": stack.enter_context(serving(folder, config, sessions)),
             "batches": stack.enter_context(serving(folder, config, sessions, "--batch-sessions")),
         }
-        for found in ways.values():
-            found.steps(seconds)  # until all templates are known
+        for result in ways.values():
+            result.steps(seconds)  # until all templates are known
         for turn in range(effort.rounds):
             for way in ways if turn % 2 else reversed(ways):
                 rates[way].append(ways[way].steps(seconds))
@@ -302,7 +304,7 @@ def answers(
     encoder: torch.nn.Module, device: str, requests: Sequence[torch.Tensor]
 ) -> tuple[float, list[torch.Tensor]]:
     """Return the seconds that `SESSIONS` threads take for all requests, and the answers."""
-    found: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
     left = iter(range(len(requests)))
     lock = threading.Lock()
 
@@ -314,15 +316,15 @@ def answers(
             if number is None:
                 return
             with torch.no_grad():
-                found[number] = encoder(requests[number].to(device)).last_hidden_state[:, 0].cpu()
+                results[number] = encoder(requests[number].to(device)).last_hidden_state[:, 0].cpu()
 
     threads = [threading.Thread(target=serve) for _ in range(SESSIONS)]
-    began = time.perf_counter()
+    start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - began, [found[number] for number in range(len(requests))]
+    return time.perf_counter() - start, [results[number] for number in range(len(requests))]
 
 
 def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
@@ -341,16 +343,16 @@ def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) ->
         local, remote = encoder_of(name), encoder_of(name).to(REMOTE)
         for _ in range(2):
             answers(remote, REMOTE, requests[: 4 * SESSIONS])
-        (executor,) = [one.process for one in djinn.compat.coordinator().executors]
+        (executor,) = [item.process for item in djinn.compat.coordinator().executors]
         for _ in range(effort.rounds):
             begun = time.process_time()
             seconds, expected = answers(local, "cpu", requests)
             middle, before = time.process_time(), processor_seconds(executor)
-            ours, found = answers(remote, REMOTE, requests)
-            spent = time.process_time() - middle + processor_seconds(executor) - before
-            rows.append((seconds, ours, middle - begun, spent))
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, rtol=0.0 if exact else 1e-3, atol=0.0 if exact else 1e-4)
+            ours, result = answers(remote, REMOTE, requests)
+            seconds_spent = time.process_time() - middle + processor_seconds(executor) - before
+            rows.append((seconds, ours, middle - begun, seconds_spent))
+            for item, other in zip(result, expected, strict=True):
+                torch.testing.assert_close(item, other, rtol=0.0 if exact else 1e-3, atol=0.0 if exact else 1e-4)
         djinn.shut_down()
     told.send(rows)
 
@@ -358,8 +360,13 @@ def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) ->
 def requests(name: str, batch: int, exact: bool, effort: Effort) -> Outcome:
     """Return the time of threads with remote encoder divided by that with a local one."""
     rows = apart(ask, "tiny" if effort.small else name, batch, exact, effort)
-    local, ours, alone, spent = (statistics.median(column) for column in zip(*rows, strict=True))
-    figures = {"local s": local, "remote s": ours, "processor": spent / alone, "local processors": alone / local}
+    local, ours, alone, seconds_spent = (statistics.median(column) for column in zip(*rows, strict=True))
+    figures = {
+        "local s": local,
+        "remote s": ours,
+        "processor": seconds_spent / alone,
+        "local processors": alone / local,
+    }
     return Outcome(statistics.median([row[1] / row[0] for row in rows]), figures)
 
 

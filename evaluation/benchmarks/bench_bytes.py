@@ -60,9 +60,9 @@ def a_token(name: str, effort: Effort) -> Outcome:
         for tokens in (many, many, few):  # first runs make plans and templates
             generate(tokens)
         short, long = counted(lambda: generate(few)), counted(lambda: generate(many))
-    found = {key: (long[key] - short[key]) / (many - few) for key in long}
-    wanted = ("bytes_sent", "bytes_received", "round_trips", "submissions", "templates_sent")
-    return Outcome(found[name], {key.replace("_", " "): found[key] for key in wanted if key != name})
+    results = {key: (long[key] - short[key]) / (many - few) for key in long}
+    required = ("bytes_sent", "bytes_received", "round_trips", "submissions", "templates_sent")
+    return Outcome(results[name], {key.replace("_", " "): results[key] for key in required if key != name})
 
 
 def second_process(effort: Effort) -> Outcome:
@@ -88,8 +88,8 @@ def element(_: Effort) -> Outcome:
     with connected():
         x = torch.arange(4 << 20, dtype=torch.float32).to(REMOTE)
         x[4].item()
-        found = counted(lambda: x[5].item())  # noqa: PLW0108 - indexing is part of it
-    return Outcome(found["bytes_received"], {"bytes sent": found["bytes_sent"], "round trips": found["round_trips"]})
+        result = counted(lambda: x[5].item())  # noqa: PLW0108 - indexing is part of it
+    return Outcome(result["bytes_received"], {"bytes sent": result["bytes_sent"], "round trips": result["round_trips"]})
 
 
 CASES = (

@@ -41,8 +41,8 @@ class Floor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        made = [torch_dispatch.make_wrapper(cls, *spec, REMOTE) for spec in next(cls.specs)]
-        return made[0] if len(made) == 1 else made
+        outputs = [torch_dispatch.make_wrapper(cls, *spec, REMOTE) for spec in next(cls.specs)]
+        return outputs[0] if len(outputs) == 1 else outputs
 
     __torch_function__ = torch_dispatch.disabled_torch_function
 
@@ -126,8 +126,8 @@ def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
     """Return the calls that reach `__torch_dispatch__` unchanged, on `Floor` tensors, and the metadata of their results."""
     whole = {"linear", "matmul", "layer_norm", "scaled_dot_product_attention"}
     kept = [call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole]
-    made = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in kept]
-    return [attrs.evolve(call, arguments=replaced(call.arguments), named={}) for call in kept], made
+    outputs = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in kept]
+    return [attrs.evolve(call, arguments=replaced(call.arguments), named={}) for call in kept], outputs
 
 
 def issue(calls: list[Issued]) -> None:
@@ -138,13 +138,13 @@ def issue(calls: list[Issued]) -> None:
 
 def best(run: Callable[[], object], rounds: int, before: Callable[[], object]) -> float:
     """Return the processor time of the best round in seconds."""
-    found = []
+    results = []
     for _ in range(rounds):
         before()
         start = time.thread_time()
         run()
-        found.append(time.thread_time() - start)
-    return min(found)
+        results.append(time.thread_time() - start)
+    return min(results)
 
 
 @torch.no_grad()

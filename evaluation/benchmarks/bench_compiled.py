@@ -64,8 +64,8 @@ class Block(nn.Module):
             for linear in (self.query, self.key, self.value)
         )
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        visited = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(visited.transpose(1, 2).reshape(batch, length, width))
         y = self.between(x)
         gate = self.gate(y)
         return x + self.down(gate * torch.sigmoid(gate) * self.up(y))
@@ -113,19 +113,19 @@ def under_compile(start: Start) -> Run | None:
 
 def warm(run: Run) -> tuple[float, int]:
     """Call the step until the server has finished compiling. Return the seconds until then, and the number of hot templates."""
-    began = last = time.monotonic()
+    start = last = time.monotonic()
     quiet = hot = 0
     while quiet < QUIET_RUNS:
         run()
-        found = figures()
-        if "compiling_templates" not in found:
+        result = figures()
+        if "compiling_templates" not in result:
             raise CannotMeasureError("the server has no compiler")
-        hot = max(hot, found["compiling_templates"] + found["compiled_templates"])
-        quiet = 0 if found["compiling_templates"] else quiet + 1
+        hot = max(hot, result["compiling_templates"] + result["compiled_templates"])
+        quiet = 0 if result["compiling_templates"] else quiet + 1
         last = last if quiet else time.monotonic()
-        if time.monotonic() - began > PATIENCE_SECONDS:
+        if time.monotonic() - start > PATIENCE_SECONDS:
             raise CannotMeasureError(f"the server still compiles after {PATIENCE_SECONDS:g} s")
-    return last - began, hot
+    return last - start, hot
 
 
 def measured(start: Start, times: int, effort: Effort) -> Outcome:

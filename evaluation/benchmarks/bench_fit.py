@@ -63,12 +63,12 @@ class Case:
     @property
     def options(self) -> list[str]:
         """Return the options."""
-        said = {"step": self.step, "batch": self.batch, "tokens": self.tokens, "dtype": self.dtype}
+        description = {"step": self.step, "batch": self.batch, "tokens": self.tokens, "dtype": self.dtype}
         if self.step == "decode":
-            said["new-tokens"] = self.new
+            description["new-tokens"] = self.new
         if self.step == "train":
-            said["optimizer"] = self.optimizer
-        return [text for name, value in said.items() if value for text in (f"--{name}", str(value))]
+            description["optimizer"] = self.optimizer
+        return [text for name, value in description.items() if value for text in (f"--{name}", str(value))]
 
     def built(self) -> tuple[torch.nn.Module, Any]:
         """Return the model with random weights, and its configuration."""
@@ -166,12 +166,12 @@ def inputs_of(model: torch.nn.Module, one: Case) -> dict[str, torch.Tensor]:
     """Return inputs on the device, as users make them."""
     dtype = getattr(torch, one.dtype or "float32")
     if model.main_input_name == "pixel_values":
-        found = {"pixel_values": torch.rand(one.batch, 3, 224, 224, dtype=dtype)}
+        results = {"pixel_values": torch.rand(one.batch, 3, 224, 224, dtype=dtype)}
     else:
-        found = {"input_ids": torch.randint(3, 1999, (one.batch, one.tokens))}
+        results = {"input_ids": torch.randint(3, 1999, (one.batch, one.tokens))}
         if one.step == "train":
-            found["labels"] = found["input_ids"]
-    return {name: value.to(DEVICE) for name, value in found.items()}
+            results["labels"] = results["input_ids"]
+    return {name: value.to(DEVICE) for name, value in results.items()}
 
 
 def run(model: torch.nn.Module, one: Case) -> None:
@@ -199,14 +199,14 @@ def run(model: torch.nn.Module, one: Case) -> None:
 
 def measure(one: Case) -> Memory:
     """Plan a model, then run it."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     torch.manual_seed(0)
     with counting() as file:
         model, config = one.built()
-        told = predicted(config, one, file)
+        report = predicted(config, one, file)
         run(model, one)
         most = int(torch.remote_accelerator.max_memory_allocated())
-    return Memory(told["needed"], most, told["memory"], time.perf_counter() - began)
+    return Memory(report["needed"], most, report["memory"], time.perf_counter() - start)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,18 +219,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "DJINN_CONFIG": os.devnull}
     torch.set_num_threads(1)
     names = [name for name in CASES if options.only in name and (name in SHORT or not options.small)]
-    found = {}
+    results = {}
     print("| model | step | predicted | measured | ratio |\n| --- | --- | --- | --- | --- |", flush=True)
     for name in names:
         one = CASES[name]
-        found[name] = result = measure(one)
+        results[name] = result = measure(one)
         sizes = (f"{size / (1 << 20):.1f} MiB" for size in (result.predicted, result.measured))
-        said = " ".join(one.options).replace("--", "").replace("step ", "")
-        print(f"| {name} | {said} | {' | '.join(sizes)} | {result.ratio:.3f} |", flush=True)
-    good = [1 <= result.ratio <= BAR for result in found.values()]
+        text = " ".join(one.options).replace("--", "").replace("step ", "")
+        print(f"| {name} | {text} | {' | '.join(sizes)} | {result.ratio:.3f} |", flush=True)
+    good = [1 <= result.ratio <= BAR for result in results.values()]
     print(f"\n{sum(good)} of {len(good)} within {BAR - 1:.0%} and not below")
     if options.json:
-        rows = {name: attrs.asdict(result) | {"ratio": result.ratio} for name, result in found.items()}
+        rows = {name: attrs.asdict(result) | {"ratio": result.ratio} for name, result in results.items()}
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0 if all(good) else 1
 

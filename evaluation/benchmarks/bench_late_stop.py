@@ -31,17 +31,17 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
     """Return seconds and awaited replies per token of greedy generation."""
     djinn.configure(disable=() if late else ("late_stop",))
     model = gpt2(**config).eval().to(REMOTE)
-    given = torch.arange(16, device=REMOTE)[None]
-    spent: dict[int, list[float]] = {SHORT: [], LONG: []}
+    inputs = torch.arange(16, device=REMOTE)[None]
+    seconds_spent: dict[int, list[float]] = {SHORT: [], LONG: []}
     waits: dict[int, int] = {}
     for call in range(WARM_CALLS + effort.times(CALLS) * effort.rounds):
-        for count, seconds in spent.items():
+        for count, seconds in seconds_spent.items():
             waits[count] = djinn.stats()["round_trips"]
             begun = perf_counter()
             # A stop string that never occurs, so that the check is made.
             model.generate(
-                given,
-                attention_mask=torch.ones_like(given),
+                inputs,
+                attention_mask=torch.ones_like(inputs),
                 do_sample=False,
                 min_new_tokens=count,
                 max_new_tokens=count,
@@ -54,7 +54,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
     djinn.configure(disable=())
     more = LONG - SHORT
     return (
-        (statistics.median(spent[LONG]) - statistics.median(spent[SHORT])) / more,
+        (statistics.median(seconds_spent[LONG]) - statistics.median(seconds_spent[SHORT])) / more,
         (waits[LONG] - waits[SHORT]) / more,
     )
 

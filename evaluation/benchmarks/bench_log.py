@@ -38,15 +38,15 @@ def log(config: dict[str, int], effort: Effort) -> Outcome:
             running = stack.enter_context(served(*options, threads=1))
             settings = {"servers": [running.tcp], "token": running.token, "disable": ("local",)}
             connects.append(partial(connect, settings, config))
-        each = [stack.enter_context(clients([one])) for one in connects]
-        for one in each:
-            one.steps(0.1 if effort.small else WARM_SECONDS)
+        each = [stack.enter_context(clients([item])) for item in connects]
+        for item in each:
+            item.steps(0.1 if effort.small else WARM_SECONDS)
         rates = []
         for turn in range(1 if effort.small else TURNS * effort.rounds):
-            found = {
+            results = {
                 number: each[number].steps(0.1 if effort.small else SECONDS) for number in ((0, 1), (1, 0))[turn % 2]
             }
-            rates.append((found[0], found[1]))
+            rates.append((results[0], results[1]))
     with_log, without = (statistics.median(column) for column in zip(*rates, strict=True))
     figures = {"tokens/s with": with_log, "tokens/s without": without}
     return Outcome(statistics.median([without / with_log for with_log, without in rates]), figures)

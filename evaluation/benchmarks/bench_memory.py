@@ -58,8 +58,8 @@ def gpt2(device: str) -> Results:
 def convolutions(device: str) -> Results:
     """Train convolutions with SGD."""
     layers: list[nn.Module] = []
-    for taken, made in ((3, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
-        layers += [nn.Conv2d(taken, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU()]
+    for taken, output in ((3, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
+        layers += [nn.Conv2d(taken, output, 3, padding=1), nn.BatchNorm2d(output), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)).to(device)
     data = torch.randn(4, 3, 32, 32).to(device)
     yield from trained(lambda: model(data).square().mean(), torch.optim.SGD(model.parameters(), 1e-3, foreach=False), 4)
@@ -140,8 +140,8 @@ def main() -> None:
         expected, figures = run(MODELS[name], AMPLE)
         need = known.setdefault(name, figures["memory_run_peak"])
         for share in SHARES:
-            found, figures = run(MODELS[name], share * need / 2**30)
-            equal = all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+            result, figures = run(MODELS[name], share * need / 2**30)
+            equal = all(torch.equal(a, b) for a, b in zip(expected, result, strict=True))
             row = {"model": name, "share": share, "need": need, "equal": equal, **{f: figures[f] for f in FIGURES}}
             print(json.dumps(row) if options.json else row, flush=True)
             rows.append(row)

@@ -35,8 +35,8 @@ def decode(tokens: int = 24, **config: object) -> Start:
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
-        given = torch.arange(16)[None].to(device)
-        step = _steps(model, given, tokens)
+        inputs = torch.arange(16)[None].to(device)
+        step = _steps(model, inputs, tokens)
         return lambda: next(step)
 
     return start
@@ -58,8 +58,8 @@ def own_loop(tokens: int = 24, **config: object) -> Start:
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
-        given = torch.arange(16)[None].to(device)
-        loop = _sampled(model, given, tokens)
+        inputs = torch.arange(16)[None].to(device)
+        loop = _sampled(model, inputs, tokens)
         return lambda: next(loop)
 
     return start
@@ -74,8 +74,8 @@ def _sampled(model: torch.nn.Module, given: torch.Tensor, tokens: int) -> Iterat
             out = model(unread, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             best, places = torch.topk(out.logits[:, -1, :] / 0.8, 50)
-            chosen = torch.multinomial(torch.softmax(best, -1), 1)
-            unread = torch.gather(places, -1, chosen)
+            choice = torch.multinomial(torch.softmax(best, -1), 1)
+            unread = torch.gather(places, -1, choice)
             text = torch.cat((text, unread), 1)
             if unread.item() == end:
                 break
@@ -87,9 +87,9 @@ def generate(tokens: int = 24, **config: object) -> Start:
 
     def start(device: str) -> Run:
         model = gpt2(**config).eval().to(device)
-        given = torch.arange(16)[None].to(device)
+        inputs = torch.arange(16)[None].to(device)
         return lambda: model.generate(
-            given, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+            inputs, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
         ).cpu()
 
     return start
@@ -120,11 +120,11 @@ def train(device: str) -> Run:
     """Train GPT-2-small: AdamW, batch 4 x 128."""
     model = gpt2().train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    given = torch.randint(0, 50257, (4, 128), generator=torch.Generator().manual_seed(0)).to(device)
+    inputs = torch.randint(0, 50257, (4, 128), generator=torch.Generator().manual_seed(0)).to(device)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss = model(given, labels=given).loss
+        loss = model(inputs, labels=inputs).loss
         loss.backward()
         optimizer.step()
         loss.item()

@@ -70,11 +70,11 @@ class Branches(torch.nn.Module):
 @functools.cache
 def branches(small: bool) -> Graph:
     model = Branches(2 if small else 16).eval()
-    with djinn.capture() as captured, torch.no_grad():
+    with djinn.capture() as capture, torch.no_grad():
         model.to("remote_accelerator:0")
         result = model(*(torch.randn(4, 64, 256).to("remote_accelerator:0") for _ in range(2)))
     del result
-    return captured.graph
+    return capture.graph
 
 
 @functools.cache
@@ -84,19 +84,19 @@ def steps(small: bool) -> Graph:
     model = GPT2LMHeadModel(
         GPT2Config(n_layer=2 if small else 14, n_embd=256, n_head=4, vocab_size=1000, bos_token_id=0, eos_token_id=0)
     ).eval()
-    with djinn.capture() as captured, torch.no_grad():
+    with djinn.capture() as capture, torch.no_grad():
         model.to("remote_accelerator:0")
-        given = torch.zeros(1, 8, dtype=torch.long).to("remote_accelerator:0")
-        cache = model(given, use_cache=True).past_key_values
-        result = model(given[:, :1], past_key_values=cache)
+        inputs = torch.zeros(1, 8, dtype=torch.long).to("remote_accelerator:0")
+        cache = model(inputs, use_cache=True).past_key_values
+        result = model(inputs[:, :1], past_key_values=cache)
     del result, cache
-    return captured.graph
+    return capture.graph
 
 
 def placed(machines: int, effort: Effort) -> Outcome:
     """Return the seconds of both stages: the median over rounds, for the slower program."""
     topology = read_cluster(CLUSTER.replace("COUNT", str(machines)).replace("DEVICES", str(4 if machines == 1 else 8)))
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for make in (steps, branches):
         known = make(effort.small)
         took, used = [], 0
@@ -109,12 +109,12 @@ def placed(machines: int, effort: Effort) -> Outcome:
             start = time.thread_time()
             placement = place(where, CostBased(), SingleDevice())
             order = SchedulingContext(graph.program, graph, plan, placement, costs, topology)
-            made = schedule(order, Parallel(), Sequential())
+            output = schedule(order, Parallel(), Sequential())
             took.append(time.thread_time() - start)
-            used = len(made.steps)
-        found |= {f"{make.__name__} ms": statistics.median(took[1:]) * 1e3, f"{make.__name__} devices": used}
-        found[f"{make.__name__} nodes"] = len(known.nodes)
-    return Outcome(max(v for k, v in found.items() if k.endswith(" ms")), found)
+            used = len(output.steps)
+        results |= {f"{make.__name__} ms": statistics.median(took[1:]) * 1e3, f"{make.__name__} devices": used}
+        results[f"{make.__name__} nodes"] = len(known.nodes)
+    return Outcome(max(v for k, v in results.items() if k.endswith(" ms")), results)
 
 
 def thousand(effort: Effort) -> Outcome:

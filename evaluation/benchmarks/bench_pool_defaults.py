@@ -57,9 +57,9 @@ class Branches(torch.nn.Module):
         self.together = torch.nn.Linear(2 * width, 16)
 
     def forward(self, pictures: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        seen = self.seeing(self.patches(pictures).flatten(2).transpose(1, 2)).mean(1)
+        features = self.seeing(self.patches(pictures).flatten(2).transpose(1, 2)).mean(1)
         read = self.reading(self.words(tokens)).mean(1)
-        return self.together(torch.cat([seen, read], -1))
+        return self.together(torch.cat([features, read], -1))
 
 
 class Towers(torch.nn.Module):
@@ -79,7 +79,7 @@ class Towers(torch.nn.Module):
 
 def _inferring(make: Callable[[], torch.nn.Module], given: Callable[[], Sequence[torch.Tensor]]) -> Callable[..., Step]:
     def build(device: torch.device) -> Step:
-        model, inputs = make().eval().to(device), [one.to(device) for one in given()]
+        model, inputs = make().eval().to(device), [item.to(device) for item in given()]
 
         def step() -> object:
             with torch.no_grad():
@@ -154,18 +154,18 @@ def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None
             thread.join()
     session = djinn_client.context.session
     assert session is not None
-    processes = [one.process for one in djinn_client.context.opened]
+    processes = [item.process for item in djinn_client.context.opened]
     known, step = {w.name: w for w in programs()}, None
-    for order, given in iter(pipe.recv, None):
+    for order, inputs in iter(pipe.recv, None):
         if order == "build":
             torch.manual_seed(0)
             djinn.reset_stats()
-            step = known[given].build(REMOTE)
+            step = known[inputs].build(REMOTE)
             djinn.synchronize()
             pipe.send(True)
         elif order == "run":
             assert step is not None
-            pipe.send(_timed(step, given, processes))
+            pipe.send(_timed(step, inputs, processes))
         else:
             step = None
             pipe.send(dict(djinn.stats()))
@@ -176,8 +176,8 @@ def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
     before, own = [processor_seconds(process) for process in processes], time.process_time()
     wall = median_of(partial(_finish, step), calls)
     client = time.process_time() - own
-    spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
-    return Ran(wall, client / calls, tuple([seconds / calls for seconds in spent]))
+    seconds_spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
+    return Ran(wall, client / calls, tuple([seconds / calls for seconds in seconds_spent]))
 
 
 def _finish(step: Step) -> None:
@@ -233,21 +233,21 @@ def clients(calibrated: bool) -> Clients:
 def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
     """Return the time of a program on two executors divided by one."""
     all_of_them, calls = clients(calibrated), effort.times(CALLS)
-    for one in EXECUTORS:
-        all_of_them.ask(one, "build", name)
-        all_of_them.ask(one, "run", WARM)
+    for item in EXECUTORS:
+        all_of_them.ask(item, "build", name)
+        all_of_them.ask(item, "run", WARM)
     rounds: list[dict[str, Ran]] = []
     for turn in range(effort.rounds):
         order = [*EXECUTORS] if turn % 2 else [*reversed(EXECUTORS)]
-        rounds.append({one: all_of_them.ask(one, "run", calls) for one in order})
-    wall = statistics.median(found["two"].wall / found["one"].wall for found in rounds)
-    same = statistics.median(found["one again"].wall / found["one"].wall for found in rounds)
-    busiest = statistics.median(found["two"].busiest / max(found["one"].busiest, 1e-9) for found in rounds)
-    client = statistics.median(found["two"].client / found["one"].client for found in rounds)
-    stats = {one: all_of_them.ask(one, "end") for one in EXECUTORS}["two"]
+        rounds.append({item: all_of_them.ask(item, "run", calls) for item in order})
+    wall = statistics.median(result["two"].wall / result["one"].wall for result in rounds)
+    same = statistics.median(result["one again"].wall / result["one"].wall for result in rounds)
+    busiest = statistics.median(result["two"].busiest / max(result["one"].busiest, 1e-9) for result in rounds)
+    client = statistics.median(result["two"].client / result["one"].client for result in rounds)
+    stats = {item: all_of_them.ask(item, "end") for item in EXECUTORS}["two"]
     figures = {
-        "one ms": statistics.median(found["one"].wall for found in rounds) * 1e3,
-        "two ms": statistics.median(found["two"].wall for found in rounds) * 1e3,
+        "one ms": statistics.median(result["one"].wall for result in rounds) * 1e3,
+        "two ms": statistics.median(result["two"].wall for result in rounds) * 1e3,
         "one over one": same,
         "busiest executor": busiest,
         "client": client,

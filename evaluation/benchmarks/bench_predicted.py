@@ -256,11 +256,11 @@ def begun(program: Program, watch: Watch) -> Compared:
     model, inputs = program.build()
     model = model.eval()
     expected = model(*inputs)
-    there, given = model.to(REMOTE), [x.to(REMOTE) for x in inputs]
+    there, input_tensor = model.to(REMOTE), [x.to(REMOTE) for x in inputs]
 
     @torch.no_grad()
     def step() -> torch.Tensor:
-        return there(*given)
+        return there(*input_tensor)
 
     torch.testing.assert_close(step().cpu(), expected)
     with client.record_plans() as plans:
@@ -291,15 +291,15 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
         running = [begun(program, watch) for program in way.programs]
         idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
         for _ in range(effort.rounds):
-            for one in running:
-                one.measured += [max(watch.seconds_of(one.step) - idle, idle / 4) for _ in range(effort.times(8))]
+            for item in running:
+                item.measured += [max(watch.seconds_of(item.step) - idle, idle / 4) for _ in range(effort.times(8))]
     return running
 
 
 def r2_log(found: Sequence[Compared]) -> float:
     """Return R² of the logarithm of the predictions."""
-    measured = [math.log(one.seconds) for one in found]
-    left = sum((m - math.log(one.predicted())) ** 2 for m, one in zip(measured, found, strict=True))
+    measured = [math.log(item.seconds) for item in found]
+    left = sum((m - math.log(item.predicted())) ** 2 for m, item in zip(measured, found, strict=True))
     spread = sum((m - statistics.fmean(measured)) ** 2 for m in measured)
     return 1.0 - left / spread if spread else math.nan
 
@@ -310,10 +310,12 @@ def predicted(effort: Effort) -> Outcome:
         with calibrations_of_its_own():
             if not effort.small:
                 calibrate(effort)
-            found = [one for way in ways(effort.small) for one in compared(way, effort)]
-            for one in found:
-                print(f"    {one.name:40} predicted {one.predicted() * 1e3:8.2f} ms, measured {one.seconds * 1e3:8.2f}")
-            errors = sorted(one.error for one in found)
+            results = [item for way in ways(effort.small) for item in compared(way, effort)]
+            for item in results:
+                print(
+                    f"    {item.name:40} predicted {item.predicted() * 1e3:8.2f} ms, measured {item.seconds * 1e3:8.2f}"
+                )
+            errors = sorted(item.error for item in results)
     finally:
         djinn.shut_down()
         djinn.configure()
@@ -321,7 +323,7 @@ def predicted(effort: Effort) -> Outcome:
     figures = {
         "programs": len(errors),
         "largest error": errors[-1],
-        "r2_log": r2_log(found),
+        "r2_log": r2_log(results),
     }
     return Outcome(median, figures)
 

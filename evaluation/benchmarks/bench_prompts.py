@@ -47,9 +47,9 @@ def session(url: str, token: str, layers: int, tokens: int, exact: bool, pipe: C
             generator = torch.Generator().manual_seed(earlier)
             ids[:, :-OTHER_TOKENS] = torch.randint(0, 50_000, (1, tokens), generator=generator)[:, :-OTHER_TOKENS]
         before = djinn.stats()["server_execute_us"]
-        found = model.generate(ids.to("remote_accelerator:0"), max_new_tokens=1, do_sample=False, pad_token_id=0)
-        made = int(found[0, -1])
-        pipe.send(((djinn.stats()["server_execute_us"] - before) / 1e6, made))
+        result = model.generate(ids.to("remote_accelerator:0"), max_new_tokens=1, do_sample=False, pad_token_id=0)
+        output = int(result[0, -1])
+        pipe.send(((djinn.stats()["server_execute_us"] - before) / 1e6, output))
 
 
 class Session:
@@ -68,8 +68,8 @@ class Session:
         self._pipe.send((number, earlier))
         if not self._pipe.poll(600):
             raise RuntimeError("a session did not answer")
-        found: tuple[float, int] = self._pipe.recv()
-        return found
+        result: tuple[float, int] = self._pipe.recv()
+        return result
 
     def close(self) -> None:
         """End the process."""
@@ -85,7 +85,7 @@ def _sizes(effort: Effort) -> tuple[int, int]:
 def _ratio(first: Sequence[tuple[float, int]], again: Sequence[tuple[float, int]]) -> Outcome:
     if [token for _, token in first] != [token for _, token in again]:
         raise RuntimeError("an equal prompt gave another token")
-    before, after = (statistics.median([seconds for seconds, _ in found]) for found in (first, again))
+    before, after = (statistics.median([seconds for seconds, _ in result]) for result in (first, again))
     return Outcome(after / before, {"first s": before, "again s": after, "prompts": len(first)})
 
 
@@ -139,9 +139,9 @@ def other_prompts(effort: Effort) -> Outcome:
             order = (0, 1) if number % 2 else (1, 0)
             for which in order:
                 times[which].append(sessions[which].generate(number)[0])
-        for one in sessions:
-            one.close()
-    with_cache, without = (statistics.median(found[2:]) for found in times)
+        for item in sessions:
+            item.close()
+    with_cache, without = (statistics.median(result[2:]) for result in times)
     return Outcome(with_cache / without, {"cache s": with_cache, "plain s": without})
 
 

@@ -59,8 +59,8 @@ def record(url: str, token: str, start: Start, submissions: int) -> Recording:
             for _ in range(20):
                 step()
     messages = [decode(frame.head) for frame in frames]
-    awaited = [one.sequence if isinstance(one, Submit) and one.fetch else 0 for one in messages]
-    places = [place for place, one in enumerate(messages) if isinstance(one, Submit)]
+    awaited = [message.sequence if isinstance(message, Submit) and message.fetch else 0 for message in messages]
+    places = [place for place, message in enumerate(messages) if isinstance(message, Submit)]
     warm = next(place for place in places[WARM_SUBMISSIONS:] if awaited[place]) + 1
     return Recording(tuple(frames), awaited, warm, sum(place >= warm for place in places))
 
@@ -127,12 +127,12 @@ def replayed(start: Start, effort: Effort) -> Outcome:
         url, token = serving.tcp, serving.token
         recording = record(url, token, start, submissions)
         begin = partial(Talk.begin, url, token, registry.transports)
-        found: dict[int, list[float]] = {1: [], sessions: []}
+        results: dict[int, list[float]] = {1: [], sessions: []}
         for turn in range(1 if effort.small else effort.rounds):
             for many in (1, sessions) if turn % 2 else (sessions, 1):
                 times = 1 if many > 1 or effort.small else 4
-                found[many].append(seconds_per_submission(recording, many, times, begin))
-    alone, together = (statistics.median(found[many]) * 1e6 for many in (1, sessions))
+                results[many].append(seconds_per_submission(recording, many, times, begin))
+    alone, together = (statistics.median(results[many]) * 1e6 for many in (1, sessions))
     figures: dict[str, Any] = {"alone us": alone, "together us": together, "sessions": sessions}
     return Outcome(together / alone, figures)
 

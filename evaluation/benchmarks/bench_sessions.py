@@ -39,10 +39,10 @@ def session(number: int, url: str, token: str, products: int, who: Any, counts: 
     djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",))
     weight = (torch.randn(WIDTH, WIDTH) / 16).to("remote_accelerator:0")
-    given = torch.ones(2 * WIDTH, WIDTH, device="remote_accelerator:0")
+    inputs = torch.ones(2 * WIDTH, WIDTH, device="remote_accelerator:0")
 
     def request() -> None:
-        x = given
+        x = inputs
         for _ in range(products):
             x = torch.tanh(x @ weight)
         x.sum().item()
@@ -63,9 +63,9 @@ def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Coun
     """Return the requests per second during the turn of `whose`, and the count of each session."""
     who.value = whose
     time.sleep(seconds / 8)  # until all have started
-    before, began = list(counts), time.perf_counter()
+    before, start = list(counts), time.perf_counter()
     time.sleep(seconds)
-    after, took = list(counts), time.perf_counter() - began
+    after, took = list(counts), time.perf_counter() - start
     who.value = NONE
     time.sleep(seconds / 8)
     had = [b - a for a, b in zip(before, after, strict=True)]
@@ -74,10 +74,10 @@ def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Coun
 
 def _parted() -> tuple[set[int], set[int]]:
     """Return the processor for the server, and those for the clients."""
-    found = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    if len(found) < 2:
+    results = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(results) < 2:
         raise CannotMeasureError("it takes two processors, and a system that lets processes be bound to them")
-    return {found[0]}, {*found[1:]}
+    return {results[0]}, {*results[1:]}
 
 
 def together(products: int, effort: Effort) -> Outcome:

@@ -46,18 +46,18 @@ def seconds_beyond_torch(effort: Effort, program: str | Path, environment: Mappi
 
     `program`: its source text, or a script.
     """
-    found: dict[str | Path, list[float]] = {TORCH: [], program: []}
+    results: dict[str | Path, list[float]] = {TORCH: [], program: []}
     processor: dict[str | Path, list[float]] = {TORCH: [], program: []}
     variables = os.environ | {"OMP_NUM_THREADS": str(effort.threads)} | (environment or {})
     variables.pop(COMPILED, None)
     subprocess.run(_command(program), env=variables, check=True)
     for turn in range(effort.rounds * effort.times(PROCESSES) // 2):
         for text in (TORCH, program) if turn % 2 else (program, TORCH):
-            began, before = time.perf_counter(), _of_children()
+            start, before = time.perf_counter(), _of_children()
             subprocess.run(_command(text), env=variables, check=True)
-            found[text].append(time.perf_counter() - began)
+            results[text].append(time.perf_counter() - start)
             processor[text].append(_of_children() - before)
-    torch_alone, ours = statistics.median(found[TORCH]), statistics.median(found[program])
+    torch_alone, ours = statistics.median(results[TORCH]), statistics.median(results[program])
     beyond = statistics.median(processor[program]) - statistics.median(processor[TORCH])
     return Outcome(ours - torch_alone, {"torch s": torch_alone, "ours s": ours, "processor s beyond": beyond})
 
@@ -120,9 +120,9 @@ def new_program(effort: Effort) -> Outcome:
         for _ in range(4):
             taken = []
             for program in programs:
-                began = time.perf_counter()
+                start = time.perf_counter()
                 run(program, x)
-                taken.append(time.perf_counter() - began)
+                taken.append(time.perf_counter() - start)
             turns.append(statistics.median(taken) * 1e3)
         first, second, _, known = turns
         return Outcome(first / known, {"first ms": first, "second ms": second, "known ms": known})

@@ -105,12 +105,12 @@ def middle(spent: Sequence[Spent]) -> Spent:
 
 def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[Spent]:
     """Return the medians of each side's blocks, all with the same sizes."""
-    found: list[list[Spent]] = [[] for _ in sides]
-    for turn, given in enumerate(blocks(sizes, steps)):
-        order = list(zip(sides, found, strict=True))
-        for step, spent in order if turn % 2 else reversed(order):
-            spent.append(block(program, step, given))
-    return [middle(spent) for spent in found]
+    results: list[list[Spent]] = [[] for _ in sides]
+    for turn, inputs in enumerate(blocks(sizes, steps)):
+        order = list(zip(sides, results, strict=True))
+        for step, seconds_spent in order if turn % 2 else reversed(order):
+            seconds_spent.append(block(program, step, inputs))
+    return [middle(seconds_spent) for seconds_spent in results]
 
 
 @functools.cache
@@ -123,24 +123,24 @@ def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = Fa
         settings = {CHOSEN[plugin]: name_of(plugin)} if chosen else {}
         stack.enter_context(connected(threads=effort.threads, environment=environment, **settings))
         there, here = program.start(REMOTE), program.start("cpu")
-        for given in blocks(itertools.chain(known, program.drawn(known, 1)), length.warm):
-            block(program, there, given)
-            block(program, here, given)
+        for inputs in blocks(itertools.chain(known, program.drawn(known, 1)), length.warm):
+            block(program, there, inputs)
+            block(program, here, inputs)
         early, early_here = in_turns(program, (there, here), program.drawn(known, 2), length.window)
         plans = djinn.stats()["plans_made"]
         fresh = unseen[: min(length.window // 2, max(BLOCK, len(unseen) // BLOCK * BLOCK))]
         met = itertools.cycle(known)
         pairs = [
-            (block(program, there, [next(met) for _ in given]), block(program, there, given))
-            for given in blocks(fresh, len(fresh))
+            (block(program, there, [next(met) for _ in inputs]), block(program, there, inputs))
+            for inputs in blocks(fresh, len(fresh))
         ]
         taken = length.warm + 2 * length.window + 2 * len(fresh)
-        for given in blocks(program.drawn(program.sizes, 3), max(0, length.steps - taken)):
-            block(program, there, given)
+        for inputs in blocks(program.drawn(program.sizes, 3), max(0, length.steps - taken)):
+            block(program, there, inputs)
         late, late_here = in_turns(program, (there, here), program.drawn(known, 2), length.window)
-        made = djinn.stats()["plans_made"] - plans
+        output = djinn.stats()["plans_made"] - plans
     before, after = zip(*pairs, strict=True)
-    return Varied(middle(before), middle(after), early, late, early_here, late_here, made)
+    return Varied(middle(before), middle(after), early, late, early_here, late_here, output)
 
 
 @functools.cache
@@ -191,15 +191,15 @@ def quotient(ours: Spent, reference: Spent) -> Outcome:
 
 
 def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcome:
-    found = varied(program, effort, **plugin)
-    return quotient(found.new, found.known)
+    result = varied(program, effort, **plugin)
+    return quotient(result.new, result.known)
 
 
 def late_over_early(program: Program, effort: Effort) -> Outcome:
     """Return the late steps divided by early ones, relative to local steps at the same time, because the machine's speed varies."""
-    found = varied(program, effort)
-    here = found.late_here.cpu / found.early_here.cpu
-    compared = quotient(found.late, found.early)
+    result = varied(program, effort)
+    here = result.late_here.cpu / result.early_here.cpu
+    compared = quotient(result.late, result.early)
     return Outcome(compared.value / here, {**compared.figures, "as it is": compared.value, "local": here})
 
 
@@ -208,8 +208,8 @@ def plans(program: Program, effort: Effort, **plugin: object) -> Outcome:
 
 
 def over_local(program: Program, effort: Effort) -> Outcome:
-    found = varied(program, effort)
-    return quotient(found.late, found.late_here)
+    result = varied(program, effort)
+    return quotient(result.late, result.late_here)
 
 
 def fixed_over_local(program: Program, effort: Effort) -> Outcome:

@@ -111,9 +111,9 @@ def of_second_session(effort: Effort) -> Outcome:
             caches(effort, share) as (theirs, ours, size),
             serving.connected("--models", str(theirs), threads=effort.threads),
         ):
-            held = first_token(ours, REMOTE)
+            references = first_token(ours, REMOTE)
             ready = median_of(lambda cache=ours: load_fully(cache) and None, effort.times(8))
-            forward = median_of(lambda model=held: next_token(model, REMOTE), effort.times(8))
+            forward = median_of(lambda model=references: next_token(model, REMOTE), effort.times(8))
             figures |= {f"ready s, {size / 1e6:.0f} MB": ready, f"forward pass s, {size / 1e6:.0f} MB": forward}
     return Outcome(ready, figures)
 

@@ -42,12 +42,12 @@ class CountedRuntime(CpuRuntime):
     def running(self) -> Iterator[None]:
         """Return the context that counts during a program."""
         now = sum(size for address, size in _storages().items() if address not in self._own)
-        with profile(profile_memory=True) as told:
-            began = time.perf_counter()
+        with profile(profile_memory=True) as report:
+            start = time.perf_counter()
             yield
-            self._seconds += time.perf_counter() - began
+            self._seconds += time.perf_counter() - start
         self._peak = max(self._peak, now)
-        for change in _changes(told.kineto_results.experimental_event_tree()):
+        for change in _changes(report.kineto_results.experimental_event_tree()):
             now += change
             self._peak = max(self._peak, now)
 
@@ -64,7 +64,7 @@ class CountedDevice(Device):
 
     def discover(self) -> Sequence[DeviceCapabilities]:
         """As `cpu:0`."""
-        return tuple(attrs.evolve(one, id="counted:0", kind="counted") for one in CpuDevice().discover())
+        return tuple(attrs.evolve(item, id="counted:0", kind="counted") for item in CpuDevice().discover())
 
     def open(self, index: int) -> DeviceRuntime:
         """Open the CPU for this process."""
@@ -75,23 +75,23 @@ class CountedDevice(Device):
 def _storages() -> dict[int, int]:
     """Return the bytes of all storages of this process by address."""
     gc.collect()  # garbage must not count
-    found = {}
-    for one in gc.get_objects():
-        if type(one) is torch.Tensor and one.device.type == "cpu" and one.layout is torch.strided:
-            storage = one.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
-    return found
+    results = {}
+    for item in gc.get_objects():
+        if type(item) is torch.Tensor and item.device.type == "cpu" and item.layout is torch.strided:
+            storage = item.untyped_storage()
+            results[storage.data_ptr()] = storage.nbytes()
+    return results
 
 
 def _changes(events: Sequence[Any]) -> list[int]:
     """Return the allocated (positive) and released (negative) bytes in order."""
-    found, left = [], list(events)
+    results, left = [], list(events)
     while left:
         event = left.pop()
         left += event.children
         if event.tag.name == "Allocation":
-            found.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return [size for _, size in sorted(found, key=lambda one: one[0])]
+            results.append((event.start_time_ns, event.extra_fields.alloc_size))
+    return [size for _, size in sorted(results, key=lambda one: one[0])]
 
 
 @hookimpl

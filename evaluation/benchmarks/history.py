@@ -65,10 +65,10 @@ class Slower:
 def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun:
     """Return the run of the present commit that has just ended."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    changed = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
+    changes = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
     machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
     return BenchRun(
-        commit + changed,
+        commit + changes,
         _of_release(release),
         dt.datetime.now(tz=dt.UTC).date().isoformat(),
         machine,
@@ -86,10 +86,10 @@ def _of_release(version: str) -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False)
+        process = subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def read(file: Path) -> list[BenchRun]:
@@ -102,16 +102,16 @@ def read(file: Path) -> list[BenchRun]:
 def add(file: Path, run: BenchRun) -> None:
     """Append a run."""
     line: dict[str, Any] = attrs.asdict(run)
-    with file.open("a") as opened:
-        opened.write(json.dumps(line, sort_keys=True) + "\n")
+    with file.open("a") as stream:
+        stream.write(json.dumps(line, sort_keys=True) + "\n")
 
 
 def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
     """Return the comparable runs of the last release before `now`, oldest first."""
     kind = now.machine, now.effort
-    alike = [one for one in runs if (one.machine, one.effort) == kind and one.release not in {now.release, ""}]
-    released = [one for one in alike if not one.release.startswith(AFTER)]
-    return [one for one in released if one.release == released[-1].release]
+    alike = [item for item in runs if (item.machine, item.effort) == kind and item.release not in {now.release, ""}]
+    released = [item for item in alike if not item.release.startswith(AFTER)]
+    return [item for item in released if item.release == released[-1].release]
 
 
 def noise(known: Sequence[float]) -> float:
@@ -126,12 +126,12 @@ def noise(known: Sequence[float]) -> float:
 
 def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
     """Return the regressions beyond noise, largest first."""
-    found = []
+    results = []
     for case, value in now.values.items():
         known = [one.values[case] for one in before if case in one.values]
         if known and value > statistics.median(known) * (1 + noise(known)):
-            found.append(Slower(case, value, statistics.median(known), noise(known)))
-    return sorted(found, key=lambda one: one.now / one.before if one.before else one.now, reverse=True)
+            results.append(Slower(case, value, statistics.median(known), noise(known)))
+    return sorted(results, key=lambda one: one.now / one.before if one.before else one.now, reverse=True)
 
 
 def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
@@ -140,10 +140,10 @@ def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
     if not before:
         return "history: no release before this one was measured on such a machine with this effort: nothing to compare with"
     release, count = before[-1].release, len(before)
-    found = slower(before, now)
-    compared = len([case for case in now.values if any(case in one.values for one in before)])
-    heading = f"history: {len(found)} of {compared} cases got slower beyond noise since {release} ({count} runs)"
-    lines = [f"  {one.case:40}{one.now:12.4g} after {one.before:.4g}, noise {one.noise:.0%}" for one in found]
+    result = slower(before, now)
+    compared = len([case for case in now.values if any(case in item.values for item in before)])
+    heading = f"history: {len(result)} of {compared} cases got slower beyond noise since {release} ({count} runs)"
+    lines = [f"  {item.case:40}{item.now:12.4g} after {item.before:.4g}, noise {item.noise:.0%}" for item in result]
     return "\n".join([heading, *lines])
 
 

@@ -121,15 +121,15 @@ def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]
     command = [*prefix, sys.executable, "-c", _ECHO, host]
     echo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        found = []
+        results = []
         with socket.create_connection(way(int(echo.stdout.readline())), START_SECONDS) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in range(PINGS):
                 start = time.perf_counter()
                 sock.sendall(bytes(64))
                 sock.recv(64, socket.MSG_WAITALL)
-                found.append(time.perf_counter() - start)
-        yield statistics.median(found)
+                results.append(time.perf_counter() - start)
+        yield statistics.median(results)
     finally:
         _end(echo)
 
@@ -242,9 +242,9 @@ def _limit(bits_per_second: float) -> tuple[str, ...]:
 
 
 def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {process.stderr.strip()}")
 
 
 def _bridge(names: list[str], delay: float, loss: float) -> subprocess.Popen[str]:

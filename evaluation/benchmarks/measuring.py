@@ -95,12 +95,12 @@ class Compared:
 
 def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
     """Return the median time of a call in seconds."""
-    found = []
+    results = []
     for _ in range(times):
         start = clock()
         run()
-        found.append(clock() - start)
-    return statistics.median(found)
+        results.append(clock() - start)
+    return statistics.median(results)
 
 
 def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float) -> Compared:
@@ -109,13 +109,13 @@ def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float)
     The caller has warmed up both.
     """
     calls = effort.times(times)
-    found: dict[str, list[float]] = {"reference": [], "ours": []}
+    results: dict[str, list[float]] = {"reference": [], "ours": []}
     for turn in range(effort.rounds):
         order = [("reference", reference), ("ours", ours)]
         for name, run in order if turn % 2 else reversed(order):
-            found[name].append(median_of(run, calls))
-    ratios = [b / a for a, b in zip(found["reference"], found["ours"], strict=True)]
-    medians = {name: statistics.median(seconds) for name, seconds in found.items()}
+            results[name].append(median_of(run, calls))
+    ratios = [b / a for a, b in zip(results["reference"], results["ours"], strict=True)]
+    medians = {name: statistics.median(seconds) for name, seconds in results.items()}
     return Compared(medians["reference"], medians["ours"], statistics.median(ratios), alone)
 
 
@@ -136,16 +136,16 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
     rounds = 1 if options.small else options.rounds or (QUICK_ROUNDS if options.quick else 5)
     effort = Effort(rounds, options.threads, options.quick, options.small)
     print(f"{title}\n{'':32}{'value':>12}{'bar':>12}  verdict", flush=True)
-    found: dict[str, Outcome] = {}
+    results: dict[str, Outcome] = {}
     missing: dict[str, str] = {}
     broken = 0
     with threads_of_torch(effort.threads):
         for case in cases:
             if any(_meant(name, case, cases) for name in options.case.split(",")):
-                broken += not _measure(case, effort, found, missing)
+                broken += not _measure(case, effort, results, missing)
                 if options.save:
-                    _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, found, effort)
-    values: dict[str, Any] = {name: outcome.value for name, outcome in found.items()} | dict.fromkeys(missing)
+                    _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, results, effort)
+    values: dict[str, Any] = {name: outcome.value for name, outcome in results.items()} | dict.fromkeys(missing)
     if missing:
         values[NOT_MEASURED] = missing
     if options.json:

@@ -76,10 +76,10 @@ def processor_seconds(processes: Sequence[int]) -> float:
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """Return the ratio of turns with something to their neighbours without."""
-    found = np.array([with_it / without for without, with_it in pairs])
-    picked = np.random.default_rng(0).integers(0, len(found), (RESAMPLES, len(found)))
-    low, high = np.quantile(np.median(found[picked], axis=1), (0.025, 0.975))
-    return Ratio(float(np.median(found)), float(low), float(high))
+    result = np.array([with_it / without for without, with_it in pairs])
+    picked = np.random.default_rng(0).integers(0, len(result), (RESAMPLES, len(result)))
+    low, high = np.quantile(np.median(result[picked], axis=1), (0.025, 0.975))
+    return Ratio(float(np.median(result)), float(low), float(high))
 
 
 def take_turns(
@@ -90,19 +90,19 @@ def take_turns(
     seconds: float,
 ) -> Pairs:
     """Run alternating blocks for about this many seconds. Each block begins with an uncounted run."""
-    found, end = Pairs(), time.perf_counter() + seconds
-    while time.perf_counter() < end or len(found.wall) < 2:
+    results, end = Pairs(), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(results.wall) < 2:
         pair: dict[int, tuple[float, float]] = {}
         order = ((0, without), (1, with_it))
-        for place, block in order if len(found.wall) % 2 else reversed(order):
+        for place, block in order if len(results.wall) % 2 else reversed(order):
             with block():
                 run()
                 processor, begun = processor_seconds(processes), time.perf_counter()
                 run()
                 pair[place] = time.perf_counter() - begun, processor_seconds(processes) - processor
-        found.wall.append((pair[0][0], pair[1][0]))
-        found.processors.append((pair[0][1], pair[1][1]))
-    return found
+        results.wall.append((pair[0][0], pair[1][0]))
+        results.processors.append((pair[0][1], pair[1][1]))
+    return results
 
 
 # --- two checkouts ----------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def compare(
     before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
 ) -> dict[str, ProgramTimes]:
     """Return the processor times of both checkouts by case, over `pairs` pairs. An extra first pair is a warm-up."""
-    found = {case: ProgramTimes() for case in cases}
+    results = {case: ProgramTimes() for case in cases}
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)
         with ExitStack() as stack:
@@ -185,10 +185,10 @@ def compare(
                 if case != "first_use":
                     times[case] = _quadruples(started, order, case)
         for case in cases if number else ():
-            for kind, pairs_of in enumerate((found[case].process, found[case].children)):
+            for kind, pairs_of in enumerate((results[case].process, results[case].children)):
                 one, other = ([turn[kind] for turn in turns] for turns in times[case])
                 pairs_of.append((sum(one), sum(other)))
-    return found
+    return results
 
 
 def _quadruples(workers: dict[int, Worker], order: tuple[int, int], case: str) -> list[list[tuple[float, float]]]:

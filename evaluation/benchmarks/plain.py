@@ -72,8 +72,8 @@ class RawSocket:
 
     def _send(self, sock: socket.socket, view: memoryview) -> None:
         header = len(view).to_bytes(8, "little")
-        sent = sock.sendmsg([header, view]) - len(header)
-        sock.sendall(view[sent:])
+        sent_bytes = sock.sendmsg([header, view]) - len(header)
+        sock.sendall(view[sent_bytes:])
 
 
 class RawTls(RawSocket):

@@ -27,9 +27,9 @@ def rows_in(folder: Path) -> Rows:
     """Return every case with its subject."""
     rows = []
     for file in sorted(folder.glob("bench_*.json")):
-        found = json.loads(file.read_text())
-        known = {"subject": file.stem.removeprefix("bench_"), "small": found["effort"]["small"]}
-        rows += [known | case for case in found["cases"]]
+        report = json.loads(file.read_text())
+        known = {"subject": file.stem.removeprefix("bench_"), "small": report["effort"]["small"]}
+        rows += [known | case for case in report["cases"]]
     return rows
 
 

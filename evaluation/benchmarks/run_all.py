@@ -31,8 +31,8 @@ def main() -> None:
     options, rest = parser.parse_known_args()
     scripts = sorted(HERE.glob("bench_*.py"))
     if options.only:
-        wanted = {f"bench_{name}" for name in options.only.split(",")}
-        scripts = [script for script in scripts if script.stem in wanted]
+        required = {f"bench_{name}" for name in options.only.split(",")}
+        scripts = [script for script in scripts if script.stem in required]
     broken, results = [], Path(options.save)
     old = {script: _written(results, script) for script in scripts}
     for script in scripts:

@@ -88,8 +88,8 @@ class Block(torch.nn.Module):
         batch, length, width = x.shape
         parts = self.mixed(self.before(x)).split(width, dim=2)
         query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
+        visited = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.joined(visited.transpose(1, 2).reshape(batch, length, width))
         return x + self.narrow(functional.gelu(self.wide(self.between(x))))
 
 
@@ -155,11 +155,11 @@ def detection(device: str) -> Step:
         boxes = torch.cat([low, low + 0.1 + torch.rand(count, 2, generator=numbers) * 0.3], 1).to(device)
         labels = torch.randint(1, CLASSES, (count,), generator=numbers).to(device)
         overlap, which = _overlaps(anchors, boxes).max(1)
-        found = overlap > 0.1
+        result = overlap > 0.1
         guess = guess.flatten(1).T
-        classes = functional.cross_entropy(guess[:, 4:], torch.where(found, labels[which], 0))
+        classes = functional.cross_entropy(guess[:, 4:], torch.where(result, labels[which], 0))
         places = functional.smooth_l1_loss(anchors + guess[:, :4], boxes[which], reduction="none").sum(1)
-        return classes + (places * found).sum() / count
+        return classes + (places * result).sum() / count
 
     return _training(model, device, loss_of)
 

@@ -58,8 +58,8 @@ class BadNetwork:
         """Break every connection."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
-        for one in sockets:
-            _reset(one)
+        for item in sockets:
+            _reset(item)
 
     def close(self) -> None:
         """Refuse all connections from now on."""
@@ -126,8 +126,8 @@ class BadNetwork:
         return data
 
     def _end(self, *ends: socket.socket) -> None:
-        for one in ends:
-            _reset(one)
+        for end in ends:
+            _reset(end)
         raise EOFError
 
 

@@ -52,8 +52,8 @@ def one_server(folder: Path, *options: str, device: str = "cpu", **settings: obj
     environment = {"XDG_CACHE_HOME": str(folder / "cache"), "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
     kept = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
     with served(*kept, *options, folder=folder, device=device, environment=environment) as server:
-        given = {"servers": [server.tcp], "token": server.token, "disable": ("local",)}
-        with using(**(given | settings)):
+        arguments = {"servers": [server.tcp], "token": server.token, "disable": ("local",)}
+        with using(**(arguments | settings)):
             yield server
 
 
@@ -79,8 +79,8 @@ def two_servers(folder: Path) -> Iterator[None]:
 def executors() -> list[int]:
     """Return the processes of this program's executors once they are ready."""
     while True:
-        found = [status for status in ask_servers(client.settings()).values() if not isinstance(status, Exception)]
-        ready = {one.process for status in found for one in status.executors if one.state == "ready"}
+        results = [status for status in ask_servers(client.settings()).values() if not isinstance(status, Exception)]
+        ready = {executor.process for status in results for executor in status.executors if executor.state == "ready"}
         if len(ready) >= len(open_connections()):
             return sorted(ready)
         time.sleep(0.05)
@@ -88,19 +88,19 @@ def executors() -> list[int]:
 
 def any_of(processes: Sequence[int], chance: random.Random) -> list[int]:
     """Return one of the processes, or all."""
-    return chance.choice([*([one] for one in processes), [*processes]])
+    return chance.choice([*([process] for process in processes), [*processes]])
 
 
 def an_executor(chance: random.Random) -> Callable[[], object]:
     """Return a function that kills one executor of the servers in use, or all."""
-    chosen = any_of(executors(), chance)
-    return lambda: kill(chosen)
+    choice = any_of(executors(), chance)
+    return lambda: kill(choice)
 
 
 def an_executor_of_its_own(chance: random.Random) -> Callable[[], object]:
     """Return a function that kills one of this program's own executors, or all."""
-    chosen = any_of(executor_processes(), chance)
-    return lambda: kill(chosen)
+    choice = any_of(executor_processes(), chance)
+    return lambda: kill(choice)
 
 
 @attrs.define
@@ -187,8 +187,8 @@ def restartable(folder: Path, *options: str, **settings: object) -> Iterator[Res
     server = RestartedServer(folder, ("--lease-seconds", "600", *options))
     started = server.start()
     try:
-        given = {"servers": [started.tcp], "token": started.token, "disable": ("local",)}
-        with using(**(given | settings)):
+        arguments = {"servers": [started.tcp], "token": started.token, "disable": ("local",)}
+        with using(**(arguments | settings)):
             yield server
     finally:
         server.stop()
@@ -221,8 +221,8 @@ def pair(folder: Path) -> Iterator[Pair]:
             stack.callback(server.stop)
             servers[server.start().tcp] = server
         first, second = servers
-        given = {"servers": [first], "standby": [second], "standby_seconds": 1, "token": TOKEN, "disable": ("local",)}
-        stack.enter_context(using(**given))
+        options = {"servers": [first], "standby": [second], "standby_seconds": 1, "token": TOKEN, "disable": ("local",)}
+        stack.enter_context(using(**options))
         yield Pair(servers)
 
 
@@ -259,7 +259,7 @@ def resumed() -> int:
 
     0 for connections with a standby server, which do not count this.
     """
-    return min((getattr(one.connection, "resumed", 0) for one in open_connections()), default=0)
+    return min((getattr(connection.connection, "resumed", 0) for connection in open_connections()), default=0)
 
 
 def disturb(
@@ -270,14 +270,14 @@ def disturb(
 ) -> Tally:
     """Run a program `kills` times. At a random moment of each run, call the function that `choose` returned before it."""
     program()  # sends its templates again, so that the next run takes the usual time
-    started = time.monotonic()
+    start = time.monotonic()
     expected = program()
-    usual = time.monotonic() - started
+    usual = time.monotonic() - start
     tally = Tally()
     for _ in range(kills):
         strike, before = choose(chance), resumed()
         timer = threading.Timer(chance.uniform(0.0, usual), strike)
-        started = time.monotonic()
+        start = time.monotonic()
         timer.start()
         try:
             tally.different += program() != expected
@@ -286,7 +286,7 @@ def disturb(
             traceback.print_exception(error)
             djinn.shut_down()
             djinn.init()
-        tally.recovery.append(time.monotonic() - started - usual)
+        tally.recovery.append(time.monotonic() - start - usual)
         timer.join()
         tally.kills += 1
         djinn.synchronize()

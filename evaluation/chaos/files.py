@@ -63,7 +63,7 @@ class FileKills:
         self.look()
 
     def _begun(self) -> set[Path]:
-        return {one for one in self.folder.rglob("*") if UNFINISHED in one.name or one.suffix == ".new"}
+        return {item for item in self.folder.rglob("*") if UNFINISHED in item.name or item.suffix == ".new"}
 
     def look(self) -> None:
         """Read all checkpoints with safetensors; each must have one step."""
@@ -78,13 +78,13 @@ class FileKills:
 def problem_of(file: Path) -> str:
     """Return the problem of a checkpoint; empty if all its tensors have the number of one step."""
     try:
-        with file.open("rb") as opened:  # open once, because the file may be replaced at any time
-            (length,) = struct.unpack("<Q", opened.read(8))
-            ends = [one["data_offsets"][1] for name, one in json.loads(opened.read(length)).items() if name[0] != "_"]
-            size = os.fstat(opened.fileno()).st_size
-            link = f"/proc/self/fd/{opened.fileno()}"
-            with safe_open(link, "pt") as found:
-                steps = {float(end) for name in found.keys() for end in found.get_tensor(name).aminmax()}  # noqa: SIM118
+        with file.open("rb") as stream:  # open once, because the file may be replaced at any time
+            (length,) = struct.unpack("<Q", stream.read(8))
+            ends = [one["data_offsets"][1] for name, one in json.loads(stream.read(length)).items() if name[0] != "_"]
+            size = os.fstat(stream.fileno()).st_size
+            link = f"/proc/self/fd/{stream.fileno()}"
+            with safe_open(link, "pt") as result:
+                steps = {float(end) for name in result.keys() for end in result.get_tensor(name).aminmax()}  # noqa: SIM118
     except Exception as error:  # a reader may raise anything
         return f"{type(error).__name__}: {error}"
     if size != 8 + length + max(ends):
@@ -105,29 +105,29 @@ def saving() -> list[float]:
     model = Numbered().to(REMOTE)
     for step in range(1, STEPS + 1):
         with torch.no_grad():
-            for one in model.parameters():
-                one.add_(1)
+            for item in model.parameters():
+                item.add_(1)
         djinn.save_weights(model.state_dict(), "file:run/model.safetensors", {"step": str(step)})
         torch.save({"state": model.state_dict(), "step": step}, "file:run/state.pt")
     state = torch.load("file:run/state.pt", map_location=REMOTE)
     assert state["step"] == STEPS
-    found = [sum(one.sum().item() for one in state["state"].values())]
-    return [*found, sum(one.sum().item() for one in djinn.open_weights("file:run/model.safetensors").values())]
+    results = [sum(item.sum().item() for item in state["state"].values())]
+    return [*results, sum(item.sum().item() for item in djinn.open_weights("file:run/model.safetensors").values())]
 
 
 def moving() -> list[float]:
     """Change values in place, beside weights, and wait each time until the idle session is on disk."""
     ones = {"weight": torch.ones(LENGTH).to(REMOTE)}
     djinn.save_weights(ones, WEIGHTS)
-    held = torch.zeros(TENSORS * LENGTH).to(REMOTE)
-    view, read = held[: LENGTH // 2], djinn.open_weights(WEIGHTS)["weight"]
-    found = []
+    references = torch.zeros(TENSORS * LENGTH).to(REMOTE)
+    view, read = references[: LENGTH // 2], djinn.open_weights(WEIGHTS)["weight"]
+    results = []
     for _ in range(2):
-        held.add_(1)
+        references.add_(1)
         view.add_(1)
-        found += [held.sum().item(), view.sum().item(), read.sum().item()]
+        results += [references.sum().item(), view.sum().item(), read.sum().item()]
         wait_until_gone()
-    return found
+    return results
 
 
 def wait_until_gone() -> None:
@@ -135,9 +135,9 @@ def wait_until_gone() -> None:
     until = time.monotonic() + GONE_SECONDS
     while time.monotonic() < until:
         statuses = ask_servers(client.settings()).values()  # one for each address
-        if (status := next((one for one in statuses if not isinstance(one, Exception)), None)) is not None:
-            sessions = [one for executor in status.executors for one in executor.sessions]
-            if all(one.disk and not one.memory for one in sessions):  # after a kill there is no executor, so wait
+        if (status := next((item for item in statuses if not isinstance(item, Exception)), None)) is not None:
+            sessions = [item for executor in status.executors for item in executor.sessions]
+            if all(item.disk and not item.memory for item in sessions):  # after a kill there is no executor, so wait
                 return
         time.sleep(0.02)
     raise TimeoutError("an idle session stays on its device")

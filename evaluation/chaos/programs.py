@@ -21,16 +21,16 @@ Program = Callable[[Callable[[int], object]], object]
 def digest_of_state() -> str:
     """Return a hash of all reachable tensors on the device, and of the remote and local random state."""
     gc.collect()
-    found = []
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.device.type == "remote_accelerator":
-            here = one.detach().cpu().contiguous()
-            about = f"{tuple(one.shape)} {one.stride()} {one.dtype} {one.requires_grad}"
-            found.append(about.encode() + here.view(-1).view(torch.uint8).numpy().tobytes())
-    digests = sorted(hashlib.sha256(data).digest() for data in found)
+    results = []
+    for item in gc.get_objects():
+        if issubclass(type(item), torch.Tensor) and item.device.type == "remote_accelerator":
+            here = item.detach().cpu().contiguous()
+            about = f"{tuple(item.shape)} {item.stride()} {item.dtype} {item.requires_grad}"
+            results.append(about.encode() + here.view(-1).view(torch.uint8).numpy().tobytes())
+    digests = sorted(hashlib.sha256(data).digest() for data in results)
     states = [torch.get_rng_state(), torch.remote_accelerator.get_rng_state(0)]
     digests += [state.cpu().numpy().tobytes() for state in states]
-    return f"{len(found)} tensors {hashlib.sha256(b''.join(digests)).hexdigest()}"
+    return f"{len(results)} tensors {hashlib.sha256(b''.join(digests)).hexdigest()}"
 
 
 def train(at: Callable[[int], object]) -> object:
@@ -39,12 +39,12 @@ def train(at: Callable[[int], object]) -> object:
     layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4)]
     model = torch.nn.Sequential(*layers).to(REMOTE)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-    given, wanted = torch.randn(32, 16).to(REMOTE), torch.randint(0, 4, (32,)).to(REMOTE)
+    inputs, required = torch.randn(32, 16).to(REMOTE), torch.randint(0, 4, (32,)).to(REMOTE)
     average, losses = torch.zeros(4, 32, device=REMOTE), []
     for step in range(40):
         at(step)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(given), wanted)
+        loss = torch.nn.functional.cross_entropy(model(inputs), required)
         loss.backward()
         optimizer.step()
         average.mul_(0.9).add_(model[3].weight.detach(), alpha=0.1)
@@ -80,22 +80,22 @@ def generate(_: Callable[[int], object]) -> object:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(REMOTE)
     prompt = torch.randint(0, 500, (1, 12)).to(REMOTE)
-    found = model.generate(
+    result = model.generate(
         prompt, max_new_tokens=40, do_sample=False, pad_token_id=0, return_dict_in_generate=True, use_cache=True
     )
-    return found.sequences.tolist(), digest_of_state()
+    return result.sequences.tolist(), digest_of_state()
 
 
 def upload(at: Callable[[int], object]) -> object:
     """Upload tensors of 2 to 8 MiB, in frames of 4 MiB, and write to them. `at` is called with the number of each."""
     torch.manual_seed(7)
-    held = []
+    references = []
     for number in range(4):
         source = torch.randint(0, 256, (2 << 20, 1 + number), dtype=torch.uint8)
         at(number)
-        held.append(source.to(REMOTE))
-        held[-1][number] += 1
-        view = held[-1].view(-1)[:1000]
+        references.append(source.to(REMOTE))
+        references[-1][number] += 1
+        view = references[-1].view(-1)[:1000]
         view.mul_(3)
     return digest_of_state()
 
@@ -104,11 +104,11 @@ def interrupted(at: Callable[[int], object]) -> object:
     """Train, and press Ctrl-C after each step during long work on copies. The work leaves nothing. `at` gets each step."""
     torch.manual_seed(8)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(REMOTE)
-    optimizer, given = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(16, 64).to(REMOTE)
+    optimizer, inputs = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(16, 64).to(REMOTE)
     for step in range(8):
         at(step)
         optimizer.zero_grad()
-        loss = torch.nn.functional.dropout(model(given), 0.1).square().mean()
+        loss = torch.nn.functional.dropout(model(inputs), 0.1).square().mean()
         loss.backward()
         optimizer.step()
         djinn.synchronize()  # Ctrl-C stops work that has not run, this step included

@@ -75,18 +75,18 @@ def updates(server: Server, count: int) -> dict[str, float]:
     with using(servers=[network.url], token=server.token, disable=("local",)):
         total, one = torch.zeros(1, dtype=torch.float64, device=REMOTE), torch.ones(1, dtype=torch.float64).to(REMOTE)
         network.up = network.down = lambda n: LOSE if n % 7 == 0 else PASS
-        started = time.monotonic()
+        start = time.monotonic()
         for i in range(count):
             total.add_(one)
             if i == count // 2:
                 network.part(5.0)
             if i % 10 == 0:
                 djinn.synchronize()
-        found = total.item()
-        seconds = time.monotonic() - started
+        result = total.item()
+        seconds = time.monotonic() - start
         network.up = network.down = lambda _: PASS
     network.close()
-    return {"updates": count, "updates_wrong": float(found != count), "updates_s": round(seconds, 2)}
+    return {"updates": count, "updates_wrong": float(result != count), "updates_s": round(seconds, 2)}
 
 
 def upload(server: Server, nbytes: int) -> dict[str, float]:
@@ -96,13 +96,17 @@ def upload(server: Server, nbytes: int) -> dict[str, float]:
         source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # incompressible
         network.sent = 0
         network.up = lambda n: HALF if n % FRAMES_BETWEEN == 0 else PASS
-        held = source.to(REMOTE)
+        references = source.to(REMOTE)
         djinn.synchronize()
-        sent, resets = network.sent, network.connections - 1
+        sent_bytes, resets = network.sent, network.connections - 1
         network.up = lambda _: PASS
-        equal = torch.equal(held.cpu(), source)
+        equal = torch.equal(references.cpu(), source)
     network.close()
-    return {"upload_bytes_ratio": round(sent / nbytes, 4), "upload_resets": resets, "upload_wrong": float(not equal)}
+    return {
+        "upload_bytes_ratio": round(sent_bytes / nbytes, 4),
+        "upload_resets": resets,
+        "upload_wrong": float(not equal),
+    }
 
 
 Options = argparse.Namespace
@@ -156,11 +160,11 @@ def _while_writing(name: str, options: Options, chance: random.Random, folder: P
     (folder / "saved").mkdir()
     kept = ("--save-weights", str(folder / "saved"), "--lease-seconds", "1200", *flags)
     with one_server(folder, *kept), contextlib.chdir(folder):  # folder of pointer files
-        found = files.FileKills(folder)
-        tally = disturb(files.PROGRAMS[name], options.kills, chance, found.executor)
-        found.look()
-    print(f"{name:18} {tally}; {found}", flush=True)
-    return {f"{name}_{key}": float(value) for key, value in (tally.figures() | found.figures()).items()}
+        result = files.FileKills(folder)
+        tally = disturb(files.PROGRAMS[name], options.kills, chance, result.executor)
+        result.look()
+    print(f"{name:18} {tally}; {result}", flush=True)
+    return {f"{name}_{key}": float(value) for key, value in (tally.figures() | result.figures()).items()}
 
 
 def saves(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:

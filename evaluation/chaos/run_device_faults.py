@@ -209,12 +209,12 @@ class Bench:
             tally.problems[f"{fault} did not happen"] += 1
         self._judge(fault, answers, tally)
         after = self.processes()
-        changed = [number for number in range(2) if before[number] != after[number]]
-        if changed != ([] if fault.kind == "out_of_memory" else [fault.device]):
-            tally.problems[f"{fault}: executors {changed} were started again"] += 1
+        changes = [number for number in range(2) if before[number] != after[number]]
+        if changes != ([] if fault.kind == "out_of_memory" else [fault.device]):
+            tally.problems[f"{fault}: executors {changes} were started again"] += 1
         again = self.round()
-        tally.problems.update([f"{fault}: a later round failed: {one}" for one in again if not one.get("equal")])
-        if all(one.get("equal") for one in again) and (memory := self._allocated()) != self._memory:
+        tally.problems.update([f"{fault}: a later round failed: {item}" for item in again if not item.get("equal")])
+        if all(item.get("equal") for item in again) and (memory := self._allocated()) != self._memory:
             tally.problems[f"{fault}: {memory} bytes are in use, and not {self._memory}"] += 1
 
     def _has_happened(self, fault: Planted, before: list[int]) -> bool:
@@ -224,17 +224,17 @@ class Bench:
 
     def _judge(self, fault: Planted, answers: Sequence[dict[str, Any]], tally: Tally) -> None:
         tally.faults += 1
-        told = [number for number, answer in enumerate(answers) if answer["error"]]
-        tally.told += bool(told)
-        tally.told_nobody += not told
+        report = [number for number, answer in enumerate(answers) if answer["error"]]
+        tally.told += bool(report)
+        tally.told_nobody += not report
         there = [number for number, client in enumerate(self.clients) if client.device == fault.device]
         allowed = there if fault.victim is None else [fault.victim]
-        if len(told) > 1 or not {*told} <= {*allowed}:
-            tally.problems[f"{fault}: programs {told} were told: {[answers[one] for one in told]}"] += 1
+        if len(report) > 1 or not {*report} <= {*allowed}:
+            tally.problems[f"{fault}: programs {report} were told: {[answers[item] for item in report]}"] += 1
         for number, answer in enumerate(answers):
-            if number not in told and not answer["equal"]:
+            if number not in report and not answer["equal"]:
                 tally.problems[f"{fault}: results of program {number} are wrong"] += 1
-        for number in told:
+        for number in report:
             tally.named += self._names(fault, answers[number], tally)
 
     def _names(self, fault: Planted, answer: Mapping[str, str], tally: Tally) -> bool:
@@ -245,13 +245,13 @@ class Bench:
                 tally.problems[f"{fault}: {answer}"] += 1
             return True
         word = "hangs" if fault.kind == "hang" else "failed"
-        found = re.search(rf"(an op at or before )?(aten::\w+)\S* \(op \d+ of submission \d+\) {word}", message)
-        if found is None:
+        match = re.search(rf"(an op at or before )?(aten::\w+)\S* \(op \d+ of submission \d+\) {word}", message)
+        if match is None:
             tally.problems[f"{fault}: no op is named: {message}"] += 1
             return False
-        if found[1] is None and fault.op not in found[2]:
-            tally.problems[f"{fault}: {found[2]} is named"] += 1
-        return found[1] is None
+        if match[1] is None and fault.op not in match[2]:
+            tally.problems[f"{fault}: {match[2]} is named"] += 1
+        return match[1] is None
 
     def _allocated(self) -> list[int]:
         return [control.allocated() for control in self.controls]

@@ -103,11 +103,11 @@ class _Program:
         if self.end == "interrupt":
             time.sleep(self.moment)
             self.process.send_signal(signal.SIGINT)
-            began = time.monotonic()
+            start = time.monotonic()
         else:
-            began = time.monotonic() + self.moment
+            start = time.monotonic() + self.moment
         self.process.wait(300)
-        return time.monotonic() - began
+        return time.monotonic() - start
 
 
 def endings(
@@ -119,8 +119,8 @@ def endings(
 
     def start() -> _Program:
         work, end, moment = draw.choice(WORKS), draw.choice(ENDS), draw.uniform(0.0, LONGEST_SECONDS)
-        given = "-c", PROGRAM, work, end, str(600.0 if end == "interrupt" else moment)
-        return _Program(work, end, moment, python.start_talking(*given, env={**environment, **known}))
+        inputs = "-c", PROGRAM, work, end, str(600.0 if end == "interrupt" else moment)
+        return _Program(work, end, moment, python.start_talking(*inputs, env={**environment, **known}))
 
     now = start()
     now.enter()
@@ -143,14 +143,14 @@ def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
     """End programs at random moments. Exit with 1 if the next program waited too long for the place on the server."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     python = PreparedPython(environment)
-    found: dict[str, list[Ending]] = defaultdict(list)
+    results: dict[str, list[Ending]] = defaultdict(list)
     late = 0
     with tempfile.TemporaryDirectory() as folder:
         server = start_server(python.start, Path(folder), *OPTIONS, env=environment)
         try:
             for ending in endings(python, server, environment, programs, seed):
-                found[ending.work].append(ending)
-                found["all"].append(ending)
+                results[ending.work].append(ending)
+                results["all"].append(ending)
                 if ending.waited > limit:
                     late += 1
                     click.echo(f"late: {ending}")
@@ -158,7 +158,7 @@ def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
         finally:
             server.stop()
             python.close()
-    rows = {work: _row(of_it) for work, of_it in sorted(found.items())}
+    rows = {work: _row(of_it) for work, of_it in sorted(results.items())}
     for work, row in rows.items():
         click.echo(f"{work:10}" + "  ".join(f"{name} {value}" for name, value in row.items()))
     click.echo(f"{programs} programs, {stopped} stopped while they computed, {late} successors late")

@@ -56,7 +56,7 @@ def executor_of(server: Server) -> ExecutorStatus:
 def gone(server: Server) -> bool:
     """Return True if no session has values on the executor's device."""
     sessions = executor_of(server).sessions
-    return bool(sessions) and all(one.disk and one.memory < MIB for one in sessions)
+    return bool(sessions) and all(session.disk and session.memory < MIB for session in sessions)
 
 
 def expected(number: int, mib: int, step: int) -> list[int]:
@@ -114,11 +114,11 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 for number in draw.sample(range(options.sessions), options.sessions):
                     timer = kill_at_random(server, draw, 1.5) if turn in kills else None
                     turn += 1
-                    began = time.monotonic()
+                    start = time.monotonic()
                     clients[number].stdin.write("step\n")
                     clients[number].stdin.flush()
                     wrong += json.loads(clients[number].stdout.readline()) != expected(number, options.mib, step)
-                    waits.append(time.monotonic() - began)
+                    waits.append(time.monotonic() - start)
                     if timer is not None:
                         timer.join()
         finally:
@@ -148,11 +148,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="djinn-idle-") as folder:
-        found = run(options, Path(folder))
-    print("\n".join(f"{name:>12} {value}" for name, value in found.items()))
+        result = run(options, Path(folder))
+    print("\n".join(f"{name:>12} {value}" for name, value in result.items()))
     if options.json:
-        print(json.dumps(found))
-    sys.exit(bool(found["wrong"]))
+        print(json.dumps(result))
+    sys.exit(bool(result["wrong"]))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ def main(presses: int, seed: int, server: str, raised_seconds: float, idle_secon
     """Press Ctrl-C repeatedly. Exit with 1 if one took too long or state was lost."""
     signal.signal(signal.SIGINT, raise_outside_torch)
     djinn.configure(threads=1, **({"servers": [server]} if server else {}))
-    found: dict[str, list[Trial]] = defaultdict(list)
+    results: dict[str, list[Trial]] = defaultdict(list)
     bad = 0
     for number, trial in enumerate(trials(presses, seed)):
-        found[trial.work].append(trial)
+        results[trial.work].append(trial)
         late = max(trial.raised) > raised_seconds or trial.idle > idle_seconds
         bad += bool(late or trial.wrong)
         if late or trial.wrong:
@@ -40,7 +40,7 @@ def main(presses: int, seed: int, server: str, raised_seconds: float, idle_secon
             click.echo(
                 f"{number} {trial.work} at {trial.moment:.2f} s: raised {raised}, idle {trial.idle:.2f} {trial.wrong}"
             )
-    rows = {work: _row(of_it) for work, of_it in found.items()}
+    rows = {work: _row(of_it) for work, of_it in results.items()}
     for work, row in rows.items():
         click.echo(f"{work:12}" + "  ".join(f"{name} {value}" for name, value in row.items()))
     click.echo(f"{presses} moments, {bad} not as they should be")

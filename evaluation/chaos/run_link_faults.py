@@ -115,25 +115,25 @@ def _loop(case: Case, environment: Mapping[str, str]) -> dict[str, Any]:
     )
     assert client.stdout is not None
     try:
-        seen: list[tuple[float, float]] = []
+        visited: list[tuple[float, float]] = []
         for line in client.stdout:
-            seen.append(tuple(json.loads(line)))
-            if len(seen) == BEFORE and case.fault is not None:
+            visited.append(tuple(json.loads(line)))
+            if len(visited) == BEFORE and case.fault is not None:
                 case.fault(client.pid)
         _, errors = client.communicate(timeout=SECONDS)
     finally:
         client.kill()
         client.wait()
-    times = [moment for moment, _ in seen]
+    times = [moment for moment, _ in visited]
     steps = [after - before for before, after in itertools.pairwise(times)]
-    right = [value for _, value in seen] == [float(step + 1) for step in range(STEPS)]
+    right = [value for _, value in visited] == [float(step + 1) for step in range(STEPS)]
     later = steps[BEFORE:]
     return {
         "case": case.title,
         "median_ms": statistics.median(steps[:BEFORE]) * 1e3 if steps else None,
         "median_after_ms": statistics.median(later) * 1e3 if later else None,
         "longest_seconds": max(steps, default=None),
-        "steps": len(seen),
+        "steps": len(visited),
         "right": right,
         "error": "" if right else errors[-500:],
     }
@@ -156,23 +156,23 @@ def main() -> None:
     print(
         "| case | median step | median step afterwards | longest step | steps | right |\n| --- | --- | --- | --- | --- | --- |"
     )
-    found = {}
+    results = {}
     for name in names:
-        one = found[name] = run(known[name])
+        item = results[name] = run(known[name])
         figures = (
-            f"{one['median_ms']:.0f} ms | {one['median_after_ms']:.0f} ms | {one['longest_seconds']:.1f} s"
-            if one["right"]
+            f"{item['median_ms']:.0f} ms | {item['median_after_ms']:.0f} ms | {item['longest_seconds']:.1f} s"
+            if item["right"]
             else "- | - | -"
         )
         print(
-            f"| {one['case']} | {figures} | {one['steps']} | {'yes' if one['right'] else 'no: ' + one['error']} |",
+            f"| {item['case']} | {figures} | {item['steps']} | {'yes' if item['right'] else 'no: ' + item['error']} |",
             flush=True,
         )
     if options.save:
-        options.save.write_text(json.dumps(found, indent=1) + "\n")
+        options.save.write_text(json.dumps(results, indent=1) + "\n")
     if options.json:
-        print(json.dumps(found))
-    sys.exit(not all(one["right"] for one in found.values()))
+        print(json.dumps(results))
+    sys.exit(not all(item["right"] for item in results.values()))
 
 
 if __name__ == "__main__":

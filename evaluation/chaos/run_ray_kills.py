@@ -60,21 +60,21 @@ def training() -> Callable[[str], object]:
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Tanh(), torch.nn.Linear(64, 8))
         model.to(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        found = []
+        results = []
         for _ in range(100):
             optimizer.zero_grad()
             loss = model(torch.ones(4, 32, device=device)).square().mean()
             loss.backward()
             optimizer.step()
-            found.append(loss.item())
-        return found
+            results.append(loss.item())
+        return results
 
     return run
 
 
 def actor() -> dict:
-    (opened,) = open_connections()
-    return state.actors(opened.executor._process._calls._actor._actor_id.hex())
+    (stream,) = open_connections()
+    return state.actors(stream.executor._process._calls._actor._actor_id.hex())
 
 
 def kill_executor(cluster: Cluster) -> None:
@@ -99,7 +99,7 @@ def kill_process(number: Callable[[], int | None]) -> None:
 
 def kill_node(cluster: Cluster) -> None:
     name = actor()["Address"]["NodeID"]
-    (node,) = [one for one in cluster.worker_nodes if one.node_id == name]
+    (node,) = [worker_node for worker_node in cluster.worker_nodes if worker_node.node_id == name]
     cluster.remove_node(node, allow_graceful=False)
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     common = {"object_store_memory": STORE, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    found = {}
+    results = {}
     with tempfile.TemporaryDirectory() as shared:
         settings = {"engine": "ray", "threads": 1, "start_timeout": 200, "recover": not options.standby}
         settings |= {"standby": ["engine"]} if options.standby else {}
@@ -128,19 +128,21 @@ def main() -> None:
         programs = {"generation": generation(), "training": training()}
         for victim in options.only:
             for name, program in programs.items():
-                found[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
-                sys.stderr.write(f"{victim} {name}: {found[f'{victim}_{name}']}\n")
+                results[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
+                sys.stderr.write(f"{victim} {name}: {results[f'{victim}_{name}']}\n")
         djinn.shut_down()
         left = sum("djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
-        found["left"] = {"executors": left, "files": len(list(Path(shared).iterdir()))}
+        results["left"] = {"executors": left, "files": len(list(Path(shared).iterdir()))}
     ray.shutdown()
     cluster.shutdown()
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 def mine() -> list[psutil.Process]:
     """Return processes of the cluster that this process started."""
-    return [one for one in psutil.process_iter(["cmdline", "environ"]) if "RAY_JOB_ID" in (one.info["environ"] or {})]
+    return [
+        item for item in psutil.process_iter(["cmdline", "environ"]) if "RAY_JOB_ID" in (item.info["environ"] or {})
+    ]
 
 
 def disturbed(
@@ -154,13 +156,13 @@ def disturbed(
     replenish(cluster)
     djinn.init()
     program(REMOTE)
-    began = time.monotonic()
+    start = time.monotonic()
     assert program(REMOTE) == expected
-    duration = time.monotonic() - began
+    duration = time.monotonic() - start
     for _ in range(kills):
         replenish(cluster)
         timer = threading.Timer(chance.uniform(0.0, duration), quiet(kill), (cluster,))
-        began = time.monotonic()
+        start = time.monotonic()
         timer.start()
         try:
             equal += program(REMOTE) == expected
@@ -171,7 +173,7 @@ def disturbed(
             timer.join()
             djinn.shut_down()
             djinn.init()
-        seconds.append(time.monotonic() - began - duration)
+        seconds.append(time.monotonic() - start - duration)
     return {
         "kills": kills,
         "equal": equal,

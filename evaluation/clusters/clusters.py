@@ -97,12 +97,12 @@ def random_program(chance):
     rows = chance.choice((1, 8, 128))
     width = chance.choice((16, 64, 256))
     dtype = chance.choice(FLOATS)
-    x, made = builder.input(rows, width, dtype=dtype), []
+    x, output = builder.input(rows, width, dtype=dtype), []
     for layer in range(chance.randint(1, 10)):
         if chance.random() < 0.2:
             dtype = chance.choice(FLOATS)
             x = builder.op("aten::_to_copy", x, shape=(rows, width), dtype=dtype)
-            made.append(x)
+            output.append(x)
         module = f"layers.{layer}"
         wide = width * chance.choice((1, 1, 4))
         up = builder.input(width, wide, dtype=dtype)
@@ -112,14 +112,14 @@ def random_program(chance):
         if chance.random() < 0.2:
             noise = builder.op("aten::rand_like", active, shape=(rows, wide), random=True, module=module)
             builder.inplace("aten::add_.Tensor", active, noise)
-            made.append(noise)
+            output.append(noise)
         if chance.random() < 0.2:
             row = builder.view("aten::select.int", up, shape=(wide,), slots=(0, 0))
             builder.inplace("aten::mul_.Scalar", row, slots=(0.5,))
-            made.append(row)
+            output.append(row)
         x = builder.op("aten::mm", active, down, shape=(rows, width), module=f"{module}.down")
-        made += (hidden, active, x)
-    builder.drop(*(v for v in made if v != x and chance.random() < 0.8))
+        output += (hidden, active, x)
+    builder.drop(*(v for v in output if v != x and chance.random() < 0.8))
     return builder.graph()
 
 
@@ -178,10 +178,10 @@ def size(graph, value, *, since=False):
 
 def sizes(graph):
     """Return the bytes by storage."""
-    found = Counter()
+    results = Counter()
     for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
-        found[storage_of(value)] = max(found[storage_of(value)], size(graph, value, since=True))
-    return found
+        results[storage_of(value)] = max(results[storage_of(value)], size(graph, value, since=True))
+    return results
 
 
 def broken(result, request):
@@ -191,23 +191,23 @@ def broken(result, request):
 
 def cannot_run(result, request):
     """Return the ops that run on a device without the op or one of its dtypes."""
-    graph, found, replace = result.graph, [], result.plan.replace
+    graph, outcome, replace = result.graph, [], result.plan.replace
     by_id = {d.id: d for d in request.topology.devices}
     for decision in result.placement.decisions:
         node, device = graph.nodes[decision.node], by_id[decision.device]
         used = {str(graph.meta(replace.get(v, v)).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
         if device.dtypes and used - device.dtypes:
-            found.append(f"{node.op} runs on {decision.device}, which lacks {sorted(used - device.dtypes)}")
+            outcome.append(f"{node.op} runs on {decision.device}, which lacks {sorted(used - device.dtypes)}")
         if node.op in device.unsupported or node.op.split(".")[0] in device.unsupported:
-            found.append(f"{node.op} runs on {decision.device}, which does not have it")
-    return found
+            outcome.append(f"{node.op} runs on {decision.device}, which does not have it")
+    return outcome
 
 
 def waiting(steps, receiver, at):
     """Return the values that may have arrived before step `at`, if all other devices are as far ahead as possible."""
-    turns, mail, moved = dict.fromkeys(steps, 0), Counter(), True
-    while moved:
-        moved = False
+    turns, mail, on_device = dict.fromkeys(steps, 0), Counter(), True
+    while on_device:
+        on_device = False
         for device, its in steps.items():
             while turns[device] < (at if device == receiver else len(its)):
                 step = its[turns[device]]
@@ -218,21 +218,21 @@ def waiting(steps, receiver, at):
                 elif isinstance(step, Send):
                     mail[device, step.target, step.value] += 1
                 turns[device] += 1
-                moved = True
+                on_device = True
     return [value for (_, target, value), count in mail.items() if target == receiver for _ in range(count)]
 
 
 def too_full(result, request):
     """Return the devices whose memory a plan exceeds."""
-    graph, placement, found = result.graph, result.placement, []
+    graph, placement, outcome = result.graph, result.placement, []
     by_id = {d.id: d for d in request.topology.devices}
-    held = {d: defaultdict(dict) for d in by_id}  # by device and memory, bytes by value
+    references = {d: defaultdict(dict) for d in by_id}  # by device and memory, bytes by value
     total = Counter()  # by device
     before = {v: d for v, d in request.resident.items() if v in graph.inputs}
 
     def change(device, memory, value, nbytes):
         """Add or remove (`nbytes` None) a value of a memory. The memory counts its largest value."""
-        values = held[device][memory]
+        values = references[device][memory]
         total[device] -= max(values.values(), default=0)
         values.pop(value, None) if nbytes is None else values.update({value: nbytes})
         total[device] += max(values.values(), default=0)
@@ -269,7 +269,7 @@ def too_full(result, request):
             if isinstance(step, Send):
                 most = max(most, bytes_on(device) + beside + (size(graph, step.value) if is_host else 0))
                 if placement.values.get(step.value) == step.target and before.get(step.value) == device:
-                    for value in list(held[device][storage_of(step.value)]):  # it moves with all of its views
+                    for value in list(references[device][storage_of(step.value)]):  # it moves with all of its views
                         change(device, storage_of(step.value), value, None)
             if isinstance(step, Upload | Receive):
                 hold(device, step.value)
@@ -278,12 +278,12 @@ def too_full(result, request):
             most = max(most, bytes_on(device))
         limit, has = request.memory_limits.get(device), by_id[device]
         if has.memory_free is not None and most - at_first[device] > has.memory_free:
-            found.append(f"{device} takes {most - at_first[device]} bytes more, and has {has.memory_free} free")
+            outcome.append(f"{device} takes {most - at_first[device]} bytes more, and has {has.memory_free} free")
         if has.memory and most > max(has.memory, at_first[device]):
-            found.append(f"{device} holds {most} bytes, and has {has.memory}")
+            outcome.append(f"{device} holds {most} bytes, and has {has.memory}")
         if limit is not None and most > max(limit, at_first[device]):
-            found.append(f"{device} holds {most} bytes, and its limit is {limit}")
-    return found
+            outcome.append(f"{device} holds {most} bytes, and its limit is {limit}")
+    return outcome
 
 
 def fits_somewhere(graph, request):
@@ -334,13 +334,13 @@ def search(seed, count, policies=POLICIES):
 def ask(tally, name, graph, request, policies):
     """Plan a program with each policy, and check the results."""
     for policy in policies:
-        asked = attrs.evolve(request, placement_policy=policy.name)
+        options = attrs.evolve(request, placement_policy=policy.name)
         try:
-            result = plan(graph, REGISTRY, asked)
+            result = plan(graph, REGISTRY, options)
         except DoesNotFit as error:
             tally.refused += 1
             words = ("bytes are short", "lacks", "limit", "does not run", "to be in several places")
-            if (fits_somewhere(graph, asked) and not error.excluded_by_pins) or not any(
+            if (fits_somewhere(graph, options) and not error.excluded_by_pins) or not any(
                 word in str(error) for word in words
             ):
                 tally.faults.append(f"{name} {policy.name}: {error}")
@@ -348,4 +348,4 @@ def ask(tally, name, graph, request, policies):
         tally.plans += 1
         tally.fallen_back += result.placement.policy != policy.name
         tally.spread += len(result.placement.devices) > 1
-        tally.faults += [f"{name} {policy.name}: {fault}" for fault in broken(result, asked)]
+        tally.faults += [f"{name} {policy.name}: {fault}" for fault in broken(result, options)]

@@ -26,25 +26,25 @@ def small_program(chance):
     """Return at most eight ops: products, sums of earlier results, casts, repetitions, in-place writes, random numbers."""
     builder, width = ProgramBuilder(), chance.choice((16, 32))
     first = builder.input(chance.choice((4, 64)), width, dtype=chance.choice(FLOATS[:2]))
-    made = [first]
+    outputs = [first]
     for _ in range(chance.randint(2, 8)):
-        x = chance.choice(made[-3:])
+        x = chance.choice(outputs[-3:])
         shape, dtype = tuple(builder.metas[x].shape), builder.metas[x].dtype
-        alike = [v for v in made if builder.metas[v].shape == shape and builder.metas[v].dtype == dtype]
+        alike = [v for v in outputs if builder.metas[v].shape == shape and builder.metas[v].dtype == dtype]
         match chance.choice("mmmmarcwn"):
             case "m":
-                made.append(builder.op("aten::mm", x, builder.input(width, width, dtype=dtype), shape=shape))
+                outputs.append(builder.op("aten::mm", x, builder.input(width, width, dtype=dtype), shape=shape))
             case "a":
-                made.append(builder.op("aten::add.Tensor", x, chance.choice(alike), shape=shape))
+                outputs.append(builder.op("aten::add.Tensor", x, chance.choice(alike), shape=shape))
             case "r":
-                made.append(builder.op("aten::repeat", x, shape=(2 * shape[0], width)))
+                outputs.append(builder.op("aten::repeat", x, shape=(2 * shape[0], width)))
             case "c":
-                made.append(builder.op("aten::_to_copy", x, shape=shape, dtype=chance.choice(FLOATS[:2])))
+                outputs.append(builder.op("aten::_to_copy", x, shape=shape, dtype=chance.choice(FLOATS[:2])))
             case "w":
                 builder.inplace("aten::mul_.Scalar", x, slots=(0.5,))
             case "n":
-                made.append(builder.op("aten::rand_like", x, shape=shape, random=True))
-    builder.drop(*(v for v in made[:-1] if chance.random() < 0.7))
+                outputs.append(builder.op("aten::rand_like", x, shape=shape, random=True))
+    builder.drop(*(v for v in outputs[:-1] if chance.random() < 0.7))
     return builder.graph()
 
 
@@ -55,8 +55,8 @@ class Pieces:
         self.of = {}
         for node in graph.nodes:
             bound = [*map(storage_of, (*node.outputs, *node.writes)), *([RANDOM_STATE] if node.random else [])]
-            for one in bound:
-                self.unite(bound[0], one)
+            for item in bound:
+                self.unite(bound[0], item)
         self.memory = list(
             dict.fromkeys(map(storage_of, (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))))
         )
@@ -116,8 +116,8 @@ def placement_exists(graph, request, pinned=None):
                 continue
             more = taken[device] + homeless[names[at]]
             if left[0] > 0 and (most[device] is None or more <= most[device]):
-                found = extend(at + 1, {**homes, names[at]: device}, {**taken, device: more})
-                if found:
+                result = extend(at + 1, {**homes, names[at]: device}, {**taken, device: more})
+                if result:
                     return True
         return False
 
@@ -173,14 +173,14 @@ def compare(seed, count, policies=POLICIES):
         tally.infeasible += answer is False
         tally.unknown += answer is None
         for policy in policies:
-            asked = attrs.evolve(request, placement_policy=policy.name)
+            options = attrs.evolve(request, placement_policy=policy.name)
             try:
-                result = plan(graph, REGISTRY, asked)
+                result = plan(graph, REGISTRY, options)
             except DoesNotFit as error:
                 if answer:
                     tally.faults.append(f"{number} {policy.name}: there is a placement, and it was not found: {error}")
                 continue
-            tally.faults += [f"{number} {policy.name}: {fault}" for fault in broken(result, asked)]
+            tally.faults += [f"{number} {policy.name}: {fault}" for fault in broken(result, options)]
             if answer is False and (result.placement.policy != "search" or result.schedule.scheduler == "sequential"):
                 tally.faults.append(f"{number} {policy.name}: it fits, and no placement does")
     return tally

@@ -34,25 +34,25 @@ def main() -> int:
     parser.add_argument("--models", help="names of models of the zoo, with commas between them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     logging.getLogger("djinn.stages").setLevel(logging.ERROR)  # two of the policies break rules on purpose
-    began = time.process_time()
-    random_ones, small = search(asked.seed, asked.clusters), compare(asked.seed, asked.small)
-    print(f"{asked.clusters:,} clusters, random programs: {random_ones.told()}", flush=True)
-    print(f"{asked.small:,} clusters, small programs: {small.told()}", flush=True)
-    names = asked.models.split(",") if asked.models else list(ZOO)[:: max(1, len(ZOO) // MODELS)]
+    start = time.process_time()
+    random_ones, small = search(options.seed, options.clusters), compare(options.seed, options.small)
+    print(f"{options.clusters:,} clusters, random programs: {random_ones.told()}", flush=True)
+    print(f"{options.small:,} clusters, small programs: {small.told()}", flush=True)
+    names = options.models.split(",") if options.models else list(ZOO)[:: max(1, len(ZOO) // MODELS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        programs = record(names if asked.zoo else [])
-    zoo = search_zoo(programs.graphs, asked.seed, asked.zoo)
-    print(f"{asked.zoo:,} clusters, {len(programs.graphs):,} programs of {len(names):,} models: {zoo.told()}")
+        programs = record(names if options.zoo else [])
+    zoo = search_zoo(programs.graphs, options.seed, options.zoo)
+    print(f"{options.zoo:,} clusters, {len(programs.graphs):,} programs of {len(names):,} models: {zoo.told()}")
     for left_out in programs.left_out:
         print(f"not recorded without a server: {left_out}")
     faults = [*random_ones.faults, *small.faults, *zoo.faults]
     for fault in faults:
         print(fault)
-    print(f"{len(faults):,} faults; {time.process_time() - began:,.0f} s of processor time")
-    if asked.json:
+    print(f"{len(faults):,} faults; {time.process_time() - start:,.0f} s of processor time")
+    if options.json:
         print(json.dumps({"random": attrs.asdict(random_ones), "small": attrs.asdict(small), "zoo": attrs.asdict(zoo)}))
     return 1 if faults else 0
 

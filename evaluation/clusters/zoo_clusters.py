@@ -29,25 +29,25 @@ class Programs:
 
 def record(names=None):
     """Return the programs of all models, or of the named ones."""
-    found = Programs()
+    results = Programs()
     for name in names or ZOO:
         torch.manual_seed(0)
         model, inputs = ZOO[name].make()
         try:
             with djinn.capture() as evaluated, torch.no_grad():
                 model.to(REMOTE)
-                given = moved(inputs, REMOTE)
-                kept = model.eval()(**given)
-            found.graphs[name] = evaluated.graph
+                input_tensor = moved(inputs, REMOTE)
+                kept = model.eval()(**input_tensor)
+            results.graphs[name] = evaluated.graph
             with djinn.capture() as trained:
-                kept = loss_of(model.train()(**given))
+                kept = loss_of(model.train()(**input_tensor))
                 kept.backward()
-            found.graphs[f"{name}, training"] = trained.graph
+            results.graphs[f"{name}, training"] = trained.graph
         except (DjinnError, RuntimeError, ValueError, TypeError) as error:
-            found.left_out.append(f"{name}: {type(error).__name__}: {error}"[:120])
+            results.left_out.append(f"{name}: {type(error).__name__}: {error}"[:120])
         del model, inputs
         kept = None
-    return found
+    return results
 
 
 def search_zoo(graphs, seed, count):

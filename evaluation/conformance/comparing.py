@@ -87,13 +87,13 @@ def outcome_of(program: Callable[[str], Any], device: str) -> Outcome:
             _forget_failures(device)
             return Outcome(error=error)
         try:
-            fetched = tuple(t.cpu() if isinstance(t, torch.Tensor) else t for t in results)
+            local_tensors = tuple(t.cpu() if isinstance(t, torch.Tensor) else t for t in results)
             if device == DEVICE:
                 djinn.synchronize()
         except Exception as error:
             _forget_failures(device)
             return Outcome(error=error, late=True)
-    return Outcome(fetched, tuple(map(layout_of, results)))
+    return Outcome(local_tensors, tuple(map(layout_of, results)))
 
 
 def _forget_failures(device: str) -> None:
@@ -123,17 +123,17 @@ def check_same(expected: Outcome, actual: Outcome, tolerance: Tolerance) -> None
     if actual.error is not None and expected.error is None:
         raise actual.error
     if expected.error is not None:
-        wanted, got = kind_of(expected.error), "nothing" if actual.error is None else kind_of(actual.error)
-        if wanted != got:
+        required, actual_value = kind_of(expected.error), "nothing" if actual.error is None else kind_of(actual.error)
+        if required != actual_value:
             raise AssertionError(
-                f"{wanted} expected ({_short(expected.error)}), {got} raised ({_short(actual.error)})"
+                f"{required} expected ({_short(expected.error)}), {actual_value} raised ({_short(actual.error)})"
             ) from actual.error
         return
     assert len(expected.results) == len(actual.results), f"{len(actual.results)} results, not {len(expected.results)}"
-    for want, got in zip(expected.layouts, actual.layouts, strict=True):
-        assert want == got, f"{_readable(want)} expected, {_readable(got)} returned"
-    for want, got in zip(expected.results, actual.results, strict=True):
-        _check_value(want, got, tolerance)
+    for want, actual_value in zip(expected.layouts, actual.layouts, strict=True):
+        assert want == actual_value, f"{_readable(want)} expected, {_readable(actual_value)} returned"
+    for want, actual_value in zip(expected.results, actual.results, strict=True):
+        _check_value(want, actual_value, tolerance)
 
 
 def _check_value(want: Any, got: Any, tolerance: Tolerance) -> None:

@@ -53,12 +53,12 @@ def _module_programs(module: ModuleInfo, count: int | None) -> Programs:
 
 def _module_program(module: ModuleInfo, sample: ModuleInput, dtype: torch.dtype, training: bool) -> Program:
     def program(device: str) -> Any:
-        made = sample.constructor_input
+        output = sample.constructor_input
         with torch.device("cpu"):
-            built = module.module_cls(*made.args, **made.kwargs).to(dtype).train(training)
-            given = copy.deepcopy((sample.forward_input.args, sample.forward_input.kwargs))
+            built = module.module_cls(*output.args, **output.kwargs).to(dtype).train(training)
+            inputs = copy.deepcopy((sample.forward_input.args, sample.forward_input.kwargs))
             if any(isinstance(p, torch.nn.UninitializedParameter) for p in built.parameters()):
-                built(*given[0], **given[1])  # lazy modules infer their shapes
+                built(*inputs[0], **inputs[1])  # lazy modules infer their shapes
         args, kwargs = pytree.tree_map(Copies(device).value, (sample.forward_input.args, sample.forward_input.kwargs))
         return _run(built.to(device), args, kwargs)
 
@@ -68,14 +68,14 @@ def _module_program(module: ModuleInfo, sample: ModuleInput, dtype: torch.dtype,
 def _run(module: torch.nn.Module, args: Any, kwargs: Any) -> list[Any]:
     torch.manual_seed(SEED)
     outputs = pytree.tree_leaves(module(*args, **kwargs))
-    wanted = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    required = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
     inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor) and t.requires_grad]
     sources = [*module.parameters(), *inputs]
     results = [*outputs, *module.buffers()]
-    if not wanted or not sources:
+    if not required or not sources:
         return results
-    seeds = [torch.ones_like(t) for t in wanted]
-    return [*results, *torch.autograd.grad(wanted, sources, seeds, allow_unused=True)]
+    seeds = [torch.ones_like(t) for t in required]
+    return [*results, *torch.autograd.grad(required, sources, seeds, allow_unused=True)]
 
 
 def optimizers() -> Iterator[OptimizerInfo]:
@@ -104,8 +104,8 @@ def _optimizer_program(optimizer: OptimizerInfo, sample: OptimizerInput, options
         with torch.device("cpu"):
             model = torch.nn.Linear(4, 3, bias=optimizer.optim_cls is not torch.optim.Muon)
             data = torch.randn(6, 4), torch.randn(6, 3)
-        moved = pytree.tree_map(lambda o: o.to(device) if isinstance(o, torch.Tensor) and o.dim() else o, options)
-        return _optimize(model.to(device), (data[0].to(device), data[1].to(device)), optimizer, moved)
+        on_device = pytree.tree_map(lambda o: o.to(device) if isinstance(o, torch.Tensor) and o.dim() else o, options)
+        return _optimize(model.to(device), (data[0].to(device), data[1].to(device)), optimizer, on_device)
 
     return program
 

@@ -39,8 +39,8 @@ def samples_of(
     """Return the first samples of an entry (None: all)."""
     # `op.sample_inputs` would seed every device and format a stack trace for each sample.
     torch.manual_seed(SEED)
-    made = op.sample_inputs_func(op, "cpu", dtype or first_dtype(op), requires_grad=gradients)
-    return itertools.islice(iter(made), count)
+    output = op.sample_inputs_func(op, "cpu", dtype or first_dtype(op), requires_grad=gradients)
+    return itertools.islice(iter(output), count)
 
 
 # --- programs for one sample on one device ----------------------------------------------------------------------------
@@ -50,8 +50,8 @@ def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = 
     """Return the plain call of the op."""
 
     def program(device: str) -> Any:
-        given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
-        return given.output_process_fn_grad(op(given.input, *given.args, **given.kwargs))
+        inputs = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
+        return inputs.output_process_fn_grad(op(inputs.input, *inputs.args, **inputs.kwargs))
 
     return program
 
@@ -60,13 +60,13 @@ def gradient(op: OpInfo, sample: SampleInput, function: Callable[..., Any] | Non
     """Return the op and its backward pass with gradients of ones."""
 
     def program(device: str) -> Any:
-        given = copies(op, device).sample(sample)
-        out = (function or op)(given.input, *given.args, **given.kwargs)
-        outputs = pytree.tree_leaves(given.output_process_fn_grad(out))
-        found = _gradients(outputs, given)
+        inputs = copies(op, device).sample(sample)
+        out = (function or op)(inputs.input, *inputs.args, **inputs.kwargs)
+        outputs = pytree.tree_leaves(inputs.output_process_fn_grad(out))
+        result = _gradients(outputs, inputs)
         if op.name in OTHER_FORMULAS:
-            found = [g.contiguous() if g is not None else None for g in found]
-        return [*outputs, *found]
+            result = [g.contiguous() if g is not None else None for g in result]
+        return [*outputs, *result]
 
     return program
 
@@ -74,21 +74,21 @@ def gradient(op: OpInfo, sample: SampleInput, function: Callable[..., Any] | Non
 def _gradients(outputs: list[Any], sample: SampleInput) -> list[torch.Tensor | None]:
     tensors = [t for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs)) if isinstance(t, torch.Tensor)]
     inputs = [t for t in tensors if t.requires_grad and t.is_leaf]
-    wanted = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not inputs or not wanted:
+    required = [t for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not inputs or not required:
         return []
-    return list(torch.autograd.grad(wanted, inputs, [torch.ones_like(t) for t in wanted], allow_unused=True))
+    return list(torch.autograd.grad(required, inputs, [torch.ones_like(t) for t in required], allow_unused=True))
 
 
 def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
     """Return the in-place variant. Only its input may be written, and its result must be that input."""
 
     def program(device: str) -> Any:
-        given = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
-        out = op.inplace_variant(given.input, *given.args, **given.kwargs)
-        base = given.input._base if given.input._base is not None else given.input
+        inputs = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
+        out = op.inplace_variant(inputs.input, *inputs.args, **inputs.kwargs)
+        base = inputs.input._base if inputs.input._base is not None else inputs.input
         whole = torch.as_strided(base, (base.untyped_storage().nbytes() // base.itemsize,), (1,), 0)
-        return [out, out is given.input, whole, given.args, given.kwargs]
+        return [out, out is inputs.input, whole, inputs.args, inputs.kwargs]
 
     return program
 
@@ -102,12 +102,12 @@ def out(op: OpInfo, sample: SampleInput, make: Callable[[torch.Tensor], torch.Te
     """Return the op with `out=`. `make` makes a tensor from each result."""
 
     def program(device: str) -> Any:
-        given = copies(op, device).sample(sample)
-        expected = op(given.input, *given.args, **given.kwargs)
+        inputs = copies(op, device).sample(sample)
+        expected = op(inputs.input, *inputs.args, **inputs.kwargs)
         targets = pytree.tree_map(lambda t: make(t) if isinstance(t, torch.Tensor) else t, expected)
-        returned = op(given.input, *given.args, **given.kwargs, out=targets)
-        leaves, wanted = pytree.tree_leaves(returned), pytree.tree_leaves(targets)
-        return [*leaves, [a is b for a, b in zip(leaves, wanted, strict=True)], wanted]
+        returned = op(inputs.input, *inputs.args, **inputs.kwargs, out=targets)
+        leaves, required = pytree.tree_leaves(returned), pytree.tree_leaves(targets)
+        return [*leaves, [a is b for a, b in zip(leaves, required, strict=True)], required]
 
     return program
 

@@ -170,12 +170,12 @@ def main() -> int:
     parser.add_argument("--local", default="cpu", help="device here that results are compared with, such as cuda:0")
     options = parser.parse_args()
     console = Console()
-    started = time.monotonic()
+    start = time.monotonic()
     os.environ |= {INDEX: str(options.index), LOCAL: options.local}  # for child processes
     choice = Choice(options.executors, options.policy, options.samples)
     verdicts = run(options.only, options.processes, choice, console)
     result = report(verdicts, console)
-    console.print(f"{time.monotonic() - started:.0f} seconds")
+    console.print(f"{time.monotonic() - start:.0f} seconds")
     if options.json:
         options.json.write_text(json.dumps(result, indent=2, default=str) + "\n")
     stale = [n for n in LEFT_OUT if not options.only and n not in result["left out"]]

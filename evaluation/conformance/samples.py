@@ -61,20 +61,20 @@ class Copies:
 
     def sample(self, sample: SampleInput) -> SampleInput:
         """Return the sample with tensors and devices copied."""
-        given, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
-        copied = SampleInput(given, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
-        if "device" in copied.kwargs:
-            copied.kwargs["device"] = self.device
-        return copied
+        inputs, args, kwargs = pytree.tree_map(self.value, (sample.input, sample.args, sample.kwargs))
+        duplicate = SampleInput(inputs, args=args, kwargs=kwargs, output_process_fn_grad=sample.output_process_fn_grad)
+        if "device" in duplicate.kwargs:
+            duplicate.kwargs["device"] = self.device
+        return duplicate
 
     def value(self, value: Any) -> Any:
         """Return a copied argument."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self.tensors:
                 device = "cpu" if self.stays(value) else self.device
-                copied = self.tensor(value, device)
-                copied = self.dressed(copied.detach()).detach()
-                self.tensors[id(value)] = copied.requires_grad_(value.requires_grad)
+                duplicate = self.tensor(value, device)
+                duplicate = self.dressed(duplicate.detach()).detach()
+                self.tensors[id(value)] = duplicate.requires_grad_(value.requires_grad)
             return self.tensors[id(value)]
         if isinstance(value, torch.device) or value == "cpu":
             return torch.device(self.device)
@@ -82,18 +82,18 @@ class Copies:
 
     def tensor(self, tensor: torch.Tensor, device: str) -> torch.Tensor:
         """Return a copied tensor. Its whole storage is copied once."""
-        given = tensor.detach()
-        if given.layout != torch.strided or given.is_quantized or given.is_conj() or given.is_neg():
-            return given.to(device, copy=True)
-        storage = given.untyped_storage()
-        key = (storage.data_ptr(), given.dtype)
+        inputs = tensor.detach()
+        if inputs.layout != torch.strided or inputs.is_quantized or inputs.is_conj() or inputs.is_neg():
+            return inputs.to(device, copy=True)
+        storage = inputs.untyped_storage()
+        key = (storage.data_ptr(), inputs.dtype)
         base = self.storages.get(key)
         if base is None or not storage.nbytes():
-            whole = torch.empty(0, dtype=given.dtype, device="cpu").set_(
-                storage, 0, (storage.nbytes() // given.element_size(),), (1,)
+            whole = torch.empty(0, dtype=inputs.dtype, device="cpu").set_(
+                storage, 0, (storage.nbytes() // inputs.element_size(),), (1,)
             )
             base = self.storages[key] = whole.to(device, copy=True)
-        return base.as_strided(given.size(), given.stride(), given.storage_offset())
+        return base.as_strided(inputs.size(), inputs.stride(), inputs.storage_offset())
 
 
 def copies(op: Any, device: str, dressed: Callable[[torch.Tensor], torch.Tensor] = plain) -> Copies:

@@ -48,12 +48,12 @@ def judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Toleran
 
 
 def _judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolerance) -> Verdict:
-    samples = refused = late = wrong = 0
+    samples = refusal = late = wrong = 0
     reason, first = "", None
     for which, program in programs:
         expected, actual = outcome_of(program, HERE), outcome_of(program, DEVICE)
         samples += 1
-        refused += expected.error is not None
+        refusal += expected.error is not None
         late += actual.late
         try:
             check_same(expected, actual, tolerance)
@@ -64,4 +64,4 @@ def _judge(name: str, programs: Iterable[tuple[str, Program]], tolerance: Tolera
     if name in LEFT_OUT and wrong:
         return Verdict(name, "left out", LEFT_OUT[name], first, samples, wrong)
     outcome = "failed" if wrong else "passed" if samples else "none"
-    return Verdict(name, outcome, reason, first, samples, wrong, refused, late)
+    return Verdict(name, outcome, reason, first, samples, wrong, refusal, late)

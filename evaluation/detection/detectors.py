@@ -76,10 +76,10 @@ def inputs() -> Inputs:
 
 def masks(height: int, width: int) -> torch.Tensor:
     """Return the boxes as masks."""
-    made = torch.zeros(len(BOXES), height, width, dtype=torch.uint8)
-    for mask, (left, top, right, bottom) in zip(made, BOXES.tolist(), strict=True):
+    output = torch.zeros(len(BOXES), height, width, dtype=torch.uint8)
+    for mask, (left, top, right, bottom) in zip(output, BOXES.tolist(), strict=True):
         mask[top:bottom, left:right] = 1
-    return made
+    return output
 
 
 def _architecture(make: Callable[[], nn.Module]) -> Architecture:

@@ -45,14 +45,14 @@ def differences(
     """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
     before: dict[tuple[str, str], tuple[Any, Any]] = {}  # the last difference, which persists
     offsets: set[int] = set()  # known version offsets of storages; views share those of their base
-    for number, (want, got) in enumerate(zip(here, there, strict=True)):
+    for number, (want, actual) in enumerate(zip(here, there, strict=True)):
         source = statements[number] if number < len(statements) else ""
         differing: dict[tuple[str, str], tuple[Any, Any]] = {}
-        if want == got:  # the usual case
+        if want == actual:  # the usual case
             before = differing
             continue
-        for key in [*want, *(k for k in got if k not in want)]:
-            one, other = want.get(key, ABSENT), got.get(key, ABSENT)
+        for key in [*want, *(k for k in actual if k not in want)]:
+            one, other = want.get(key, ABSENT), actual.get(key, ABSENT)
             if one == other or (
                 close and isinstance(one, Value) and isinstance(other, Value) and close(one.tensor, other.tensor)
             ):
@@ -66,10 +66,10 @@ def differences(
                 if isinstance(one, Raised) and isinstance(other, Raised) and one.kind == other.kind
                 else key[1]
             )
-            found = Difference(number, key[0], name, one, other, source)
-            entry = known(found, "error" in {name for place, name in want.keys() & got.keys() if not place})
+            result = Difference(number, key[0], name, one, other, source)
+            entry = known(result, "error" in {name for place, name in want.keys() & actual.keys() if not place})
             if entry is None:
-                yield found
+                yield result
                 continue
             if entry.ends:
                 return

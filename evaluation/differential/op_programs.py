@@ -148,8 +148,8 @@ def _names(op: OpInfo, sample: SampleInput, dress: Callable[[torch.Tensor], torc
 
     def copied(device: str) -> Callable[[], Any]:
         def make() -> Any:
-            given = copies(op, device, dressed).sample(sample)
-            return [given.input, list(given.args), given.kwargs]
+            inputs = copies(op, device, dressed).sample(sample)
+            return [inputs.input, list(inputs.args), inputs.kwargs]
 
         return make
 
@@ -163,11 +163,11 @@ def _names(op: OpInfo, sample: SampleInput, dress: Callable[[torch.Tensor], torc
 
     def copied_with_out(device: str) -> Callable[[], Any]:
         def make() -> Any:
-            given, *others = copied(device)()
-            given = given.detach()
-            wide = torch.zeros(given.numel() + 1, dtype=given.dtype, device=device)
-            first, second = wide[:-1].view(given.shape), wide[1:].view(given.shape)
-            return [first.copy_(given), *others], second
+            inputs, *others = copied(device)()
+            inputs = inputs.detach()
+            wide = torch.zeros(inputs.numel() + 1, dtype=inputs.dtype, device=device)
+            first, second = wide[:-1].view(inputs.shape), wide[1:].view(inputs.shape)
+            return [first.copy_(inputs), *others], second
 
         return make
 

@@ -526,8 +526,8 @@ class Generator:
     def _dropped(self) -> list[str]:
         names = self.runner.names
         large = [n for n, t in names.items() if isinstance(t, torch.Tensor) and t.numel() > LARGEST]
-        held = [n for n in names if re.fullmatch(r"[a-z]\d+", n)]
-        many = self.rng.sample(held, len(held) - HELD) if len(held) > HELD + 3 else []
+        references = [n for n in names if re.fullmatch(r"[a-z]\d+", n)]
+        many = self.rng.sample(references, len(references) - HELD) if len(references) > HELD + 3 else []
         return sorted({*large, *many})
 
     def _filled(self, template: str) -> str:

@@ -154,13 +154,13 @@ class Runner:
             facts["", "printed"] = " ".join(self._neutral(printed.getvalue()).split())
         if self._heard:
             facts["", "warnings"] = [(w.category.__name__, self._neutral(str(w.message))) for w in self._heard]
-        for place, found in self.found():
-            if isinstance(found, torch.Tensor):
-                for name, value in self._looks(found).items():
+        for place, result in self.found():
+            if isinstance(result, torch.Tensor):
+                for name, value in self._looks(result).items():
                     facts[place, name] = value
-            elif isinstance(found, (int, float, complex, str, bool, type(None), torch.dtype)):
+            elif isinstance(result, (int, float, complex, str, bool, type(None), torch.dtype)):
                 facts[place, "value"] = self._neutral(
-                    " ".join(found.split()) if isinstance(found, str) else repr(found)
+                    " ".join(result.split()) if isinstance(result, str) else repr(result)
                 )
         return facts
 
@@ -170,18 +170,18 @@ class Runner:
 
     def finish(self) -> Facts:
         """Return the elements of all tensors, and which tensors share memory."""
-        held = {place: tensor for place, tensor in self.found() if isinstance(tensor, torch.Tensor)}
-        held |= {f"{p}.grad": t.grad for p, t in held.items() if _gradient(t)}
+        references = {place: tensor for place, tensor in self.found() if isinstance(tensor, torch.Tensor)}
+        references |= {f"{p}.grad": t.grad for p, t in references.items() if _gradient(t)}
         facts: Facts = {}
         first: dict[int, str] = {}
-        for place, tensor in held.items():
+        for place, tensor in references.items():
             if tensor.layout == torch.strided:
                 facts[place, "shares"] = first.setdefault(tensor.untyped_storage()._cdata, place)
         try:
-            fetched = _fetched(list(held.values()))
+            local_tensors = _fetched(list(references.values()))
         except Exception as error:
             return facts | {("", "error"): _raised(error)}
-        for place, tensor in zip(held, fetched, strict=True):
+        for place, tensor in zip(references, local_tensors, strict=True):
             facts[place, "value"] = Value(tensor)
         return facts
 
@@ -194,7 +194,7 @@ class Runner:
                 looks[name] = str(error)
         base = tensor._base
         if base is not None:
-            names = [name for name, held in self.names.items() if held is base]
+            names = [name for name, references in self.names.items() if references is base]
             looks["base"] = names or (tuple(base.shape), base.storage_offset(), base.dtype)
         return looks
 

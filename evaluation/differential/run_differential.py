@@ -108,20 +108,20 @@ def _in_programs(work: Work) -> Iterator[Finding]:
     _logged()
     for seed in work.numbers:
         statements, expected = generated(seed)
-        found = first_difference(statements, expected)
-        if found is not None:
-            found = smallest(found) if work.shrink else found
-            yield Finding(f"seed {seed}", work.settings, found.difference.property, str(found), found.statements)
+        result = first_difference(statements, expected)
+        if result is not None:
+            result = smallest(result) if work.shrink else result
+            yield Finding(f"seed {seed}", work.settings, result.difference.property, str(result), result.statements)
         elif logged := _logged():
             yield Finding(f"seed {seed}", work.settings, "log", logged, tuple(statements))
 
 
 def _in_ops(work: Work) -> Iterator[Finding]:
     for number in work.numbers:
-        for one in programs(entries()[number], SAMPLES):
-            found = first_difference(one.statements, extra=one.names, close=one.close)
-            if found is not None:
-                yield Finding(one.name, work.settings, found.difference.property, str(found), one.statements)
+        for program in programs(entries()[number], SAMPLES):
+            result = first_difference(program.statements, extra=program.names, close=program.close)
+            if result is not None:
+                yield Finding(program.name, work.settings, result.difference.property, str(result), program.statements)
 
 
 def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[str]]:
@@ -133,15 +133,19 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
         futures = {pool.submit(_try, work): work for work in works}
         for future in as_completed(futures):
             try:
-                found, counts = future.result()
+                result, counts = future.result()
             except Exception as error:  # a process that died ends the others
                 work = futures[future]
-                found, counts = [Finding(f"{work.numbers}", work.settings, "crash", repr(error), ())], Counter()
+                result, counts = [Finding(f"{work.numbers}", work.settings, "crash", repr(error), ())], Counter()
             needed += counts
-            findings += found
-            for one in found:
+            findings += result
+            for item in result:
                 print(
-                    f"--- {one.name}, {one.settings}, {one.property}", *one.statements, one.text, sep="\n", flush=True
+                    f"--- {item.name}, {item.settings}, {item.property}",
+                    *item.statements,
+                    item.text,
+                    sep="\n",
+                    flush=True,
                 )
     return findings, needed
 
@@ -154,20 +158,22 @@ def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
         for settings, mine in placed
         for first in range(0, len(mine), CHUNK)
     ]
-    chosen = range(0, len(entries()), every) if every else range(0)
+    choice = range(0, len(entries()), every) if every else range(0)
     return [
         *works,
-        *(Work("one executor", tuple(chosen[n : n + CHUNK]), ops=True) for n in range(0, len(chosen), CHUNK)),
+        *(Work("one executor", tuple(choice[n : n + CHUNK]), ops=True) for n in range(0, len(choice), CHUNK)),
     ]
 
 
 def keep(findings: Sequence[Finding], folder: Path) -> None:
     """Write small programs that differ as cases, which `test_cases.py` replays."""
     folder.mkdir(parents=True, exist_ok=True)
-    for one in findings:
-        if one.statements and one.name.startswith("seed"):
-            text = [f'"""{one.property}: {one.name}, {one.settings}."""', "", *one.statements, ""]
-            (folder / f"{one.property.replace(' ', '_')}_{one.name.replace(' ', '_')}.py").write_text("\n".join(text))
+    for finding in findings:
+        if finding.statements and finding.name.startswith("seed"):
+            text = [f'"""{finding.property}: {finding.name}, {finding.settings}."""', "", *finding.statements, ""]
+            (folder / f"{finding.property.replace(' ', '_')}_{finding.name.replace(' ', '_')}.py").write_text(
+                "\n".join(text)
+            )
 
 
 def main() -> int:
@@ -183,10 +189,10 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="write small programs that differ to this folder")
     parser.add_argument("--json", type=Path, help="write what differs to this file, too")
     options = parser.parse_args()
-    started = time.monotonic()
+    start = time.monotonic()
     works = works_of(range(options.seed, options.seed + options.programs), options.ops, not options.no_shrink)
     findings, needed = run(works, options.processes)
-    print(f"{options.programs} programs, {len(findings)} findings, {time.monotonic() - started:.0f} seconds")
+    print(f"{options.programs} programs, {len(findings)} findings, {time.monotonic() - start:.0f} seconds")
     print(dict(Counter(f.property for f in findings)))
     for entry in known_differences.KNOWN:
         print(f"known, {needed[entry.name]} times: {entry.name}" + " (no longer needed?)" * (not needed[entry.name]))

@@ -94,13 +94,13 @@ def grown(work: Callable[[], object]) -> Callable[[str], int]:
 def figures_each(work: Callable[[int], object], count: int, prefix: str, unit: str) -> Figures:
     """Run `work(count)`. Return the counters, divided by `count`."""
     grew = grown(lambda: work(count))
-    found = {
+    results = {
         "syncs": grew("synchronizations"),
         "d2h_bytes": grew("bytes_device_to_host") + grew("bytes_device_to_pageable"),
         "launches": grew("launches"),
         "ops_outside_graphs": grew("ops_outside_graphs"),
     }
-    return {f"{prefix}_{name}_per_{unit}": number / count for name, number in found.items()}
+    return {f"{prefix}_{name}_per_{unit}": number / count for name, number in results.items()}
 
 
 def send_recorded() -> None:
@@ -250,7 +250,7 @@ def overlap_figures(mib: int, control: RemoteControl) -> Figures:
 
     alone = {"upload": seconds(upload=True, compute=False), "compute": seconds(upload=False, compute=True)}
     both = seconds(upload=True, compute=True)
-    figures = {f"{name}_seconds": found for name, found in (*alone.items(), ("upload_and_compute", both))}
+    figures = {f"{name}_seconds": results for name, results in (*alone.items(), ("upload_and_compute", both))}
     return {**figures, "upload_overlap": both / max(alone.values())}
 
 

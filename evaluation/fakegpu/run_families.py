@@ -53,20 +53,20 @@ def generate(model: Any, count: int, setting: str, most: int | None = None) -> t
     ids = torch.randint(3, 90, (rows, PROMPT), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     if setting == "padding":
-        for one in range(rows):
-            mask[one, :one], ids[one, :one] = 0, 0
+        for item in range(rows):
+            mask[item, :item], ids[item, :item] = 0, 0
     device = next(model.parameters()).device
     if device.type == "cpu" and setting == "offloaded":
         options = {}  # transformers needs an accelerator for it
-    given = {"attention_mask": mask.to(device), "do_sample": False, "pad_token_id": 0, **options}
+    settings = {"attention_mask": mask.to(device), "do_sample": False, "pad_token_id": 0, **options}
     if setting == "assisted":
-        given["assistant_model"] = assistant_of(model)
+        settings["assistant_model"] = assistant_of(model)
     if setting == "beams":
-        given["stopping_criteria"] = StoppingCriteriaList([partial(_is_done, length=PROMPT + count)])
+        settings["stopping_criteria"] = StoppingCriteriaList([partial(_is_done, length=PROMPT + count)])
         count = most or count
     with torch.no_grad():
-        made = model.generate(ids.to(device), max_new_tokens=count, **given)
-    return made.cpu()  # type: ignore[no-any-return]
+        output = model.generate(ids.to(device), max_new_tokens=count, **settings)
+    return output.cpu()  # type: ignore[no-any-return]
 
 
 def _is_done(ids: torch.Tensor, _: object, *, length: int) -> torch.Tensor:
@@ -103,9 +103,9 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
     generate(there, tokens, setting)
     shorter = grown(lambda: generate(there, tokens - LAST, setting, tokens))
     torch.get_device_module("remote_accelerator").reset_peak_memory_stats()
-    found: list[torch.Tensor] = []
-    longer = grown(lambda: found.append(generate(there, tokens, setting)))
-    differs = first_difference(expected, found[0]) if differs is None else differs
+    results: list[torch.Tensor] = []
+    longer = grown(lambda: results.append(generate(there, tokens, setting)))
+    differs = first_difference(expected, results[0]) if differs is None else differs
     each = {
         label: (longer(label) - shorter(label)) / LAST
         for label in ("launches", "graph_launches", "ops_outside_graphs", "synchronizations")
@@ -115,7 +115,7 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
 
 def measured(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> dict[str, Figures]:
     """Return the figures of families and settings on a new server with these options."""
-    found: dict[str, Figures] = {}
+    results: dict[str, Figures] = {}
     with tempfile.TemporaryDirectory(prefix="djinn-families-") as folder:
         environment = {**os.environ, "XDG_CACHE_HOME": folder}
         with serving(Path(folder), environment, *options) as server:
@@ -124,9 +124,9 @@ def measured(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> di
             for name, setting in pairs:
                 djinn.configure(**settings, exact=False)  # a session for each, so that the peak is that of a model
                 label = name if setting == "dynamic" else f"{name}, {setting}"
-                found[label] = figures_of(name, setting, tokens)
+                results[label] = figures_of(name, setting, tokens)
                 djinn.shut_down()
-    return found
+    return results
 
 
 def row(label: str, before: Figures, after: Figures) -> str:

@@ -54,7 +54,7 @@ class Trial:
     def give(self, data: bytes) -> str | None:
         """Feed one input. Return the problem, or None."""
         self.inputs += 1
-        started = time.thread_time()
+        start = time.thread_time()
         wrong = None
         try:
             self.read(data)
@@ -63,7 +63,7 @@ class Trial:
             wrong = None if str(error) else f"{type(error).__name__} says nothing"
         except Exception as error:
             wrong = f"{type(error).__name__}: {str(error)[:300]}"
-        took = time.thread_time() - started
+        took = time.thread_time() - start
         self.slowest = max(self.slowest, took)
         if took > SLOW_SECONDS:
             wrong = f"took {took:.1f} s"

@@ -53,8 +53,8 @@ def samples_of(position: int, dtype: torch.dtype) -> tuple[Any, ...]:
     state = torch.get_rng_state()
     torch.manual_seed(position)
     try:
-        made = op.sample_inputs_func(op, "cpu", dtype, requires_grad=False)
-        return tuple(s for s in itertools.islice(made, SAMPLES) if _elements((s.input, s.args, s.kwargs)) <= LARGEST)
+        output = op.sample_inputs_func(op, "cpu", dtype, requires_grad=False)
+        return tuple(s for s in itertools.islice(output, SAMPLES) if _elements((s.input, s.args, s.kwargs)) <= LARGEST)
     except Exception:  # the entry may raise anything
         return ()
     finally:
@@ -183,7 +183,7 @@ def changed(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[st
                 holder[place] = hostile(rng, holder[place])
         elif way < 0.9:
             name, make = rng.choice(ADDED)
-            first = next((one for one in positional if isinstance(one, torch.Tensor)), None)
+            first = next((item for item in positional if isinstance(item, torch.Tensor)), None)
             named[name] = make(rng, first if first is not None else torch.ones(3, device=REMOTE))
         elif len(positional) > 1 and way < 0.95:
             positional.pop()
@@ -212,9 +212,9 @@ def call(rng: random.Random, pool: Pool = ()) -> tuple[str, Callable[[], Any]]:
     if not samples:
         return op.name, lambda: None
     sample = rng.choice(samples)
-    given, args, kwargs = remote(sample.input), remote(list(sample.args)), remote(sample.kwargs)
-    if pool and rng.random() < 0.5 and isinstance(given, torch.Tensor):
-        given = rng.choice(pool)
-    positional, named = changed(rng, given, args, kwargs)
+    inputs, args, kwargs = remote(sample.input), remote(list(sample.args)), remote(sample.kwargs)
+    if pool and rng.random() < 0.5 and isinstance(inputs, torch.Tensor):
+        inputs = rng.choice(pool)
+    positional, named = changed(rng, inputs, args, kwargs)
     function = variant_of(rng, op)
     return op.name, lambda: function(*positional, **named)

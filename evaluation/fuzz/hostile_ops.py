@@ -113,7 +113,7 @@ class Witnesses:
 
     def __init__(self) -> None:
         self.expected = [torch.arange(4.0), torch.arange(6).reshape(2, 3).mT, torch.tensor([True, False])]
-        self.there = [one.to(REMOTE) for one in self.expected]
+        self.there = [item.to(REMOTE) for item in self.expected]
         self.there.append(self.there[0] * 2)  # result of an op
         self.expected.append(self.expected[0] * 2)
 
@@ -126,12 +126,12 @@ class Witnesses:
 def one_op(rng: random.Random) -> None:
     """Run one hostile op; sometimes fetch or differentiate its results."""
     if rng.random() < 0.2:
-        made = rng.choice(MAKES)(rng, torch.arange(4.0).to(REMOTE))
+        output = rng.choice(MAKES)(rng, torch.arange(4.0).to(REMOTE))
     else:
         _, do = call(rng)
-        made = do()
+        output = do()
     way = rng.random()
-    for tensor in pytree.tree_leaves(made)[:3]:
+    for tensor in pytree.tree_leaves(output)[:3]:
         if isinstance(tensor, torch.Tensor) and tensor.numel() < 100:
             if way < 0.2:
                 tensor.cpu()
@@ -149,13 +149,15 @@ def program(rng: random.Random, raised: Counter[str]) -> None:
                 rng.choice(pool).index_fill_(0, beyond, 1)
                 continue
             _, do = call(rng, pool)
-            made = [t for t in pytree.tree_leaves(do()) if isinstance(t, torch.Tensor) and t.device.type == REMOTE[:-2]]
+            outputs = [
+                t for t in pytree.tree_leaves(do()) if isinstance(t, torch.Tensor) and t.device.type == REMOTE[:-2]
+            ]
         except SessionLost:
             raise
         except Exception as error:
             raised[type(error).__name__] += 1
             continue
-        for tensor in made[:2]:
+        for tensor in outputs[:2]:
             if tensor.numel() < 100 and tensor.dim() < 9:
                 if len(pool) > POOL:
                     pool.pop(rng.randrange(len(pool)))
@@ -253,13 +255,13 @@ def supervise(arguments: argparse.Namespace) -> dict[str, Any]:
             for line in process.stdout:
                 if not line.startswith(b"{"):
                     continue  # printed by an op
-                found = json.loads(line)
-                totals.update({key: found[key] for key in ("ops", "programs", "raised") if key in found})
-                kinds.update(found.get("kinds", {}))
+                report = json.loads(line)
+                totals.update({key: report[key] for key in ("ops", "programs", "raised") if key in report})
+                kinds.update(report.get("kinds", {}))
                 print(f"{totals['ops']:,} ops", file=sys.stderr, flush=True)
-                if "bug" in found:
-                    bugs.append(found["bug"])
-                    print(found["bug"], flush=True)
+                if "bug" in report:
+                    bugs.append(report["bug"])
+                    print(report["bug"], flush=True)
             if process.wait():
                 (number,) = struct.unpack("<Q", os.pread(file.fileno(), 8, 0))
                 bugs.append(f"op {number} of seed {arguments.seed}: the process ended with {process.returncode}")

@@ -210,13 +210,13 @@ class Mutator:
         frames = self.recorded[name]
         talk = Talk.begin(self.server.tcp, self.server.token, self.transports)
         self.found.sessions += 1
-        sent: list[Frame] = []
+        messages: list[Frame] = []
         sequence = 0
         try:
             for frame in self._script(frames):
-                sequence = self._exchange(talk, frame, sent, sequence)
+                sequence = self._exchange(talk, frame, messages, sequence)
         except TransportError as error:
-            self._ended(talk, sent, error)
+            self._ended(talk, messages, error)
         finally:
             talk.close()
 
@@ -253,7 +253,7 @@ class Mutator:
         return self._answer(talk, sent) if isinstance(message, Submit) else sequence
 
     def _answer(self, talk: Talk, sent: list[Frame]) -> int:
-        before, began = processor_seconds(talk.process), time.monotonic()
+        before, start = processor_seconds(talk.process), time.monotonic()
         while True:
             try:
                 message, _ = talk.receive()
@@ -269,7 +269,7 @@ class Mutator:
                 raise TransportError("broken")
             if isinstance(message, Completed):
                 break
-        took = time.monotonic() - began
+        took = time.monotonic() - start
         if took > SLOW_SECONDS:
             self._slow(processor_seconds(talk.process) - before, sent)
         self.found.completed += 1
@@ -350,7 +350,7 @@ class Witness(threading.Thread):
 
     def once(self) -> list[bytes]:
         """Return the bytes of all fetched values."""
-        talk, fetched = Talk.begin(self.server.tcp, self.server.token, self.transports), []
+        talk, local_tensors = Talk.begin(self.server.tcp, self.server.token, self.transports), []
         with contextlib.closing(talk):
             for frame in self.frames:
                 talk.send(frame)
@@ -358,23 +358,23 @@ class Witness(threading.Thread):
                     message, body = talk.receive()
                     while not isinstance(message, Completed):
                         message, body = talk.receive()
-                    fetched += [bytes(b) for b in body]
-        return fetched
+                    local_tensors += [bytes(b) for b in body]
+        return local_tensors
 
 
 def run(
     mutations: int, connections: int, seed: int, keep: Path | None = None, programs: Sequence[Program] = PROGRAMS
 ) -> dict[str, Any]:
     """Run everything, and return the result."""
-    found = Findings()
+    results = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
         recorded = sessions(server.tcp, server.token, programs)
-        began = time.monotonic()
-        witness = Witness(server, registry.transports, recorded["indexing"], found)
+        start = time.monotonic()
+        witness = Witness(server, registry.transports, recorded["indexing"], results)
         witness.start()
         threads = [
-            Mutator(server, registry.transports, recorded, seed * 1000 + i, found, keep) for i in range(connections)
+            Mutator(server, registry.transports, recorded, seed * 1000 + i, results, keep) for i in range(connections)
         ]
         _together([lambda m=m: m.run(min(WARM_UP, mutations)) for m in threads])
         probe = Talk.begin(server.tcp, server.token, registry.transports)
@@ -389,26 +389,26 @@ def run(
         after = (*resident(probe.process), *resident(server.process.pid))
         probe.close()
         if server.process.poll() is not None:
-            found.bug("the gateway died", [], None)
-        seconds = time.monotonic() - began
+            results.bug("the gateway died", [], None)
+        seconds = time.monotonic() - start
         keep_log(server, keep)
     growth = [max(0, b - a) for a, b in zip(before, after, strict=True)]
     if max(growth) > GROWTH_BYTES:
-        found.bug(f"memory grew by {growth} bytes", [], None)
+        results.bug(f"memory grew by {growth} bytes", [], None)
     return {
-        "mutations": found.mutations,
-        "rate": round(found.mutations / seconds),
+        "mutations": results.mutations,
+        "rate": round(results.mutations / seconds),
         "seconds": round(seconds),
-        "sessions": found.sessions,
-        "completed": found.completed,
-        "slowest": round(found.slowest, 2),
+        "sessions": results.sessions,
+        "completed": results.completed,
+        "slowest": round(results.slowest, 2),
         "executor_growth": growth[0],
         "executor_own_growth": growth[1],
         "gateway_growth": growth[2],
         "witness_rounds": witness.rounds,
-        "failures": dict(found.failures.most_common(12)),
-        "broken": dict(found.broken.most_common(12)),
-        "bugs": [f"{len(many)} x {many[0]}" for many in found.bugs.values()],
+        "failures": dict(results.failures.most_common(12)),
+        "broken": dict(results.broken.most_common(12)),
+        "bugs": [f"{len(many)} x {many[0]}" for many in results.bugs.values()],
     }
 
 

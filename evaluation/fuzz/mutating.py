@@ -109,8 +109,8 @@ def _other(node: Any, draw: random.Random) -> Any:
         return not node
     if isinstance(node, int):
         near = (node + 1, node - 1, node * 2, -node, node ^ 1 << draw.randrange(40))
-        found = draw.choice((*near, draw.choice(INTERESTING)))
-        return found if -(2**63) <= found < 2**64 else 0
+        result = draw.choice((*near, draw.choice(INTERESTING)))
+        return result if -(2**63) <= result < 2**64 else 0
     if isinstance(node, float):
         return draw.choice((0.0, -0.0, float("nan"), float("inf"), 1e308, -node))
     if isinstance(node, str):

@@ -56,15 +56,15 @@ def tensor(draw: random.Random, shape: Sequence[int] | None = None, dtype: torch
     shape = draw.choice(SHAPES) if shape is None else tuple(shape)
     dtype = dtype or draw.choice(FLOATING if draw.random() < 0.6 else INTEGRAL)
     generator = torch.Generator().manual_seed(draw.getrandbits(32))
-    made = _filled(draw, torch.empty(shape, dtype=dtype), generator)
+    output = _filled(draw, torch.empty(shape, dtype=dtype), generator)
     way = draw.random()
-    if way < 0.1 and made.dim() > 1:
-        return made.transpose(0, -1)
-    if way < 0.15 and made.dim():
-        return made[:1].expand(shape)
-    if way < 0.2 and made.dim() and shape[0] > 1:
-        return made[1:]
-    return made
+    if way < 0.1 and output.dim() > 1:
+        return output.transpose(0, -1)
+    if way < 0.15 and output.dim():
+        return output[:1].expand(shape)
+    if way < 0.2 and output.dim() and shape[0] > 1:
+        return output[1:]
+    return output
 
 
 def _filled(draw: random.Random, made: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -72,9 +72,9 @@ def _filled(draw: random.Random, made: torch.Tensor, generator: torch.Generator)
         return made.copy_(torch.randn(made.shape, generator=generator))
     if draw.random() < 0.6:
         return made.copy_(torch.randint(0, 4, made.shape, generator=generator))
-    chosen = [n for n in NUMBERS if made.dtype == torch.int64 or abs(n) < 2**31]
-    picked = torch.randint(0, len(chosen), made.shape, generator=generator)
-    return made.copy_(torch.tensor(chosen)[picked])
+    choice = [n for n in NUMBERS if made.dtype == torch.int64 or abs(n) < 2**31]
+    picked = torch.randint(0, len(choice), made.shape, generator=generator)
+    return made.copy_(torch.tensor(choice)[picked])
 
 
 def _list(draw: random.Random, kind: str, theme: Any) -> list[Any]:

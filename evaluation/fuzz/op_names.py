@@ -103,7 +103,7 @@ class Talk:
 
     def __init__(self, connection: Connection, attached: Attached) -> None:
         self._connection, self._sequence = connection, 0
-        self.allowed = frozenset(one.name for one in attached.custom_operators)
+        self.allowed = frozenset(operator_name.name for operator_name in attached.custom_operators)
         connection.send(Frame(encode(UploadPart(GIVEN, "float32", (2, 2), (2, 1), 16)), [bytes(16)]))
 
     def run(self, name: str) -> Completed:
@@ -111,9 +111,9 @@ class Talk:
         self._sequence += 1
         template = Template((Form(name, (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
         first = InitialBindings((), pack_handles([GIVEN]))
-        made = pack_handles([make_handle(1 + self._sequence, 1)])
+        output = pack_handles([make_handle(1 + self._sequence, 1)])
         submit = Submit(
-            self._sequence, (), made, digest_of(template), made, first=first, template=template, synchronize=True
+            self._sequence, (), output, digest_of(template), output, first=first, template=template, synchronize=True
         )
         self._connection.send(Frame(encode(submit)))
         reply = decode(self._connection.receive(SECONDS).head)
@@ -134,11 +134,11 @@ def talking(url: str, token: str) -> Iterator[Talk]:
 
 def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
     """Count the kinds of errors of `count` hostile names; `allowed` counts those that did not fail."""
-    found: Counter[str] = Counter()
+    results: Counter[str] = Counter()
     for name in hostile_names(talk.allowed, count, seed):
         failures = talk.run(name).failures
-        found[failures[0].kind if failures else "allowed"] += 1
-    return found
+        results[failures[0].kind if failures else "allowed"] += 1
+    return results
 
 
 @contextlib.contextmanager
@@ -159,13 +159,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with _serving() as (url, token), talking(url, token) as talk:
-        found = try_names(talk, options.tries, options.seed)
+        result = try_names(talk, options.tries, options.seed)
         sound = all(not talk.run(name).failures for name in talk.allowed)
         offered = sorted(talk.allowed)
     sys.stdout.write(
-        json.dumps({"tries": options.tries, "errors": dict(found), "offered": offered, "sound": sound}) + "\n"
+        json.dumps({"tries": options.tries, "errors": dict(result), "offered": offered, "sound": sound}) + "\n"
     )
-    return int(bool(found["allowed"]) or not sound)
+    return int(bool(result["allowed"]) or not sound)
 
 
 if __name__ == "__main__":

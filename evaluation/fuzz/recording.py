@@ -109,11 +109,11 @@ def randomness() -> None:
     """Run seeds, generators and distributions."""
     torch.manual_seed(5)
     generator = torch.Generator(device=REMOTE).manual_seed(9)
-    drawn = torch.rand(4, device=REMOTE, generator=generator) + torch.randn(4, device=REMOTE)
-    torch.multinomial(drawn.softmax(0), 2, generator=generator).cpu()
+    sample = torch.rand(4, device=REMOTE, generator=generator) + torch.randn(4, device=REMOTE)
+    torch.multinomial(sample.softmax(0), 2, generator=generator).cpu()
     torch.randperm(7, device=REMOTE).cpu()
     torch.randint(0, 5, (3,), device=REMOTE).bernoulli_(0.5).cpu()
-    drawn.exponential_().uniform_(-1, 1).cpu()
+    sample.exponential_().uniform_(-1, 1).cpu()
 
 
 def mathematics() -> None:
@@ -133,9 +133,9 @@ PROGRAMS: tuple[Program, ...] = (views, indexing, randomness, mathematics, image
 
 def sessions(url: str, token: str, programs: Sequence[Program]) -> dict[str, list[Frame]]:
     """Return the frames of each program."""
-    found = {}
+    results = {}
     for program in programs:
         with recorded(url, token) as frames:
             program()
-        found[program.__name__] = frames
-    return found
+        results[program.__name__] = frames
+    return results

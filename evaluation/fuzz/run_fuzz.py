@@ -46,20 +46,20 @@ def decode(inputs: int, processes: int, seed: int) -> dict[str, Any]:
     """Run all targets, each in separate processes."""
     total = sum(WEIGHTS.get(name, 1) for name in TARGETS)
     shares = {name: inputs * WEIGHTS.get(name, 1) // total + 1 for name in TARGETS}
-    began = time.monotonic()
+    start = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(processes) as pool:
         waiting = [pool.submit(_target, name, count, seed) for name, count in shares.items()]
-        found = [one.result() for one in waiting]
-    seconds = time.monotonic() - began
-    bugs = [f"{one['target']}: {bug}" for one in found for bug in one["bugs"]]
+        results = [item.result() for item in waiting]
+    seconds = time.monotonic() - start
+    bugs = [f"{item['target']}: {bug}" for item in results for bug in item["bugs"]]
     return {
-        "inputs": sum(one["inputs"] for one in found),
-        "guided": all(one["guided"] for one in found),
-        "rate": round(sum(one["inputs"] for one in found) / seconds),
+        "inputs": sum(item["inputs"] for item in results),
+        "guided": all(item["guided"] for item in results),
+        "rate": round(sum(item["inputs"] for item in results) / seconds),
         "seconds": round(seconds),
-        "slowest": max(one["slowest"] for one in found),
-        "memory_growth": max(one["memory_growth"] for one in found),
-        "targets": {one["target"]: one["inputs"] for one in found},
+        "slowest": max(item["slowest"] for item in results),
+        "memory_growth": max(item["memory_growth"] for item in results),
+        "targets": {item["target"]: item["inputs"] for item in results},
         "bugs": bugs,
     }
 
@@ -67,15 +67,15 @@ def decode(inputs: int, processes: int, seed: int) -> dict[str, Any]:
 def _target(name: str, count: int, seed: int) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", "-m", "evaluation.fuzz.decoding", name]
     command += ["--inputs", str(count), "--seed", str(seed)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
     )
     try:
-        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        report: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        bug = f"the process ended with {done.returncode}: {done.stderr[-500:]}"
+        bug = f"the process ended with {process.returncode}: {process.stderr[-500:]}"
         return {"target": name, "guided": True, "inputs": 0, "slowest": 0.0, "memory_growth": 0, "bugs": [bug]}
-    return found
+    return report
 
 
 def claims() -> dict[str, int]:
@@ -115,15 +115,15 @@ def ops(calls: int, seed: int) -> dict[str, Any]:
 
 def _outcome(command: list[str]) -> dict[str, Any]:
     variables = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "ignore", *command], stdout=subprocess.PIPE, text=True, env=variables, check=False
     )
-    lines = done.stdout.strip().splitlines()
+    lines = process.stdout.strip().splitlines()
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
+        report: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError):
-        return {"bugs": [f"{Path(command[0]).name} ended with {done.returncode}"]}
-    return found
+        return {"bugs": [f"{Path(command[0]).name} ended with {process.returncode}"]}
+    return report
 
 
 def main() -> int:

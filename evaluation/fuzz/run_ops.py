@@ -44,10 +44,10 @@ class Rehearsal:
     def arguments(self, number: int) -> Call:
         """Return the arguments of call `number`."""
         draw = random.Random(f"{self.seed} {self.name} {number}")
-        given = changed(draw, draw.choice(self.real)) if self.real and draw.random() < 0.8 else call(draw, self.name)
+        inputs = changed(draw, draw.choice(self.real)) if self.real and draw.random() < 0.8 else call(draw, self.name)
         guards = GuardedMemory.shared()
         at_end = draw.random() < 0.8
-        return guards.place_all(given[0], at_end), {k: guards.place_all(v, at_end) for k, v in given[1].items()}
+        return guards.place_all(inputs[0], at_end), {k: guards.place_all(v, at_end) for k, v in inputs[1].items()}
 
     def perform(self, number: int) -> bool:
         """Return True if the call returned."""
@@ -127,7 +127,7 @@ def main() -> None:
     real = database_calls()
     GuardedMemory.shared()
     progress = mmap.mmap(-1, 4096)
-    began, calls, returned, found = time.monotonic(), 0, 0, {}
+    start, calls, returned, outcome = time.monotonic(), 0, 0, {}
     for name in sorted(allowed_operators() - OWN_OPERATORS):
         if not re.search(options.match, name):
             continue
@@ -138,21 +138,21 @@ def main() -> None:
         crashes, good = rehearse(rehearsal, progress)
         calls, returned = calls + options.calls, returned + good
         for number, how in crashes:
-            given = rehearsal.arguments(number)
-            found.setdefault(name, []).append(
-                [how, described(given[0]), {k: described(v) for k, v in given[1].items()}]
+            inputs = rehearsal.arguments(number)
+            outcome.setdefault(name, []).append(
+                [how, described(inputs[0]), {k: described(v) for k, v in inputs[1].items()}]
             )
-            print(how, name, *found[name][-1][1:], flush=True)
-    bugs = [f"{how} {name} {given} {named}" for name, several in found.items() for how, given, named in several]
+            print(how, name, *outcome[name][-1][1:], flush=True)
+    bugs = [f"{how} {name} {inputs} {named}" for name, several in outcome.items() for how, inputs, named in several]
     result = {
         "calls": calls,
         "returned": returned,
-        "seconds": round(time.monotonic() - began, 1),
-        "ops": len(found),
+        "seconds": round(time.monotonic() - start, 1),
+        "ops": len(outcome),
         "bugs": bugs,
     }
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(outcome, indent=1))
     print(json.dumps(result))
 
 

@@ -148,11 +148,11 @@ def _order(data: bytes) -> None:
 
 
 def _order_seeds(draw: random.Random) -> list[bytes]:
-    given = [
+    inputs = [
         b"o" + orders.to_line(generated(kind, draw))
         for kind in (orders.Start, orders.ReportSessions, orders.Drain, orders.Evict)
     ]
-    return given + [
+    return inputs + [
         b"a" + orders.to_line(generated(kind, draw)) for kind in (orders.Ready, orders.Failed, orders.Sessions)
     ]
 
@@ -241,10 +241,10 @@ def _template_seeds(draw: random.Random) -> list[bytes]:
 
 def _snapshot(data: bytes) -> None:
     snapshot, body = typed(data, tuple[bytes, tuple[bytes, ...]])
-    found = decode_snapshot(snapshot)
-    put_values(found, [memoryview(bytearray(b)) for b in body], ValueTable(), RUNTIME)
-    for one in found.templates:
-        compile_template(one.template, torch.device("cpu"), OWN)
+    result = decode_snapshot(snapshot)
+    put_values(result, [memoryview(bytearray(b)) for b in body], ValueTable(), RUNTIME)
+    for template in result.templates:
+        compile_template(template.template, torch.device("cpu"), OWN)
 
 
 def _snapshot_seeds(draw: random.Random) -> list[bytes]:
@@ -291,13 +291,13 @@ def _transfer_seeds(draw: random.Random) -> list[bytes]:
 
 def _uploads(data: bytes) -> None:
     uploads = UploadAssembly(RUNTIME, ValueTable(), None)
-    for given, body in typed(data, tuple[tuple[UploadPart | BlobOffer | BlobQuery, bytes], ...]):
-        if isinstance(given, UploadPart):
-            uploads.take(given, [bytearray(body)])
-        elif isinstance(given, BlobOffer):
-            uploads.consider(given)
+    for inputs, body in typed(data, tuple[tuple[UploadPart | BlobOffer | BlobQuery, bytes], ...]):
+        if isinstance(inputs, UploadPart):
+            uploads.take(inputs, [bytearray(body)])
+        elif isinstance(inputs, BlobOffer):
+            uploads.consider(inputs)
         else:
-            uploads.hold(given)
+            uploads.hold(inputs)
 
 
 def _upload_seeds(draw: random.Random) -> list[bytes]:
@@ -307,7 +307,7 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
     coded = UploadPart(7, "float32", (9,), (1,), 36, compression=compression.PLANES_ZSTD, length=36)
     offer = BlobOffer(8, "int64", (1,), (1,), 8, bytes(32))
     have = BlobQuery((8,), (bytes(32),))
-    sent = [
+    sent_bytes = [
         [whole, bytes(24)],
         [part, bytes(4)],
         [rest, bytes(4)],
@@ -315,7 +315,7 @@ def _upload_seeds(draw: random.Random) -> list[bytes]:
         [offer, b""],
         [have, b""],
     ]
-    return _packed(sent, sent[:1], sent[1:3])
+    return _packed(sent_bytes, sent_bytes[:1], sent_bytes[1:3])
 
 
 @attrs.frozen
@@ -342,8 +342,8 @@ def _weights(suffix: str) -> Callable[[bytes], None]:
 
     def read(data: bytes) -> None:
         file = MemoryFile(data, f"model{suffix}")
-        opened = WeightReader([_OneFile(file)], WeightPermissions((), ("*",)), FORMATS).open("file:model")  # type: ignore[list-item]  # without descriptors
-        for place in opened.tensors.values():
+        stream = WeightReader([_OneFile(file)], WeightPermissions((), ("*",)), FORMATS).open("file:model")  # type: ignore[list-item]  # without descriptors
+        for place in stream.tensors.values():
             entry = place.entry
             if entry.dtype is None or not entry.size:
                 continue
@@ -362,12 +362,12 @@ def _some_tensors() -> dict[str, torch.Tensor]:
 def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
     """Return archives of `torch.save` without checksums, so that corrupt ones are not rejected early."""
     tensors = _some_tensors()
-    found = []
+    results = []
     for saved in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
         buffer = io.BytesIO()
         torch.save(saved, buffer)
-        found.append(buffer.getvalue())
-    return found
+        results.append(buffer.getvalue())
+    return results
 
 
 def _gguf_seeds(draw: random.Random) -> list[bytes]:
@@ -403,8 +403,8 @@ def _folders() -> Callable[[bytes], None]:
         elif kind == 1:
             path.symlink_to(target)
         elif kind == 2:
-            with path.open("xb") as opened:
-                opened.write(file)
+            with path.open("xb") as stream:
+                stream.write(file)
         else:
             path.rename(models / target)
 
@@ -420,10 +420,10 @@ def _folders() -> Callable[[bytes], None]:
             with contextlib.suppress(OSError, RuntimeError):  # a loop of links
                 if place.parent.resolve().is_relative_to(models):
                     make(kind % 4, place, names[target % len(names)])
-        path = "/".join(leads[one % len(leads)] for one in data[1 : 2 + sum(data[:1]) % 2])
+        path = "/".join(leads[item % len(leads)] for item in data[1 : 2 + sum(data[:1]) % 2])
         begin = f"{models}/" if data[:1] < b"\x80" else ""
-        opened = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
-        if "secret" in opened.tensors:
+        stream = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
+        if "secret" in stream.tensors:
             raise AssertionError(f"{path} leads to what may not be read")
 
     return read

@@ -89,14 +89,14 @@ class Model:
         token, position, *rest = state
         caches, (table, *matrices) = rest[: 2 * self.layers], rest[2 * self.layers :]
         x = functional.embedding(token, table)
-        seen = torch.arange(self.length, device=x.device) <= position
+        features = torch.arange(self.length, device=x.device) <= position
         for layer in range(self.layers):
             query, key, value, out, up, down = matrices[6 * layer : 6 * layer + 6]
             keys, values = caches[2 * layer], caches[2 * layer + 1]
             keys.index_copy_(0, position, x @ key)
             values.index_copy_(0, position, x @ value)
             scores = (x @ query) @ keys.t() * self.width**-0.5
-            x = x + torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ values @ out
+            x = x + torch.softmax(scores.masked_fill(~features, float("-inf")), -1) @ values @ out
             x = x + functional.gelu(x @ up) @ down
             x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         token.copy_((x @ table.t()).argmax(-1))
@@ -177,29 +177,29 @@ def synchronize(device: torch.device) -> None:
 def seconds_each(run: Callable[[], object], times: int) -> float:
     """Return the seconds of a call that ends when the device is done: the least of three rounds."""
     run()
-    found = []
+    results = []
     for _ in range(3):
-        began = time.perf_counter()
+        start = time.perf_counter()
         for _ in range(times):
             run()
-        found.append((time.perf_counter() - began) / times)
-    return min(found)
+        results.append((time.perf_counter() - start) / times)
+    return min(results)
 
 
 def beside_plain(device: str, plain: Callable[[], object], remote: Callable[[], object], times: int, ops: int) -> Found:
     """Time plain PyTorch and an executor. The executor is slow if it takes `SLOW` times as long on a GPU."""
     here, there = seconds_each(plain, times), seconds_each(remote, times)
-    found: Found = {
+    results: Found = {
         "plain ms": round(here * 1e3, 3),
         "executor ms": round(there * 1e3, 3),
         "ratio": round(there / here, 3),
     }
-    found |= {
+    results |= {
         "ops": ops,
         "plain us an op": round(here / ops * 1e6, 2),
         "executor us an op": round(there / ops * 1e6, 2),
     }
-    return found | (
+    return results | (
         {"slow": f"{there / here:.2f} times plain PyTorch"} if on_gpu(device) and there > SLOW * here else {}
     )
 
@@ -218,9 +218,9 @@ def issuing(device: str) -> Found:
 
     with session(device) as client:
         program, inputs = prepared(client, partial(many_ops, ops), [torch.zeros(1)])
-        found = beside_plain(device, plain, lambda: client.run(program, inputs), 5, ops)
+        result = beside_plain(device, plain, lambda: client.run(program, inputs), 5, ops)
         assert client.run(fetch=inputs)[0].item() == here[0].item(), "ops had no effect"
-        return found
+        return result
 
 
 def decode_steps(device: str) -> Found:
@@ -282,10 +282,10 @@ def transfers(device: str) -> Found:
     times = {"plain": seconds_each(lambda: (pinned.to(place, non_blocking=True), synchronize(place)), 1)}
 
     def timed(name: str, run: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        found = run()
-        times[name] = time.perf_counter() - began
-        return found
+        start = time.perf_counter()
+        result = run()
+        times[name] = time.perf_counter() - start
+        return result
 
     with session(device) as client:
         program, inputs = prepared(client, products(4, device), [torch.zeros(())])
@@ -336,14 +336,14 @@ def device_time(device: str) -> Found:
             client.submit(program, inputs)
             reply, _ = client.answer()
         assert reply.times is not None
-        told = sum(memoryview(reply.times.ops).cast("f")[1::2])
+        report = sum(memoryview(reply.times.ops).cast("f")[1::2])
     agrees = (
-        0.5 * plain < told < 2 * plain if on_gpu(device) else told > 0
+        0.5 * plain < report < 2 * plain if on_gpu(device) else report > 0
     )  # on other devices, kernels take no longer than their issue
-    assert agrees, f"the executor's events tell {told:.6f} s, and plain PyTorch's {plain:.6f} s"
+    assert agrees, f"the executor's events tell {report:.6f} s, and plain PyTorch's {plain:.6f} s"
     return {
         "plain s": round(plain, 4),
-        "told s": round(told, 4),
+        "told s": round(report, 4),
         "counted for fairness s": round(reply.timing.execute, 4),
     }
 
@@ -353,19 +353,19 @@ def slow_fetch(device: str) -> Found:
     needs_accelerator(device)
     with executor(device) as process, closing(Client(process)) as long, closing(Client(process)) as short:
         program, inputs = prepared(long, products(10, device), [torch.zeros(())])
-        small, given = prepared(short, partial(many_ops, 1), [torch.zeros(1)])
+        small, input_tensor = prepared(short, partial(many_ops, 1), [torch.zeros(1)])
         long.run(program, inputs)
-        short.run(small, given)
-        began = time.perf_counter()
+        short.run(small, input_tensor)
+        start = time.perf_counter()
         long.submit(program, inputs, fetch=inputs)
         time.sleep(0.02)  # so that the other session gets its turn
-        short.submit(small, given)
+        short.submit(small, input_tensor)
         short.answer()
-        other = time.perf_counter() - began
+        other = time.perf_counter() - start
         long.answer()
-        whole = time.perf_counter() - began
-    found: Found = {"small op s": round(other, 4), "slow fetch s": round(whole, 4)}
-    return found | (
+        whole = time.perf_counter() - start
+    results: Found = {"small op s": round(other, 4), "slow fetch s": round(whole, 4)}
+    return results | (
         {"slow": "a small op waited for another session's result"} if on_gpu(device) and other > whole / 2 else {}
     )
 
@@ -388,16 +388,16 @@ def exhausted(device: str) -> Found:
         large = run(blocks(40 * unit), start)
         other = run(blocks(40 * unit), start)
         client.submit(blocks(70 * unit), start)
-        said = client.failure()
+        text = client.failure()
         total = run(recorded(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
         assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value is another one"
         assert client.run(fetch=[kept])[0].sum().item() == 499_500, "a value that was there before is another one"
         run(None, free=[*large, *other, *total])
         after = client.figures()
-    assert "memory" in said.lower(), f"an allocation beyond the memory did not fail: {said}"
+    assert "memory" in text.lower(), f"an allocation beyond the memory did not fail: {text}"
     lost = after["device_allocated"] - before
     assert lost <= MIB, f"{lost:,} bytes are lost"
-    return {"evictions": after.get("evictions", 0), "said": said[:300]}
+    return {"evictions": after.get("evictions", 0), "said": text[:300]}
 
 
 def device_assert(device: str) -> Found:
@@ -426,21 +426,21 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
 
                 RemoteControl(Path(folder)).inject("hang", hanging)
             client.submit(program, inputs, synchronize=True)
-            began = time.perf_counter()
+            start = time.perf_counter()
             with suppress(Exception):  # errors of a broken connection
                 client.failure()
-        while process.alive and time.perf_counter() - began < 20:
+        while process.alive and time.perf_counter() - start < 20:
             time.sleep(0.02)
-        seconds, alive = time.perf_counter() - began, process.alive
+        seconds, alive = time.perf_counter() - start, process.alive
         assert not alive, "the executor goes on, though its device is lost"
-        said = process.ending()
+        text = process.ending()
         with process.restart() as again:
             again.wait_ready(60)
             with closing(Client(again)) as client:
                 program, inputs = prepared(client, partial(many_ops, 3), [torch.zeros(1)])
                 assert client.run(program, inputs, inputs)[0].item() == 3
-    assert expected in said, said
-    return {"seconds": round(seconds, 2), "said": said[:400]}
+    assert expected in text, text
+    return {"seconds": round(seconds, 2), "said": text[:400]}
 
 
 def graph_capture(device: str) -> Found:
@@ -497,9 +497,9 @@ def native_library(device: str) -> Found:
         return {"library": "was there"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     environment = os.environ | {"MAX_JOBS": str(os.cpu_count())}
-    done = subprocess.run(command, check=False, cwd=ROOT / "djinn_native", env=environment, **options)
-    if done.returncode:
-        raise NotRun(f"it cannot be built: {(done.stderr.strip() or 'no message').splitlines()[-1]}")
+    process = subprocess.run(command, check=False, cwd=ROOT / "djinn_native", env=environment, **options)
+    if process.returncode:
+        raise NotRun(f"it cannot be built: {(process.stderr.strip() or 'no message').splitlines()[-1]}")
     return {"library": "built"}
 
 

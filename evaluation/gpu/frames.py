@@ -69,25 +69,25 @@ class _Recorder(TorchDispatchMode):
         return len(self.kept) - 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         operands: list[torch.Tensor] = []
         positional = tuple([self._argument(value, operands) for value in args])
         named = tuple([(name, self._argument(value, operands)) for name, value in (kwargs or {}).items()])
         self.references += [self.numbers[_identity(tensor)] for tensor in operands]
-        results = found if isinstance(found, (tuple, list)) else () if found is None else (found,)
-        new = [isinstance(one, torch.Tensor) and not any(one is operand for operand in operands) for one in results]
-        self.references += [self.number(one) for one, made in zip(results, new, strict=True) if made]
-        kinds: Any = tuple(["new" if made else "none" for made in new])
-        form = Form(func.name(), positional, named, kinds, isinstance(found, (tuple, list)))
+        results = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
+        new = [isinstance(item, torch.Tensor) and not any(item is operand for operand in operands) for item in results]
+        self.references += [self.number(item) for item, outputs in zip(results, new, strict=True) if outputs]
+        kinds: Any = tuple(["new" if outputs else "none" for outputs in new])
+        form = Form(func.name(), positional, named, kinds, isinstance(result, (tuple, list)))
         self.code.append(self.forms.setdefault(form, len(self.forms)))
-        return found
+        return result
 
     def _argument(self, value: Any, operands: list[torch.Tensor]) -> Argument:
         if isinstance(value, torch.Tensor):
             operands.append(value)
             return Operand()
         if isinstance(value, (list, tuple)):
-            return ListArg(tuple([self._argument(one, operands) for one in value]))
+            return ListArg(tuple([self._argument(item, operands) for item in value]))
         if isinstance(value, torch.device):
             return SelfDevice(value.type == "cpu")
         for kind in ("dtype", "layout", "memory_format"):
@@ -222,7 +222,7 @@ def hidden_synchronizations(before: Mapping[str, int], after: Mapping[str, int])
 
 def _failure(reply: Any) -> str:
     assert isinstance(reply, messages.Completed), reply
-    return next((one.message for one in (*reply.failures, *reply.results) if isinstance(one, Failure)), "")
+    return next((item.message for item in (*reply.failures, *reply.results) if isinstance(item, Failure)), "")
 
 
 def memory_of(device: str) -> int:
@@ -238,8 +238,8 @@ def executor(device: str, control: str = "", **config: Any) -> Iterator[Executor
     """
     plugins = (WATCHED, "fakegpu") if device.startswith("fakegpu") else (WATCHED,)
     settings = {"memory_mib": memory_of(device) >> 20, "control": control}
-    given = tuple([PluginSetting("fakegpu", name, value, "argument") for name, value in settings.items()])
-    selection = Selection(plugins, plugin_settings=given if "fakegpu" in plugins else ())
+    inputs = tuple([PluginSetting("fakegpu", name, value, "argument") for name, value in settings.items()])
+    selection = Selection(plugins, plugin_settings=inputs if "fakegpu" in plugins else ())
     config = {"threads": 1, "plugins": selection, **config}
     with ExecutorProcess(ExecutorConfig(device.replace("cuda", "watched-cuda"), **config)) as process:
         process.wait_ready(SECONDS)

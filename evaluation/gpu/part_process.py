@@ -31,10 +31,10 @@ def run_part(parts: Mapping[str, Callable[[str], Found]], about: str | None) -> 
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     try:
-        found = parts[options.part](options.device)
-        slow = found.pop("slow", "")
+        result = parts[options.part](options.device)
+        slow = result.pop("slow", "")
         row: Found = {"result": "slow", "why": slow} if slow else {"result": "passed"}
-        row["found"] = found
+        row["found"] = result
     except NotRun as reason:
         row = {"result": "not run", "why": str(reason)}
     except BaseException as error:

@@ -70,8 +70,8 @@ def gpt2(device: str, **config: object) -> nn.Module:
 def generate(device: str) -> dict[str, torch.Tensor]:
     """Generate 24 tokens greedily."""
     model = gpt2(device, n_layer=4, n_embd=256, n_head=4, vocab_size=2000)
-    given = torch.arange(1, 17)[None].to(device)
-    return fetched({"tokens": model.generate(given, max_new_tokens=24, do_sample=False, pad_token_id=0)})
+    inputs = torch.arange(1, 17)[None].to(device)
+    return fetched({"tokens": model.generate(inputs, max_new_tokens=24, do_sample=False, pad_token_id=0)})
 
 
 def sample(device: str) -> dict[str, torch.Tensor]:
@@ -183,19 +183,19 @@ def numeric_settings(device: str) -> Found:
         left, right = torch.randn(512, 512).to(where), torch.randn(512, 512).to(where)
         return fetched({"product": left @ right})
 
-    found: Found = {}
+    results: Found = {}
     with serving(device=device):
         for precision in ("highest", "high", "medium"):
             torch.set_float32_matmul_precision(precision)
-            found[precision] = compared(product, device)["bitwise equal"]
+            results[precision] = compared(product, device)["bitwise equal"]
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.benchmark = True
-        found["cudnn.benchmark"] = compared(train, device)["bitwise equal"]
+        results["cudnn.benchmark"] = compared(train, device)["bitwise equal"]
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        found["deterministic"] = compared(product, device)["bitwise equal"]
-    return found
+        results["deterministic"] = compared(product, device)["bitwise equal"]
+    return results
 
 
 def streams(device: str) -> Found:
@@ -220,19 +220,19 @@ def streams(device: str) -> Found:
 def copies(device: str) -> Found:
     """Copy a tensor of 256 MiB both ways, pinned and not, and compare the bytes."""
     data = torch.randint(0, 255, (256 * MIB,), dtype=torch.uint8)
-    found: Found = {}
+    results: Found = {}
     with serving(device=device):
-        for name, given in (("pageable", data), ("pinned", data.pin_memory(REMOTE))):
-            began = time.perf_counter()
-            there = given.to(REMOTE, non_blocking=True)
+        for name, inputs in (("pageable", data), ("pinned", data.pin_memory(REMOTE))):
+            start = time.perf_counter()
+            there = inputs.to(REMOTE, non_blocking=True)
             djinn.synchronize()
             between = time.perf_counter()
             back = there.cpu()
             ended = time.perf_counter()
             assert torch.equal(back, data)
-            found[f"{name}: up GB/s"] = round(data.numel() / (between - began) / 1e9, 2)
-            found[f"{name}: down GB/s"] = round(data.numel() / (ended - between) / 1e9, 2)
-    return found
+            results[f"{name}: up GB/s"] = round(data.numel() / (between - start) / 1e9, 2)
+            results[f"{name}: down GB/s"] = round(data.numel() / (ended - between) / 1e9, 2)
+    return results
 
 
 def memory_figures(device: str) -> Found:
@@ -241,11 +241,11 @@ def memory_figures(device: str) -> Found:
         module = torch.get_device_module(REMOTE)
         before = module.memory_allocated()
         module.reset_peak_memory_stats()
-        held = torch.ones(64 * MIB, dtype=torch.uint8, device=REMOTE)
+        references = torch.ones(64 * MIB, dtype=torch.uint8, device=REMOTE)
         djinn.synchronize()
         during = module.memory_allocated()
-        assert during >= before + held.numel(), (before, during)
-        del held
+        assert during >= before + references.numel(), (before, during)
+        del references
         djinn.synchronize()
         after, peak = module.memory_allocated(), module.max_memory_allocated()
         assert after < during, (during, after)
@@ -273,19 +273,19 @@ def filling(device: str) -> Found:
     needs_gpu(device, "limits of the device's own memory")
     with serving(device=device):
         free, _ = torch.get_device_module(REMOTE).mem_get_info()
-        piece, held = max(free // 16, 64 * MIB), []
+        piece, references = max(free // 16, 64 * MIB), []
         error: Exception | None = None
         for number in range(24):
             try:
-                held.append(torch.full((piece // 4,), float(number), device=REMOTE))
-                assert held[-1][-1].item() == number
+                references.append(torch.full((piece // 4,), float(number), device=REMOTE))
+                assert references[-1][-1].item() == number
             except Exception as caught:
                 error = caught
                 break
         assert isinstance(error, torch.OutOfMemoryError), repr(error)
-        count = len(held) - 1
-        assert all(tensor[0].item() == number for number, tensor in enumerate(held[:count]))
-        held.clear()
+        count = len(references) - 1
+        assert all(tensor[0].item() == number for number, tensor in enumerate(references[:count]))
+        references.clear()
         again = torch.full((piece // 4,), 1.0, device=REMOTE)
         assert again[-1].item() == 1
         return {"pieces": count, "MiB each": piece // MIB, "said": str(error)[:600]}
@@ -297,19 +297,19 @@ def asserts(device: str) -> Found:
         rows = torch.arange(40.0, device=REMOTE).reshape(10, 4)
         wrong = torch.tensor([3, 99], device=REMOTE)
         error = raised(lambda: nn.functional.embedding(wrong, rows).sum().item())
-        found: Found = {"said": f"{type(error).__name__}: {error}"[:800]}
+        results: Found = {"said": f"{type(error).__name__}: {error}"[:800]}
         try:
             still_works()
-            found["the same session"] = "goes on"
+            results["the same session"] = "goes on"
         except Exception as after:
-            found["the same session"] = f"{type(after).__name__}: {after}"[:800]
+            results["the same session"] = f"{type(after).__name__}: {after}"[:800]
         code = "import torch, djinn; print((torch.ones(8, device='remote_accelerator:0') + 1).sum().item())"
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
-        found["a new session"] = "works" if done.stdout.strip() == "16.0" else done.stderr[-800:]
-        assert found["a new session"] == "works", found
-    return found
+        process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
+        results["a new session"] = "works" if process.stdout.strip() == "16.0" else process.stderr[-800:]
+        assert results["a new session"] == "works", results
+    return results
 
 
 def accelerated(device: str, figure: str, *options: str) -> Found:
@@ -323,7 +323,7 @@ def accelerated(device: str, figure: str, *options: str) -> Found:
         expected = model.to(device)(inputs.to(device)).cpu()
         model, there, runs = model.to(REMOTE), inputs.to(REMOTE), 0
         figures: Mapping[str, int] = {}
-        said: list[str] = []
+        text: list[str] = []
         deadline = time.monotonic() + COMPILING_SECONDS
         while time.monotonic() < deadline:
             for _ in range(40):
@@ -331,13 +331,13 @@ def accelerated(device: str, figure: str, *options: str) -> Found:
                 runs += 1
             torch.testing.assert_close(result, expected)
             figures = executor_figures()
-            said = [line for line in file.with_name("log").read_text().splitlines() if TOLD.search(line)]
+            text = [line for line in file.with_name("log").read_text().splitlines() if TOLD.search(line)]
             if figures[figure]:
                 break
-        if not said and figures.get("compiling_templates"):
+        if not text and figures.get("compiling_templates"):
             raise NotRun(f"after {COMPILING_SECONDS:.0f} s it is still being compiled, by a process of low priority")
-        assert said, f"nothing was compiled within {COMPILING_SECONDS:.0f} s, in {runs} runs"
-        return {"runs": runs, figure: figures[figure], "server said": said[-3:]}
+        assert text, f"nothing was compiled within {COMPILING_SECONDS:.0f} s, in {runs} runs"
+        return {"runs": runs, figure: figures[figure], "server said": text[-3:]}
 
 
 def inductor(device: str) -> Found:
@@ -365,8 +365,8 @@ def tensorrt(device: str) -> Found:
 def spill(device: str) -> Found:
     """Test values of three times the memory limit: spilled, restored, unchanged."""
     with serving("--memory-gib", "0.25", device=device):
-        held = [torch.full((16 * MIB,), float(number), device=REMOTE) for number in range(12)]
-        for number, tensor in enumerate(held):
+        references = [torch.full((16 * MIB,), float(number), device=REMOTE) for number in range(12)]
+        for number, tensor in enumerate(references):
             assert tensor[::4096].eq(number).all().item()
         figures = executor_figures()
         assert figures["spilled_bytes"] > 0, figures
@@ -376,11 +376,11 @@ def spill(device: str) -> Found:
 def idle(device: str) -> Found:
     """Test an idle session: its values move to host memory and back."""
     with serving("--idle-minutes", "0.05", device=device):
-        held = torch.arange(16.0 * MIB, device=REMOTE)
-        before = held[-1].item()
+        references = torch.arange(16.0 * MIB, device=REMOTE)
+        before = references[-1].item()
         time.sleep(20)
         figures = executor_figures()
-        assert held[-1].item() == before
+        assert references[-1].item() == before
         return {name: value for name, value in figures.items() if name.startswith("idle") or name == "memory_away"}
 
 
@@ -417,9 +417,9 @@ def cuda_names(device: str) -> Found:
     with serving(device=device) as file:
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-m", "djinn_core.cli", "run", str(ROOT / "examples" / "cuda_matmul.py")]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return {"said": done.stdout[-400:]}
+        process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=240)
+        assert process.returncode == 0, process.stderr[-2000:]
+        return {"said": process.stdout[-400:]}
 
 
 def two_clients(device: str) -> Found:
@@ -448,7 +448,7 @@ def crash(device: str) -> Found:
         x = torch.arange(1000.0, device=REMOTE)
         assert x.sum().item() == 499_500
         os.kill(executor_processes()[0], 9)
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             assert (x * 2).sum().item() == 999_000
             ended = "went on"
@@ -456,7 +456,7 @@ def crash(device: str) -> Found:
             ended = f"lost: {error}"[:400]
             djinn.shut_down()
             still_works()
-        return {"session": ended, "seconds": round(time.monotonic() - began, 1)}
+        return {"session": ended, "seconds": round(time.monotonic() - start, 1)}
 
 
 def calibration(device: str) -> Found:
@@ -464,17 +464,17 @@ def calibration(device: str) -> Found:
     with serving(device=device) as file:
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         command = [sys.executable, "-m", "djinn_core.cli", "calibrate", "--quick", "--json"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=540)
-        assert done.returncode == 0, done.stderr[-2000:]
-        return {"measured": json.loads(done.stdout)}
+        process = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=540)
+        assert process.returncode == 0, process.stderr[-2000:]
+        return {"measured": json.loads(process.stdout)}
 
 
 def demo(device: str) -> Found:
     """Run `djinn demo`: results equal those of the local CPU."""
     command = [sys.executable, "-m", "djinn_core.cli", "demo", "--device", device, "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return {"programs": json.loads(done.stdout)}
+    process = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    return {"programs": json.loads(process.stdout)}
 
 
 def databases(device: str) -> Found:
@@ -490,9 +490,9 @@ def databases(device: str) -> Found:
             check=False,
             env=environment,
         )
-        found = json.loads(to.read_text())
-    (row,) = found["rows"]
-    failed = [f"{entry['name']}: {entry['reason']}"[:200] for entry in found["failed"]]
+        report = json.loads(to.read_text())
+    (row,) = report["rows"]
+    failed = [f"{entry['name']}: {entry['reason']}"[:200] for entry in report["failed"]]
     assert not failed, f"{row}: {'; '.join(failed)}"
     return row
 
@@ -512,14 +512,14 @@ def two_gpus(device: str) -> Found:
 
 def times(device: str) -> Found:
     """Measure times: the device locally, and through Djinn over loopback TCP, as medians in milliseconds."""
-    found: Found = {}
+    results: Found = {}
     with serving(device=device):
         for name, make in TIMED.items():
-            found[name] = {
+            results[name] = {
                 "local ms": round(median(make(device), device), 3),
                 "remote ms": round(median(make(REMOTE), REMOTE), 3),
             }
-    return found
+    return results
 
 
 def median(run: Callable[[], object], device: str, times: int = 30) -> float:
@@ -528,11 +528,11 @@ def median(run: Callable[[], object], device: str, times: int = 30) -> float:
         run()
     taken = []
     for _ in range(times):
-        began = time.perf_counter()
+        start = time.perf_counter()
         run()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
+        taken.append(time.perf_counter() - start)
     return statistics.median(taken) * 1e3
 
 
@@ -549,11 +549,11 @@ def timed_matmul(device: str) -> Callable[[], object]:
 
 def timed_decode(device: str) -> Callable[[], object]:
     model = gpt2(device) if torch.cuda.is_available() else gpt2(device, n_layer=2, n_embd=64, n_head=2, vocab_size=500)
-    given = torch.arange(16)[None].to(device)
+    inputs = torch.arange(16)[None].to(device)
 
     def tokens() -> Iterator[int]:
         with torch.no_grad():
-            out = model(given, use_cache=True)
+            out = model(inputs, use_cache=True)
             while True:
                 token = out.logits[:, -1:].argmax(-1)
                 yield token.item()
@@ -567,11 +567,11 @@ def timed_training_step(device: str) -> Callable[[], object]:
     model = gpt2(device) if torch.cuda.is_available() else gpt2(device, n_layer=2, n_embd=64, n_head=2, vocab_size=500)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    given = torch.arange(4 * 128).remainder(400).reshape(4, 128).to(device)
+    inputs = torch.arange(4 * 128).remainder(400).reshape(4, 128).to(device)
 
     def step() -> float:
         optimizer.zero_grad()
-        loss = model(given, labels=given).loss
+        loss = model(inputs, labels=inputs).loss
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -143,44 +143,44 @@ ALL = (
 
 def facts() -> dict[str, object]:
     """Return machine and versions, as far as known."""
-    found: dict[str, object] = {
+    results: dict[str, object] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "processors": os.cpu_count(),
     }
     for package in PACKAGES:
         try:
-            found[package] = importlib.metadata.version(package)
+            results[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
+            results[package] = "not installed"
     code = "import torch, json; v = torch.version; c = torch.cuda; print(json.dumps([v.cuda, c.is_available(), c.device_count()]))"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    if done.returncode == 0:
-        found["torch: CUDA, usable, GPUs"] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    if process.returncode == 0:
+        results["torch: CUDA, usable, GPUs"] = json.loads(process.stdout.splitlines()[-1])
     else:
-        found["torch"] = f"{found['torch']}, which cannot be imported: {done.stderr[-500:]}"
+        results["torch"] = f"{results['torch']}, which cannot be imported: {process.stderr[-500:]}"
     try:
-        asked = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
-        smi = subprocess.run(asked, check=False, capture_output=True, text=True, timeout=60)
+        options = ["nvidia-smi", f"--query-gpu={ASKED}", "--format=csv,noheader"]
+        smi = subprocess.run(options, check=False, capture_output=True, text=True, timeout=60)
         lines = [line.strip() for line in (smi.stdout or smi.stderr).splitlines()]
-        found["nvidia-smi"] = f"does not run: {' '.join(lines)}" if smi.returncode else lines
+        results["nvidia-smi"] = f"does not run: {' '.join(lines)}" if smi.returncode else lines
     except (OSError, subprocess.TimeoutExpired) as error:
-        found["nvidia-smi"] = f"does not run: {type(error).__name__}"
-    return found
+        results["nvidia-smi"] = f"does not run: {type(error).__name__}"
+    return results
 
 
 def why_not(found: Mapping[str, object]) -> str:
     """Return the reason why torch can use no GPU here; empty if it can."""
-    said = found.get("torch: CUDA, usable, GPUs")
-    if not isinstance(said, list):
+    text = found.get("torch: CUDA, usable, GPUs")
+    if not isinstance(text, list):
         return "torch cannot be imported"
-    if said[1]:
+    if text[1]:
         return ""
     if not isinstance(found.get("nvidia-smi"), list):
         return "there is no GPU: nvidia-smi does not run"
-    if said[0] is None:
+    if text[0] is None:
         return 'torch is a build without CUDA: see "PyTorch" in docs/install.md'
-    return f"torch (for CUDA {said[0]}) finds no GPU, though nvidia-smi runs: is the driver older than that CUDA?"
+    return f"torch (for CUDA {text[0]}) finds no GPU, though nvidia-smi runs: is the driver older than that CUDA?"
 
 
 def without_names(text: str) -> str:
@@ -208,7 +208,7 @@ def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, ob
     environment = {
         name: value for name, value in environment.items() if not name.startswith("DJINN_") or name == "DJINN_CONFIG"
     }
-    began = time.monotonic()
+    start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -225,11 +225,11 @@ def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, ob
             status = None
         finally:
             end_group(process)
-    said = log.read_text(errors="replace")
-    row: dict[str, object] = {"seconds": round(time.monotonic() - began, 1)}
-    row |= ended(status, to, said, seconds)
+    text = log.read_text(errors="replace")
+    row: dict[str, object] = {"seconds": round(time.monotonic() - start, 1)}
+    row |= ended(status, to, text, seconds)
     if row["result"] in BROKEN:
-        row["log"] = said[-TAIL:]
+        row["log"] = text[-TAIL:]
     return row
 
 
@@ -252,14 +252,14 @@ def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, 
         return {"result": "CRASHED", "why": f"signal {signal.Signals(-status).name}"}
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
     try:
-        found = json.loads(to.read_text()) if to.exists() else json.loads(last)
+        content = json.loads(to.read_text()) if to.exists() else json.loads(last)
     except ValueError:
-        found = last
-    if isinstance(found, dict) and "result" in found:
-        return found
-    if isinstance(found, dict) and "summary" in found:  # the zoo's results are long
-        found = found["summary"]
-    return {"result": "FAILED" if status else "passed", "found": found}
+        content = last
+    if isinstance(content, dict) and "result" in content:
+        return content
+    if isinstance(content, dict) and "summary" in content:  # the zoo's results are long
+        content = content["summary"]
+    return {"result": "FAILED" if status else "passed", "found": content}
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -267,11 +267,14 @@ def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
     groups = {"broken": BROKEN, "slow": {"slow"}, "fine": {"passed"}, "not run": {"not run"}}
     lines = []
     for group, results in groups.items():
-        found = [row for row in rows if row["result"] in results]
-        lines.append(f"{group}: {len(found)}" + (f" ({', '.join(str(row['part']) for row in found)})" if found else ""))
-        reasons = [cell(row.get("why", "see its log"))[:300] for row in found] if group != "fine" else []
+        collected = [row for row in rows if row["result"] in results]
+        lines.append(
+            f"{group}: {len(collected)}"
+            + (f" ({', '.join(str(row['part']) for row in collected)})" if collected else "")
+        )
+        reasons = [cell(row.get("why", "see its log"))[:300] for row in collected] if group != "fine" else []
         for why in dict.fromkeys(reasons):
-            names = [str(row["part"]) for row, other in zip(found, reasons, strict=True) if other == why]
+            names = [str(row["part"]) for row, other in zip(collected, reasons, strict=True) if other == why]
             lines.append(f"- {', '.join(names)}: {why}")
     return lines
 
@@ -286,8 +289,8 @@ def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], de
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        said = "; ".join(cell(row[name]) for name in ("why", "found") if row.get(name))
-        lines.append(f"| {row['part']} | {row['covers']} | {row['result']} | {row.get('seconds', '')} | {said} |")
+        text = "; ".join(cell(row[name]) for name in ("why", "found") if row.get(name))
+        lines.append(f"| {row['part']} | {row['covers']} | {row['result']} | {row.get('seconds', '')} | {text} |")
     for row in rows:
         if row.get("log"):
             lines += ["", f"## {row['part']}", "", "```text", str(row["log"]).replace("```", "'''"), "```"]
@@ -344,8 +347,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 row |= tried(part, options.device, Path(logs), seconds)
             if row["result"] == "TIMED OUT" and seconds < part.quick:
                 row |= {"result": "not run", "why": f"{seconds:.0f} s were left, which was too little"}
-            found = cell(row.get("why", "")), cell(row.get("found", ""))
-            print(row["result"], f"({row['seconds']} s)", *found, flush=True)
+            result = cell(row.get("why", "")), cell(row.get("found", ""))
+            print(row["result"], f"({row['seconds']} s)", *result, flush=True)
         rows.append(row)
         (folder / "report.md").write_text(report(rows, about, options.device))
         with lines.open("a") as file:

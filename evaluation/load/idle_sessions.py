@@ -48,7 +48,7 @@ def main() -> None:
     options = parser.parse_args()
     leaving.UPLOAD_BYTES = SMALL_BYTES
     limits = ("--most-sessions", str(2 * options.sessions + 1))
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     with served(*limits) as server:
         peer = Peer(server.urls, server.token, "tcp")
         begin(peer, direct=True)  # warm up the executor
@@ -59,13 +59,13 @@ def main() -> None:
                 begin(peer, direct=direct)
             time.sleep(SETTLE_SECONDS)
             for which, process in processes.items():
-                found[f"{which}, {way}"] = each(before[which], usage(process), options.sessions)
-        found["in all"] = {which: float(usage(process).threads) for which, process in processes.items()}
+                results[f"{which}, {way}"] = each(before[which], usage(process), options.sessions)
+        results["in all"] = {which: float(usage(process).threads) for which, process in processes.items()}
         peer.close()
-    for what, figures in found.items():
+    for what, figures in results.items():
         print(f"{what}: " + ", ".join(f"{value:.2f} {unit}" for unit, value in figures.items()))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

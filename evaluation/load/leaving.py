@@ -192,10 +192,10 @@ class Peer:
         from djinn_core.wire.messages import InitialBindings, Submit, Template
         from djinn_core.wire.templates import digest_of
 
-        given = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
+        inputs = Template((Form("aten::relu", (Operand(),), (), ("new",), False),), (0,), (0, 1), (0,), (1,))
         first = InitialBindings((), pack_handles((HANDLE,)))
-        made = {"outputs": pack_handles((HANDLE + 1,)), "fetch": pack_handles((HANDLE + 1,))}
-        self.say(connection, Submit(1, digest=digest_of(given), template=given, first=first, **made))
+        output = {"outputs": pack_handles((HANDLE + 1,)), "fetch": pack_handles((HANDLE + 1,))}
+        self.say(connection, Submit(1, digest=digest_of(inputs), template=inputs, first=first, **output))
 
     def close(self) -> None:
         """Close open connections."""
@@ -404,15 +404,15 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
         work = ("generate", "upload", "fetch", "close")[n % 4]
         process.stdin.write(f"{work}\n")
         process.stdin.flush()
-        said: dict[str, int] = {}
+        text: dict[str, int] = {}
         child = 0
-        while not child or "begun" not in said:
+        while not child or "begun" not in text:
             line = process.stdout.readline()
             if not line:
                 raise RuntimeError(
                     f"the clients' parent process exited before client {n} began (exit code {process.wait(SECONDS)})"
                 )
-            said[line.split()[0]] = 1
+            text[line.split()[0]] = 1
             child = int(line.split()[1]) if line.startswith("child") else child
         if work != "close":
             time.sleep(0.01 * (n % 7))
@@ -441,12 +441,12 @@ def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usag
     while executor_of(url, token)[1] and time.monotonic() < deadline:
         time.sleep(ROUND_SECONDS)
     while True:
-        found = tuple(usage(process) for process in processes)
-        same = same + 1 if before and all(new.same(old) for new, old in zip(found, before, strict=True)) else 0
-        fits = all(new.fits(old) for new, old in zip(found, wanted, strict=True)) if wanted else same >= QUIET_ROUNDS
+        result = tuple(usage(process) for process in processes)
+        same = same + 1 if before and all(new.same(old) for new, old in zip(result, before, strict=True)) else 0
+        fits = all(new.fits(old) for new, old in zip(result, wanted, strict=True)) if wanted else same >= QUIET_ROUNDS
         if fits or time.monotonic() > deadline:
-            return found
-        before = found
+            return result
+        before = result
         time.sleep(ROUND_SECONDS)
 
 
@@ -495,7 +495,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             more = compare(before, after)
             alive = executor_of(urls["tcp"], token) == (processes[1], 0)
     clean = alive and not left and all(n <= 0 for key, n in more.items() if not key.endswith("kib_more"))
-    found = {
+    results = {
         "sessions": dropped + clients,
         "clients_killed": killed,
         **more,
@@ -503,8 +503,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "first_file_left": left[0] if left else "",
         "nothing_left_behind": int(clean and all(n << 10 <= GROWTH_LIMIT for n in more.values())),
     }
-    print(json.dumps(found) if options.json else found)
-    return found
+    print(json.dumps(results) if options.json else results)
+    return results
 
 
 if __name__ == "__main__":

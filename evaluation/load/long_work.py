@@ -130,19 +130,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             def measure() -> dict[str, int]:
                 return {n: resident(process) for n, process in processes.items()} | {"disk": on_disk(folder)}
 
-            began = time.monotonic()
+            start = time.monotonic()
             more = grown(measure, client, options.steps, options.programs)
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - start
             client.close()
-    found = {
+    results = {
         "steps": options.steps,
         "programs": options.programs,
         "seconds": round(seconds, 1),
         **{f"{name}_kib_more": nbytes >> 10 for name, nbytes in more.items()},
         "long_work_keeps_nothing": int(all(nbytes <= GROWTH_LIMIT for nbytes in more.values())),
     }
-    print(json.dumps(found) if options.json else found)
-    return found
+    print(json.dumps(results) if options.json else results)
+    return results
 
 
 if __name__ == "__main__":

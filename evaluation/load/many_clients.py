@@ -62,13 +62,13 @@ class Work:
 
         given = given.to(self.device)
         with torch.no_grad():
-            said = self.model(given)
+            text = self.model(given)
         self.state.add_(given.sum(0))
         self.optimizer.zero_grad()
         loss = self.model(given).square().mean()
         loss.backward()
         self.optimizer.step()
-        return torch.cat([said.flatten(), self.state, loss.detach().reshape(1)]).cpu()
+        return torch.cat([text.flatten(), self.state, loss.detach().reshape(1)]).cpu()
 
 
 def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: Any, results: Any) -> None:
@@ -78,44 +78,44 @@ def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: An
     import djinn
 
     torch.set_num_threads(1)
-    seen: dict[str, Any] = {"client": number, "requests": 0, "wrong": 0, "seconds": [], "failure": ""}
+    visited: dict[str, Any] = {"client": number, "requests": 0, "wrong": 0, "seconds": [], "failure": ""}
     try:
         djinn.shut_down()
         djinn.configure(servers=[url], token=token, disable=("local",), connect_timeout=START_SECONDS)
         there, here = Work("remote_accelerator:0", number), Work("cpu", number)
         inputs = torch.Generator().manual_seed(1000 + number)
         for _ in range(WARM_ROUNDS):
-            given = torch.randn(8, 64, generator=inputs)
-            seen["wrong"] += not torch.equal(there.request(given), here.request(given))
+            input_tensor = torch.randn(8, 64, generator=inputs)
+            visited["wrong"] += not torch.equal(there.request(input_tensor), here.request(input_tensor))
         warm.release()
         barrier.wait(START_SECONDS)
         while time.monotonic() < until.value:
-            given = torch.randn(8, 64, generator=inputs)
-            began = time.perf_counter()
-            found = there.request(given)
-            seen["seconds"].append(time.perf_counter() - began)
-            seen["wrong"] += not torch.equal(found, here.request(given))
-            seen["requests"] += 1
+            input_tensor = torch.randn(8, 64, generator=inputs)
+            start = time.perf_counter()
+            result = there.request(input_tensor)
+            visited["seconds"].append(time.perf_counter() - start)
+            visited["wrong"] += not torch.equal(result, here.request(input_tensor))
+            visited["requests"] += 1
         djinn.shut_down()
         djinn.configure()
     except BaseException as error:
-        seen["failure"] = repr(error)
+        visited["failure"] = repr(error)
         warm.release()
         barrier.abort()
-    results.put(seen)
+    results.put(visited)
 
 
 def resident(process: int) -> dict[int, int]:
     """Return the resident bytes of a process and its children, by process."""
-    found = {}
+    results = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
         except (FileNotFoundError, ProcessLookupError):
             continue
         if process in {int(lines["Pid"]), int(lines["PPid"])} and "VmRSS" in lines:
-            found[int(lines["Pid"])] = int(lines["VmRSS"].split()[0]) << 10
-    return found
+            results[int(lines["Pid"])] = int(lines["VmRSS"].split()[0]) << 10
+    return results
 
 
 def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: float, server: int) -> dict[str, Any]:
@@ -139,26 +139,26 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
         print("the clients could not begin:", repr(error), flush=True)
     begin = resident(server)
     until.value = time.monotonic() + seconds
-    seen = [results.get() for _ in children]
+    visited = [results.get() for _ in children]
     end = resident(server)
     for child in children:
         child.join(10)
-    return figures_of(seen, begin, end, seconds)
+    return figures_of(visited, begin, end, seconds)
 
 
 def figures_of(
     seen: list[dict[str, Any]], begin: dict[int, int], end: dict[int, int], seconds: float
 ) -> dict[str, Any]:
     """Return the report on the clients."""
-    took = sorted(second for one in seen for second in one["seconds"]) or [0.0]
-    rates = [one["requests"] / seconds for one in seen]
-    failures = [one["failure"] for one in seen if one["failure"]]
+    took = sorted(second for item in seen for second in item["seconds"]) or [0.0]
+    rates = [item["requests"] / seconds for item in seen]
+    failures = [item["failure"] for item in seen if item["failure"]]
     at = lambda share: round(took[min(len(took) - 1, int(share * len(took)))], 4)
     fairness = max(rates) / min(rates) if min(rates) else 1e9
     return {
         "clients": len(seen),
-        "requests": sum(one["requests"] for one in seen),
-        "wrong_results": sum(one["wrong"] for one in seen),
+        "requests": sum(item["requests"] for item in seen),
+        "wrong_results": sum(item["wrong"] for item in seen),
         "client_failures": len(failures),
         "first_failure": failures[0] if failures else "",
         "requests_per_second": round(sum(rates), 2),
@@ -172,7 +172,7 @@ def figures_of(
         "server_mib_begin": sum(begin.values()) >> 20,
         "server_mib_end": sum(end.values()) >> 20,
         "many_clients_fair_and_right": int(
-            not failures and fairness <= FAIR and not any(one["wrong"] for one in seen) and set(begin) == set(end)
+            not failures and fairness <= FAIR and not any(item["wrong"] for item in seen) and set(begin) == set(end)
         ),
     }
 
@@ -194,16 +194,16 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
     seconds = options.minutes * 60
     if options.at:
-        found = run_clients((options.at,), [os.environ["DJINN_TOKEN"]], options.clients, seconds, os.getppid())
+        result = run_clients((options.at,), [os.environ["DJINN_TOKEN"]], options.clients, seconds, os.getppid())
     else:
         with tempfile.TemporaryDirectory() as name:
             tokens = tenants_of(Path(name), options.tenants)
             with served("--token-file", str(Path(name) / "tokens.json")) as server:
-                chosen = tuple(server.urls[scheme] for scheme in options.scheme.split(","))
-                found = run_clients(chosen, tokens, options.clients, seconds, server.process.pid)
-    found = {"minutes": options.minutes, "tenants": options.tenants, **found}
-    print(json.dumps(found) if options.json else found)
-    return found
+                choice = tuple(server.urls[scheme] for scheme in options.scheme.split(","))
+                result = run_clients(choice, tokens, options.clients, seconds, server.process.pid)
+    result = {"minutes": options.minutes, "tenants": options.tenants, **result}
+    print(json.dumps(result) if options.json else result)
+    return result
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ def rows_of(options: argparse.Namespace) -> dict[str, Row]:
 def run(row: Row) -> dict[str, object]:
     """Return the JSON that a row prints; its exit status if it prints none."""
     command = [sys.executable, "-W", "ignore", "-m", f"evaluation.load.{row.program}", *row.arguments, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = done.stdout.strip().splitlines()
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    lines = process.stdout.strip().splitlines()
     try:
-        found = json.loads(lines[-1])
+        report = json.loads(lines[-1])
     except (IndexError, ValueError):
-        return {"exit_status": done.returncode, "said": lines[-1] if lines else ""}
-    return dict(found)
+        return {"exit_status": process.returncode, "said": lines[-1] if lines else ""}
+    return dict(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,13 +63,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="does nothing: JSON is printed anyway")
     options = parser.parse_args(arguments)
     rows = rows_of(options)
-    wanted = options.only.split(",") if options.only else list(rows)
-    found: dict[str, object] = {}
-    for name in wanted:
-        seen = found[name] = run(rows[name])
-        print(f"{name}: {seen}", flush=True)
-    good = all(isinstance(s := found[name], dict) and s.get(rows[name].verdict) == 1 for name in wanted)
-    print(json.dumps(found | {"load_survived": int(good)}))
+    required = options.only.split(",") if options.only else list(rows)
+    results: dict[str, object] = {}
+    for name in required:
+        visited = results[name] = run(rows[name])
+        print(f"{name}: {visited}", flush=True)
+    good = all(isinstance(s := results[name], dict) and s.get(rows[name].verdict) == 1 for name in required)
+    print(json.dumps(results | {"load_survived": int(good)}))
     return 0 if good else 1
 
 

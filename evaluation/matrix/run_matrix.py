@@ -31,11 +31,11 @@ def found(version: str) -> str | None:
     for folder in os.get_exec_path():
         path = Path(folder) / f"python{version}"
         if path.exists():
-            done = subprocess.run(
+            process = subprocess.run(
                 [path, "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, check=False
             )
-            if done.returncode == 0:
-                return done.stdout.strip()
+            if process.returncode == 0:
+                return process.stdout.strip()
     managed = sorted(
         Path.home().glob(f".pyenv/versions/{version.rstrip('t')}*{'t' if version.endswith('t') else ''}/bin/python3")
     )
@@ -47,10 +47,10 @@ def step(command: list[object], log: Path, **options: object) -> bool:
     with log.open("ab") as output:
         output.write(f"\n$ {' '.join(map(str, command))}\n".encode())
         output.flush()
-        done = subprocess.run(
+        process = subprocess.run(
             [*map(str, command)], stdout=output, stderr=output, cwd=ROOT, check=False, timeout=2 * HOUR, **options
         )
-    return done.returncode == 0
+    return process.returncode == 0
 
 
 def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
@@ -67,8 +67,8 @@ def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, st
     packages = [part for plugin in PLUGINS for part in ("-e", plugin)]
     building = ["hatchling>=1.24", "editables>=0.5", "setuptools>=77", "ninja>=1.11"]
     own_packages = ["-e", ".[test]", "-e", "./djinn_server", "-e", "./djinn_native", *packages]
-    wanted = [building, ["--no-build-isolation", *own_packages]]
-    for packages in wanted:
+    required = [building, ["--no-build-isolation", *own_packages]]
+    for packages in required:
         if not step([*pip, *lock, *packages], log) and not step([*pip, *packages], log):
             return own, "what the tests need does not install"
     return own, ""
@@ -82,7 +82,7 @@ def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
     log = BUILD / f"{version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
-    began = time.monotonic()
+    start = time.monotonic()
     own, lacking = prepared(python, version, torch, log)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if lacking:
@@ -100,7 +100,7 @@ def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
         "said": last,
         "log": str(log.relative_to(ROOT)),
     }
-    return row | {"seconds": round(time.monotonic() - began)} | ({"why": lacking} if lacking else {})
+    return row | {"seconds": round(time.monotonic() - start)} | ({"why": lacking} if lacking else {})
 
 
 def main() -> int:

@@ -160,8 +160,8 @@ def _differentiated(rng: random.Random, pool: Pool, _device: str) -> torch.Tenso
     if rng.random() < 0.5:
         loss.backward()
         return t.grad
-    (found,) = torch.autograd.grad(loss, [t], create_graph=rng.random() < 0.5)
-    return found
+    (result,) = torch.autograd.grad(loss, [t], create_graph=rng.random() < 0.5)
+    return result
 
 
 def _dropped(rng: random.Random, pool: Pool, _device: str) -> None:
@@ -179,21 +179,21 @@ def run(seed: int, device: str) -> tuple[Pool, list[str]]:
     """Return the tensors of the program with this seed, and the errors of rejected ops."""
     rng = random.Random(seed)
     pool: Pool = [_made(rng, [], device)]
-    refused: list[str] = []
+    refusal: list[str] = []
     for _ in range(rng.randrange(4, OPS)):
         state = rng.getstate()
         try:
-            made = rng.choice(_ACTIONS)(rng, pool, device)
+            output = rng.choice(_ACTIONS)(rng, pool, device)
         except _REFUSED as error:
-            refused.append(f"{type(error).__name__}: {error}".split("\n")[0][:100])
-            made = None
+            refusal.append(f"{type(error).__name__}: {error}".split("\n")[0][:100])
+            output = None
         # An action may be rejected before or after its last draw.
         rng.setstate(state)
         rng.random()
-        if made is not None:
-            pool.append(made)
+        if output is not None:
+            pool.append(output)
             del pool[:-HELD]
-    return pool, refused
+    return pool, refusal
 
 
 def _steps(t: torch.Tensor) -> list[int]:
@@ -227,7 +227,7 @@ def check(seed: int) -> None:
 
 def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
     """Run these programs. Return the differences."""
-    found: list[str] = []
+    results: list[str] = []
     for seed in seeds:
         try:
             if seed % compared == 0:
@@ -235,8 +235,8 @@ def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
             else:
                 run(seed, REMOTE)
         except AssertionError as error:
-            found.append(str(error)[:2000])
-    return found
+            results.append(str(error)[:2000])
+    return results
 
 
 def main() -> None:
@@ -247,18 +247,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    found: list[str] = []
+    results: list[str] = []
     share = -(-arguments.programs // arguments.threads)
     starts = [arguments.seed + share * n for n in range(arguments.threads)]
-    threads = [threading.Thread(target=lambda s=s: found.extend(run_many(range(s, s + share)))) for s in starts]
+    threads = [threading.Thread(target=lambda s=s: results.extend(run_many(range(s, s + share)))) for s in starts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for line in found:
+    for line in results:
         print(line)
-    print(f"{arguments.programs:,} programs, {len(found)} differ")
-    raise SystemExit(bool(found))
+    print(f"{arguments.programs:,} programs, {len(results)} differ")
+    raise SystemExit(bool(results))
 
 
 if __name__ == "__main__":

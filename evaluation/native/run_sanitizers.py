@@ -61,8 +61,8 @@ def main() -> int:
         programs.append(REPLAY_TESTS)
         environment |= SANITIZERS
     return max(
-        subprocess.run([sys.executable, "-W", "ignore", *one], cwd=ROOT, env=environment, check=False).returncode
-        for one in programs
+        subprocess.run([sys.executable, "-W", "ignore", *program], cwd=ROOT, env=environment, check=False).returncode
+        for program in programs
     )
 
 

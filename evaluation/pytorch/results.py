@@ -106,10 +106,10 @@ def folded(tests: Iterable[str]) -> list[str]:
     """Return names without the device, each followed by its dtypes."""
     dtypes: dict[str, list[str]] = {}
     for test in tests:
-        found = _PARAMETERS.search(test)
-        kinds = dtypes.setdefault(test[: found.start()] if found else test, [])
-        if found and found[1]:
-            kinds.append(found[1][1:])
+        result = _PARAMETERS.search(test)
+        kinds = dtypes.setdefault(test[: result.start()] if result else test, [])
+        if result and result[1]:
+            kinds.append(result[1][1:])
     return [f"`{name}`" + (f" ({', '.join(kinds)})" if kinds else "") for name, kinds in dtypes.items()]
 
 

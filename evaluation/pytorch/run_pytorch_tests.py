@@ -106,8 +106,8 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
     """
     if not results.cpu:
         answer = run_worker(file, "cpu", None, options, start, dict(os.environ))
-        results.tests, chosen = answer["tests"], answer["chosen"]
-        results.chosen = "all" if chosen == results.tests else chosen_by(options, chosen)
+        results.tests, choice = answer["tests"], answer["chosen"]
+        results.chosen = "all" if choice == results.tests else chosen_by(options, choice)
         results.cpu = {test: Outcome(**outcome) for test, outcome in answer["outcomes"].items()}
     tests = [test for test, _ in results.failures()] if options.failed else results.passed_on_cpu()
     with server_environment(start) as (environment, server):

@@ -76,12 +76,12 @@ def main() -> None:
 
     torch.set_num_threads(1)
     tests = tests_of(load(Path(order.file)), order.device_generic)
-    chosen = [name for name in tests if re.search(order.only, name)][order.first :: order.stride]
+    choice = [name for name in tests if re.search(order.only, name)][order.first :: order.stride]
     if order.named is not None:
-        chosen = [name for name in order.named if name in tests]
-    outcomes = run_all(tests, chosen, order)
+        choice = [name for name in order.named if name in tests]
+    outcomes = run_all(tests, choice, order)
     outcomes |= {name: NOT_MADE for name in order.named or () if name not in tests}
-    results.write_text(json.dumps({"tests": len(tests), "chosen": len(chosen), "outcomes": outcomes}))
+    results.write_text(json.dumps({"tests": len(tests), "chosen": len(choice), "outcomes": outcomes}))
 
 
 def common_name(name: str) -> str:
@@ -113,13 +113,13 @@ def tests_of(module: Any, device_generic: bool) -> dict[str, unittest.TestCase]:
     from torch.testing._internal.common_device_type import DeviceTypeTestBase
 
     base = DeviceTypeTestBase if device_generic else unittest.TestCase
-    found: dict[str, unittest.TestCase] = {}
+    results: dict[str, unittest.TestCase] = {}
     for name in sorted(vars(module)):
         case = vars(module)[name]
         if isinstance(case, type) and issubclass(case, base) and case.__module__ == module.__name__:
             for test in unittest.defaultTestLoader.getTestCaseNames(case):
-                found[common_name(f"{name}.{test}")] = case(test)
-    return found
+                results[common_name(f"{name}.{test}")] = case(test)
+    return results
 
 
 def run_all(tests: dict[str, unittest.TestCase], chosen: Sequence[str], order: Order) -> dict[str, Any]:
@@ -152,9 +152,9 @@ def _run_in_child(tests: Sequence[unittest.TestCase], order: Order, end: float) 
             os.close(reading)
             _be_child(tests, order, writing, output.fileno())
         os.close(writing)
-        started = time.monotonic()
+        start = time.monotonic()
         for line in _lines(reading, child, end, order.test_seconds * order.patience + GRACE):
-            current, started = line.pop("started", ""), time.monotonic()
+            current, start = line.pop("started", ""), time.monotonic()
             if "test" in line:
                 outcomes[line.pop("test")] = line
             if "setup" in line:
@@ -165,7 +165,7 @@ def _run_in_child(tests: Sequence[unittest.TestCase], order: Order, end: float) 
         text = output.read()[-TEXT:].decode(errors="replace")
         if current and time.monotonic() < end:
             how = "hangs" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else "crashed"
-            outcomes[current] = {"outcome": how, "seconds": time.monotonic() - started, "text": text}
+            outcomes[current] = {"outcome": how, "seconds": time.monotonic() - start, "text": text}
     return outcomes, text
 
 

@@ -62,7 +62,7 @@ PROGRAMS = {
 
 def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str, dict[str, float]]:
     """Run a program. Return the figures of its phases."""
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     remote = device == REMOTE
 
     @contextmanager
@@ -71,7 +71,7 @@ def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str,
         yield  # a phase reads its last value, so no work is pending at its end
         seconds = {key: value - moments[key] for key, value in _seconds().items()}
         counted = {key: value - before[key] for key, value in _counts(remote).items()}
-        found[name] = {"repetitions": repetitions, **seconds, **counted}
+        results[name] = {"repetitions": repetitions, **seconds, **counted}
 
     module, _, function = program.where.partition(":")
     torch.manual_seed(0)
@@ -80,7 +80,7 @@ def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str,
 
         djinn.init()  # messages of the connection do not belong to the program
     getattr(importlib.import_module(f"evaluation.rivals.programs.{module}"), function)(device, phase, *sizes)
-    return found
+    return results
 
 
 def _seconds() -> dict[str, float]:

@@ -43,8 +43,8 @@ def served(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, str]]:
     network = ["--store-gib", "0"]
     if inside:
         network += ["--host", links.SERVER, "--insecure-plaintext-on-network"]
-    given = {"DJINN_TOKEN": TOKEN, "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
-    with serving.server(*network, device=device, prefix=inside, environment=given) as file:
+    options = {"DJINN_TOKEN": TOKEN, "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
+    with serving.server(*network, device=device, prefix=inside, environment=options) as file:
         yield {"DJINN_SERVERS": serving.url_of(file), "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
 
 
@@ -58,12 +58,12 @@ def count(name: str, options: argparse.Namespace, environment: Mapping[str, str]
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    done = subprocess.run(
+    process = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    figures: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{process.stderr}")
+    figures: dict[str, dict[str, float]] = json.loads(process.stdout.splitlines()[-1])
     return figures
 
 
@@ -75,11 +75,11 @@ def over_link(round_trip_ms: float, options: argparse.Namespace) -> Iterator[dic
         measured = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
         devices = {PROGRAMS[name].device for name in options.programs}
         clients = {device: stack.enter_context(served(device, inside)) for device in sorted(devices)}
-        found = {}
+        results = {}
         for name in options.programs:
-            found[name] = count(name, options, clients[PROGRAMS[name].device])
-            print(tables.progress(name, round_trip_ms, found[name]), flush=True)
-            yield {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": found}
+            results[name] = count(name, options, clients[PROGRAMS[name].device])
+            print(tables.progress(name, round_trip_ms, results[name]), flush=True)
+            yield {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": results}
 
 
 def _options() -> argparse.Namespace:
@@ -107,18 +107,18 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         sys.exit("this evaluation needs the right to make network namespaces (root)")
     trips = [float(part) for part in options.round_trips_ms.split(",")]
     machine = f"{os.cpu_count()} processors ({platform.machine()}), PyTorch {torch.__version__}"
-    found: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine}
-    found["busy"] = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
-    alone = [] if found["busy"] else [name for name in options.programs if PROGRAMS[name].device == "cpu"]
-    found["local"] = {name: _local(name, options) for name in alone}
+    results: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine}
+    results["busy"] = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    alone = [] if results["busy"] else [name for name in options.programs if PROGRAMS[name].device == "cpu"]
+    results["local"] = {name: _local(name, options) for name in alone}
     before: list[dict[str, Any]] = []
     for trip in trips:
         for link in over_link(trip, options):
-            found["links"] = [*before, link]
+            results["links"] = [*before, link]
             if options.save:  # saved now, because a later program may fail
-                options.save.write_text(json.dumps(found, indent=1) + "\n")
-        before = found["links"]
-    return found
+                options.save.write_text(json.dumps(results, indent=1) + "\n")
+        before = results["links"]
+    return results
 
 
 def _local(name: str, options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -134,12 +134,12 @@ def _local(name: str, options: argparse.Namespace) -> dict[str, dict[str, float]
 def main() -> None:
     """Measure, print and write."""
     options = _options()
-    found = json.loads(options.figures.read_text()) if options.figures else _measure(options)
+    report = json.loads(options.figures.read_text()) if options.figures else _measure(options)
     if options.page:
-        tables.write(found)
-    print(tables.table(found))
+        tables.write(report)
+    print(tables.table(report))
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

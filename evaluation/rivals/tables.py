@@ -28,7 +28,7 @@ SHOWN = {  # phases in the short table
 def progress(name: str, round_trip_ms: float | None, phases: Mapping[str, Figures]) -> str:
     """Return a line about a program that has run."""
     where = "here" if round_trip_ms is None else f"{round_trip_ms:g} ms"
-    seconds = ", ".join(f"{phase} {found['wall_seconds']:.2f} s" for phase, found in phases.items())
+    seconds = ", ".join(f"{phase} {result['wall_seconds']:.2f} s" for phase, result in phases.items())
     return f"{name:10} {where:>8}  {seconds}"
 
 
@@ -120,7 +120,7 @@ def summary(found: Figures) -> str:
         phase, others_publish = SHOWN[name], [f"{p.system}: {p.figure}" for p in PUBLISHED if p.program == name]
         runs = [link["programs"][name][phase] for link in _with(found, name)]
         messages, waits, *others = _counts(runs[-1])
-        walls = [f"{_seconds(found, one)[1]} s" for one in runs]
+        walls = [f"{_seconds(found, run)[1]} s" for run in runs]
         local = f"{_seconds(found, found['local'][name][phase])[1]} s" if name in found["local"] else "-"
         seconds = [] if found["busy"] else [local, *walls]
         rows.append(

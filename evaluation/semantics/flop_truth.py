@@ -58,9 +58,9 @@ def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -
         return output
 
     model.forward = counting_forward  # type: ignore[method-assign]
-    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    options = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     with _no_fused_kernels(), torch.no_grad():
-        model.generate(**given, **GENERATION)
+        model.generate(**options, **GENERATION)
         first, _, decode, *_ = counted
         if apart:
             counted.clear()

@@ -45,8 +45,8 @@ class Scene:
 
     def outermost(self, test: Test) -> list[int]:
         """Return the outermost of these runs."""
-        found = set(self.find(test))
-        return [i for i in sorted(found) if not any(a in found for a in list(ancestors(self.runs, i))[1:])]
+        results = set(self.find(test))
+        return [i for i in sorted(results) if not any(a in results for a in list(ancestors(self.runs, i))[1:])]
 
     def inside(self, indices: Iterable[int]) -> set[int]:
         """Return the ids of the nodes that these runs recorded."""
@@ -97,9 +97,9 @@ def _inside_others(scene: Scene) -> Iterator[Instance]:
 
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
     """Return one attention computed in several softmaxes or none: half of them, or of the products of two results, make a match."""
-    given = {storage_of(v) for v in scene.graph.inputs}
+    options = {storage_of(v) for v in scene.graph.inputs}
     products = frozenset(
-        i for i in scene.ops(run.span, PRODUCTS) if not given.intersection(map(storage_of, scene.node(i).inputs))
+        i for i in scene.ops(run.span, PRODUCTS) if not options.intersection(map(storage_of, scene.node(i).inputs))
     )
     core = softmaxes or scene.ops(run.span, frozenset({"exp"})) & _after_sums(scene, run) or products
     return Instance("attention", core, frozenset(run.span), where=run.path, enough=0.5)
@@ -137,15 +137,15 @@ def _blocks(scene: Scene, attentions: Sequence[Instance], mixtures: Sequence[Ins
 def _linear(scene: Scene, index: int) -> list[int]:
     """Return the linear layers in a run that belong to no attention, mixture, norm or recurrence: its feed-forward network."""
     others = (rules.is_attention, rules.is_mixture, rules.is_norm, rules.is_recurrent)
-    found = []
+    results = []
     for i in scene.find(rules.is_linear):
         outwards = list(ancestors(scene.runs, i))
         if index not in outwards:
             continue
         between = [scene.runs[j].module for j in outwards[: outwards.index(index)]]
         if not any(test(module) for test in others for module in between):
-            found.append(i)
-    return found
+            results.append(i)
+    return results
 
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:

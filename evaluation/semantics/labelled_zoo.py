@@ -149,10 +149,10 @@ def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
 
 
 def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, int]:
-    found = {s: flops_here(model, inputs, s) for s in ("forward", "train") if s in entry.situations}
+    results = {s: flops_here(model, inputs, s) for s in ("forward", "train") if s in entry.situations}
     if "decode" in entry.situations:
-        found |= flops_written(model, inputs, apart=entry.family in _APART)
-    return found
+        results |= flops_written(model, inputs, apart=entry.family in _APART)
+    return results
 
 
 @contextmanager
@@ -201,16 +201,16 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     kinds = modalities_of(graph, kept)
     scene = Scene(graph, runs, _vocabulary(model, entry.family))
     decodes = "decode" in call.situation
-    found = [*instances(scene), *caches_in(graph, kept)]
+    results = [*instances(scene), *caches_in(graph, kept)]
     if not decodes:
         required = entry.family in {"multimodal", "illustrated decoder", "dual encoder"}
-        found += fusions(graph, runs, kinds, kept, required)
+        results += fusions(graph, runs, kinds, kept, required)
     return Truth(
         workloads=workloads_of(entry.family, call.situation),
         phases=phases_of(entry.family, call.situation, len(graph.nodes), call.recorded, kinds),
         modalities={} if decodes or entry.family == "diffusion" else single(kinds),
         residency=residency_of(graph, kept),
-        instances=tuple(found),
+        instances=tuple(results),
     )
 
 
@@ -222,14 +222,14 @@ def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
 
 
 def _named(model: nn.Module, method: str) -> frozenset[int]:
-    found = set()
+    results = set()
     for module in model.modules():
         if hasattr(module, method):
             try:
-                found.add(id(getattr(module, method)()))
+                results.add(id(getattr(module, method)()))
             except (NotImplementedError, AttributeError):
                 continue  # a part without tokens
-    return frozenset(found - {id(None)})
+    return frozenset(results - {id(None)})
 
 
 __all__ = ["LABELLED", "Entry", "labelled"]

@@ -140,9 +140,9 @@ _LATENT = {"num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, 
 
 def hidden() -> Inputs:
     """Return a latent image and its target."""
-    given = told(2, 4, 8, 8)
-    given["hidden_states"] = given.pop("sample")
-    return given
+    inputs = told(2, 4, 8, 8)
+    inputs["hidden_states"] = inputs.pop("sample")
+    return inputs
 
 
 def film() -> Inputs:
@@ -303,8 +303,8 @@ def detector(name: str, prefix: str, **settings: Any) -> None:
 
         backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic",
                                 out_features=["stage2"])  # fmt: skip
-        given = _FOUND | settings | {"backbone_config": backbone}
-        built = building.pretrained(name, f"{prefix}ForObjectDetection", f"{prefix}Config", **given)
+        inputs = _FOUND | settings | {"backbone_config": backbone}
+        built = building.pretrained(name, f"{prefix}ForObjectDetection", f"{prefix}Config", **inputs)
         return built, {"pixel_values": numbers(2, 3, 64, 64)}
 
     PLAIN[name] = Architecture(name, "labelled", make)

@@ -62,15 +62,15 @@ def recording(model: nn.Module) -> Iterator[Recorded]:
 
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:
-        with djinn.capture() as captured:
-            recorded.captured = captured
+        with djinn.capture() as capture:
+            recorded.captured = capture
             yield recorded
             count = here()
     finally:
         for hook in hooks:
             hook.remove()
-    if len(captured.program) != count:
-        raise RuntimeError(f"the program has {len(captured.program)} instructions, but {count} were counted")
+    if len(capture.program) != count:
+        raise RuntimeError(f"the program has {len(capture.program)} instructions, but {count} were counted")
 
 
 def ancestors(runs: Sequence[ModuleRun], index: int) -> Iterator[int]:

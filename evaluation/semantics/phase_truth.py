@@ -86,16 +86,16 @@ def _multimodal(
 ) -> dict[int, frozenset[Phase]]:
     """Label towers as vision, and their common descendants as fusion or language model. Other nodes are uncertain."""
     call = _OF_CALL[situation]
-    found: dict[int, frozenset[Phase]] = {}
+    results: dict[int, frozenset[Phase]] = {}
     for node in range(count):
         kind = kinds.get(node, frozenset())
         if kind == {Modality.VISION}:
-            found[node] = frozenset({SEEING})
+            results[node] = frozenset({SEEING})
         elif kind == {Modality.TEXT}:
-            found[node] = frozenset({call})
+            results[node] = frozenset({call})
         elif len(kind) > 1:
-            found[node] = frozenset({FUSING, call})
-    return found | _inside(runs, _TOWERS, {SEEING})
+            results[node] = frozenset({FUSING, call})
+    return results | _inside(runs, _TOWERS, {SEEING})
 
 
 def _painted(

@@ -79,8 +79,8 @@ def clicked(score: torch.Tensor, labels: torch.Tensor | None) -> dict[str, torch
 def visits(dense: bool = True) -> Inputs:
     """Return features and clicks of four users."""
     fields = torch.randint(0, ROWS, (4, FIELDS), generator=torch.Generator().manual_seed(0))
-    given = {"fields": fields, "labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
-    return given | ({"dense": numbers(4, 6)} if dense else {})
+    options = {"fields": fields, "labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
+    return options | ({"dense": numbers(4, 6)} if dense else {})
 
 
 class DLRM(nn.Module):
@@ -197,9 +197,9 @@ class TwoTowers(nn.Module):
 @plain("recommender")
 def two_towers() -> tuple[nn.Module, Inputs]:
     """Return two towers."""
-    given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
+    options = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
     history = torch.randint(0, 300, (4, 6), generator=torch.Generator().manual_seed(0))
-    return TwoTowers(), given | {"history": history, "labels": torch.arange(4)}
+    return TwoTowers(), options | {"history": history, "labels": torch.arange(4)}
 
 
 class RowInteraction(nn.Module):
@@ -231,5 +231,5 @@ class NeuralFiltering(nn.Module):
 @plain("recommender")
 def neural_filtering() -> tuple[nn.Module, Inputs]:
     """Return NeuMF."""
-    given = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
-    return NeuralFiltering(), given | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}
+    options = {"person": torch.tensor([3, 14, 15, 92]), "thing": torch.tensor([6, 53, 58, 97])}
+    return NeuralFiltering(), options | {"labels": torch.tensor([0.0, 1.0, 1.0, 0.0])}

@@ -106,10 +106,10 @@ class Segmenting(nn.Module):
         self.decoder = Rising()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        seen = [self.down[0](inputs)]
+        features = [self.down[0](inputs)]
         for layer in self.down[1:]:
-            seen.append(layer(functional.max_pool2d(seen[-1], 2)))
-        return self.decoder(seen).permute(0, 2, 3, 1)
+            features.append(layer(functional.max_pool2d(features[-1], 2)))
+        return self.decoder(features).permute(0, 2, 3, 1)
 
 
 class Rising(nn.Module):
@@ -314,8 +314,8 @@ class Describing(nn.Module):
     def forward(
         self, pixel_values: torch.Tensor, input_ids: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        asked = self.layers(self.embedding(input_ids))[0][:, -1]
-        return with_loss(self.answer(torch.cat([self.vision_encoder(pixel_values), asked], dim=1)), labels)
+        options = self.layers(self.embedding(input_ids))[0][:, -1]
+        return with_loss(self.answer(torch.cat([self.vision_encoder(pixel_values), options], dim=1)), labels)
 
 
 enter(

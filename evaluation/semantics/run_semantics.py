@@ -57,10 +57,10 @@ def main() -> int:
     """Score the requested entries. Exit with 1 if one could not be recorded."""
     options = _options()
     torch.set_num_threads(1)
-    tally, started = Tally(), time.process_time()
+    tally, start = Tally(), time.process_time()
     for name in options.only.split(",") if options.only else LABELLED:
         _take(tally, name, options.misses, options.flops)
-    _show(tally, time.process_time() - started)
+    _show(tally, time.process_time() - start)
     if options.json:
         print(json.dumps(figures(tally)))
     return int(bool(tally.broken))
@@ -86,8 +86,8 @@ def _take(tally: Tally, name: str, misses: bool, flops: bool) -> None:
 def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
     graph = Graph(attrs.evolve(program.program, modules=(), sites=()))
     structural = annotate(graph, registry().patterns, tiers=frozenset({Tier.STRUCTURE}))
-    found = score(program, structural)
-    tally.structural.add(program.situation, found)
+    result = score(program, structural)
+    tally.structural.add(program.situation, result)
     tally.full.add(program.situation, score(program, analysed(program.program)))
     tally.counted.append(annotate(graph, (), tiers=frozenset({Tier.OPERATIONS})).workload in program.truth.workloads)
     tally.programs += 1
@@ -99,7 +99,7 @@ def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
             line = f"{program.architecture} {program.situation}: {counted:.0f} FLOPs, PyTorch counts {program.flops}"
             tally.differing.append(line)
     if misses:
-        for line in wrong(program, found, structural, graph):
+        for line in wrong(program, result, structural, graph):
             print(f"{program.architecture} {program.situation}: {line}")
 
 
@@ -199,10 +199,10 @@ def _show(tally: Tally, seconds: float) -> None:
         precision = f"{_written(score.precision(name)):>10}{_written(least(sum(closed), len(closed))):>7}"
         counts = f"{count:10}{score.found[name]:8}{recall}{len(closed):9}{sum(closed):8}"
         print(f"{name:16}{counts}{precision}{len(judged) - len(closed):7}")
-    found, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
+    result, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
     closed = [j.right for name in NAMES for j in score.judged[name] if j.right is not None]
     print(
-        f"{'all':16}{instances:10}{found:8}{_written(found / max(instances, 1)):>8}{_written(least(found, instances)):>7}"
+        f"{'all':16}{instances:10}{result:8}{_written(result / max(instances, 1)):>8}{_written(least(result, instances)):>7}"
         f"{len(closed):9}{sum(closed):8}{_written(_mean(closed)):>10}{_written(least(sum(closed), len(closed))):>7}"
     )
     print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
@@ -218,8 +218,8 @@ def _show(tally: Tally, seconds: float) -> None:
 def _show_calibration(score: Sum) -> None:
     print(f"\n{'confidence':16}{'stated':>8}{'right':>8}")
     for name in NAMES:
-        if (found := score.calibration(name)) is not None:
-            print(f"{name:16}{_written(found[0]):>8}{_written(found[1]):>8}")
+        if (result := score.calibration(name)) is not None:
+            print(f"{name:16}{_written(result[0]):>8}{_written(result[1]):>8}")
 
 
 def _written(value: float | None) -> str:

@@ -93,9 +93,9 @@ def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
 def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[PatternMatch]) -> PatternScore:
     """Return the accuracy of the matches of one pattern, the surest first."""
     mine = [i for i in instances if i.pattern == name]
-    given = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
+    inputs = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
-    judged = [Judged(match, _judge(name, match, mine, covered)) for match in given]
+    judged = [Judged(match, _judge(name, match, mine, covered)) for match in inputs]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
     missed = tuple(i for k, i in required if len(covered[k]) < (i.enough or whole) * len(_core(i)))

@@ -38,22 +38,22 @@ class Call:
 def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
     """Return a forward pass in evaluation mode, without a cache."""
     model.eval()
-    given = without_labels(model, inputs)
+    input_tensor = without_labels(model, inputs)
     with torch.no_grad(), recording(model) as recorded:
-        output = model(**given)
-    return _known("forward", recorded, model, given, output)
+        output = model(**input_tensor)
+    return _known("forward", recorded, model, input_tensor, output)
 
 
 def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of an evaluation: labels only for decoders, and no cache."""
     takes = _parameters(model)
     needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
-    given = {
+    options = {
         name: v for name, v in inputs.items() if name not in _NOT_FOR_FORWARD or (name == "labels" and needs_labels)
     }
     if "labels" in inputs and "decoder_input_ids" in takes:
-        given["decoder_input_ids"] = inputs["labels"]
-    return given | without_cache(model)
+        options["decoder_input_ids"] = inputs["labels"]
+    return options | without_cache(model)
 
 
 def without_cache(model: nn.Module) -> dict[str, Any]:
@@ -68,10 +68,10 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
     """Return a first call of all parts of a model, including encoders and towers, which makes a cache."""
     model.eval()
-    given = without_labels(model, inputs) | {"use_cache": True}
+    input_tensor = without_labels(model, inputs) | {"use_cache": True}
     with torch.no_grad(), recording(model) as recorded:
-        output = model(**given)
-    return _known("prefill", recorded, model, given, output)
+        output = model(**input_tensor)
+    return _known("prefill", recorded, model, input_tensor, output)
 
 
 def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
@@ -122,9 +122,9 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode"
     """
     model.eval()
     options = {**GENERATION, **_OF_CACHES.get(name, {})}
-    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    settings = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     with _each_forward(model) as calls:
-        model.generate(**given, **options)
+        model.generate(**settings, **options)
     names = {2: name} if name in _OF_CACHES else {0: "prefill", 2: "decode"}
     for index, situation in names.items():
         yield attrs.evolve(calls[index], situation=situation)

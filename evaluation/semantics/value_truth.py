@@ -67,13 +67,13 @@ class Kept:
             if hasattr(cache, f"{part}_attention_cache"):
                 self.cache(getattr(cache, f"{part}_attention_cache"))
         for number, layer in enumerate(getattr(cache, "layers", ())):
-            held = keys_and_values(layer)
-            if held:
-                self.caches[held] = number
+            references = keys_and_values(layer)
+            if references:
+                self.caches[references] = number
             for value in vars(layer).values():
                 for tensor in tensors_in(value):
                     self._put(tensor, DataResidency.STATEFUL_KV_CACHE)
-                    if storage_in(tensor) not in held:
+                    if storage_in(tensor) not in references:
                         self.states.add(storage_in(tensor))
 
     def _put(self, value: Any, residency: DataResidency) -> None:
@@ -114,14 +114,14 @@ def storage_in(tensor: Any) -> int:
 def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
     """Return the residency by value, for known inputs and all results that are not views."""
     inputs = {storage_of(v) for v in graph.inputs}
-    found = {v: kept.residency[storage_of(v)] for v in graph.inputs if storage_of(v) in kept.residency}
-    seen = set(inputs)
+    results = {v: kept.residency[storage_of(v)] for v in graph.inputs if storage_of(v) in kept.residency}
+    visited = set(inputs)
     for node in graph.nodes:
         for value in node.outputs:
-            if storage_of(value) not in seen:
-                seen.add(storage_of(value))
-                found[value] = kept.residency.get(storage_of(value), DataResidency.EPHEMERAL_ACTIVATION)
-    return found
+            if storage_of(value) not in visited:
+                visited.add(storage_of(value))
+                results[value] = kept.residency.get(storage_of(value), DataResidency.EPHEMERAL_ACTIVATION)
+    return results
 
 
 def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
@@ -143,27 +143,27 @@ def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
 def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
     """Return the modalities of the inputs that reach each node; unreached nodes are not listed."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
-    found: dict[int, frozenset[Modality]] = {}
+    results: dict[int, frozenset[Modality]] = {}
     for node in graph.nodes:
         kinds = frozenset().union(*(carried.get(storage_of(v), frozenset()) for v in node.inputs))
         if kinds:
-            found[node.id] = kinds
+            results[node.id] = kinds
             for value in (*node.outputs, *node.writes):
                 carried[storage_of(value)] = carried.get(storage_of(value), frozenset()) | kinds
-    return found
+    return results
 
 
 def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept) -> list[int]:
     """Return nodes at which modalities meet that did not meet in any input of the node."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
-    found = []
+    results = []
     for node in graph.nodes:
         before = [carried.get(storage_of(v), frozenset()) for v in node.inputs]
         if len(kinds.get(node.id, ())) > 1 and all(len(b) < 2 for b in before):
-            found.append(node.id)
+            results.append(node.id)
         for value in (*node.outputs, *node.writes):
             carried[storage_of(value)] = carried.get(storage_of(value), frozenset()) | kinds.get(node.id, frozenset())
-    return found
+    return results
 
 
 def fusions(

@@ -155,13 +155,13 @@ def files_as_on_windows() -> None:
     listdir, readlink, real_open, is_folder = os.listdir, os.readlink, os.open, os.path.isdir
 
     def refuse_open(path) -> None:
-        wanted = os.path.realpath(path)
+        required = os.path.realpath(path)
         for descriptor in listdir("/proc/self/fd"):
             try:
-                found = readlink(f"/proc/self/fd/{descriptor}")
+                result = readlink(f"/proc/self/fd/{descriptor}")
             except OSError:
                 continue
-            if found == wanted:
+            if result == required:
                 raise PermissionError(errno.EACCES, "The process cannot access the file because it is being used", path)
 
     def guarded(function, paths: int):
@@ -178,9 +178,9 @@ def files_as_on_windows() -> None:
         def as_there(path, *arguments, **options):
             if is_hidden(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            found = function(path, *arguments, **options)
-            values, names = found.__reduce__()[1]
-            kind, bits = stat.S_IFMT(found.st_mode), found.st_mode & 0o700
+            result = function(path, *arguments, **options)
+            values, names = result.__reduce__()[1]
+            kind, bits = stat.S_IFMT(result.st_mode), result.st_mode & 0o700
             mode = kind | bits | bits >> 3 | bits >> 6
             return os.stat_result((mode, *values[1:4], 0, 0, *values[6:]), names)
 

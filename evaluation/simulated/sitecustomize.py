@@ -124,12 +124,12 @@ def refuse_as_macos() -> None:
 
 
 def without_functions_of_glibc() -> None:
-    found = ctypes.CDLL.__getattr__
+    result = ctypes.CDLL.__getattr__
 
     def lookup(self, name):
         if name in NO_FUNCTION:
             raise AttributeError(name)
-        return found(self, name)
+        return result(self, name)
 
     ctypes.CDLL.__getattr__ = lookup
     platform.libc_ver = lambda *_, **__: ("", "")

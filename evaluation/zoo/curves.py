@@ -131,8 +131,8 @@ def prose(attention: str = "eager") -> Task:
 
 
 def _predict(model: nn.Module, batch: Batch) -> torch.Tensor:
-    given, following = batch
-    logits = model(given, use_cache=False).logits
+    inputs, following = batch
+    logits = model(inputs, use_cache=False).logits
     return functional.cross_entropy(logits.float().flatten(0, 1), following.flatten())
 
 
@@ -142,7 +142,7 @@ def train(task: Task, optimize: Optimize, steps: int, device: str, cast: Abstrac
     optimizer = optimize(model.parameters())  # built before the move, which must keep it valid, as on CUDA
     model.to(device).train()
     torch.manual_seed(4)
-    started = time.perf_counter()
+    start = time.perf_counter()
     losses = []
     for step in range(steps):
         batch = tuple(part.to(device) for part in task.batch(step))
@@ -153,7 +153,7 @@ def train(task: Task, optimize: Optimize, steps: int, device: str, cast: Abstrac
         optimizer.step()
         losses.append(loss.detach().float())
     curve = torch.stack(losses).cpu()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - start
     return Run(curve, {name: p.detach().cpu() for name, p in model.state_dict().items()}, seconds)
 
 

@@ -85,9 +85,9 @@ def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
     torch.manual_seed(0)
     model, inputs = architecture.make()
     unsettle(model)
-    theirs, sent = copy.deepcopy(model).to(REMOTE), moved(inputs, REMOTE)
+    theirs, sent_bytes = copy.deepcopy(model).to(REMOTE), moved(inputs, REMOTE)
     model, inputs = model.to(here), moved(inputs, here)
-    remote = outcome(theirs, sent)
+    remote = outcome(theirs, sent_bytes)
     local = outcome(model, inputs)
     return Verdict(
         name=architecture.name,
@@ -97,7 +97,7 @@ def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
         round_trips=remote.round_trips,
         forward=likeness(remote.forward, local.forward),
         step=likeness(remote.step, local.step),
-        tokens=same_tokens(theirs, sent, model, inputs) if architecture.writes else None,
+        tokens=same_tokens(theirs, sent_bytes, model, inputs) if architecture.writes else None,
         here=local.seconds,
         remote=remote.seconds,
     )
@@ -124,7 +124,7 @@ def moved(inputs: Any, device: str) -> Any:
 
 def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
     """Evaluate the model, then train it for one step. Return the results on the CPU."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     before = djinn.stats()
     torch.manual_seed(1)
     with torch.no_grad():
@@ -133,7 +133,7 @@ def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
     step = train(model, inputs)
     forward, step = on_cpu(forward), on_cpu(step)
     ops, round_trips = (after[name] - before[name] for name in ("ops_captured", "round_trips"))
-    return Outcome(forward, step, time.perf_counter() - started, ops, round_trips)
+    return Outcome(forward, step, time.perf_counter() - start, ops, round_trips)
 
 
 def train(model: nn.Module, inputs: Inputs) -> Tensors:
@@ -155,9 +155,9 @@ def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Input
 
 def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
     """Return seven greedy tokens."""
-    given = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
+    settings = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     options = {"max_new_tokens": 7, "min_new_tokens": 7, "do_sample": False, "pad_token_id": 0}
-    return model.eval().generate(**given, **options).tolist()
+    return model.eval().generate(**settings, **options).tolist()
 
 
 def loss_of(output: Any) -> torch.Tensor:

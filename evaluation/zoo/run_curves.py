@@ -42,22 +42,22 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
     options = parser.parse_args()
     console = Console(width=170)
-    found = []
+    results = []
     with warnings.catch_warnings(), serving():
         warnings.simplefilter("ignore")
-        for one in runs(options.steps):
-            found.append(one)
-            console.print(f"{one.task}, {one.optimizer}: {'equal' if one.equal else 'DIFFERS'}", highlight=False)
+        for item in runs(options.steps):
+            results.append(item)
+            console.print(f"{item.task}, {item.optimizer}: {'equal' if item.equal else 'DIFFERS'}", highlight=False)
     shown = Table(*COLUMNS, title=f"{options.steps} steps")
-    for one in found:
-        shown.add_row(*cells(one))
+    for item in results:
+        shown.add_row(*cells(item))
     console.print(shown)
     if options.json:
-        options.json.write_text(json.dumps([attrs.asdict(one) for one in found], indent=1) + "\n")
+        options.json.write_text(json.dumps([attrs.asdict(item) for item in results], indent=1) + "\n")
     if options.markdown:
-        table = markdown(COLUMNS, map(cells, found))
+        table = markdown(COLUMNS, map(cells, results))
         options.markdown.write_text("\n".join([INTRODUCTION, made_by("python -m evaluation curves"), "", table, ""]))
-    return int(not all(one.equal for one in found))
+    return int(not all(item.equal for item in results))
 
 
 def cells(one: Comparison) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ def draw(device: str) -> dict[str, torch.Tensor]:
     """Return samples of one seed on `device`, drawn in a fixed order, as CPU tensors."""
     torch.manual_seed(SEED)
     weights = torch.arange(1.0, 9.0, device=device)
-    found = {
+    results = {
         "rand": torch.rand(5, device=device),
         "randn": torch.randn(3, 4, device=device),
         "randint": torch.randint(100, (6,), device=device),
@@ -34,7 +34,7 @@ def draw(device: str) -> dict[str, torch.Tensor]:
         "gumbel": functional.gumbel_softmax(weights, hard=True),
         "categorical": torch.distributions.Categorical(logits=weights).sample((5,)),
     }
-    return {name: tensor.detach().cpu() for name, tensor in found.items()}
+    return {name: tensor.detach().cpu() for name, tensor in results.items()}
 
 
 def train_with_dropout(device: str) -> dict[str, torch.Tensor]:

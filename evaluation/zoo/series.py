@@ -69,8 +69,8 @@ def decision_transformer() -> tuple[nn.Module, Inputs]:
         hidden_size=32, max_ep_len=16, n_layer=2, n_head=4, n_positions=32,
     )  # fmt: skip
     times = torch.arange(6).expand(2, 6)
-    seen = {"states": numbers(2, 6, 5), "actions": numbers(2, 6, 3), "rewards": numbers(2, 6, 1)}
-    return model, seen | {"returns_to_go": numbers(2, 6, 1), "timesteps": times, "attention_mask": torch.ones(2, 6)}
+    visited = {"states": numbers(2, 6, 5), "actions": numbers(2, 6, 3), "rewards": numbers(2, 6, 1)}
+    return model, visited | {"returns_to_go": numbers(2, 6, 1), "timesteps": times, "attention_mask": torch.ones(2, 6)}
 
 
 class Recurrent(nn.Module):
@@ -86,10 +86,10 @@ class Recurrent(nn.Module):
         self, input_ids: torch.Tensor, labels: torch.Tensor, lengths: list[int] | None = None
     ) -> dict[str, torch.Tensor]:
         """Return loss and logits."""
-        given = self.embedding(input_ids)
+        inputs = self.embedding(input_ids)
         if lengths is not None:
-            given = nn.utils.rnn.pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False)
-        states, _ = self.layers(given)
+            inputs = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True, enforce_sorted=False)
+        states, _ = self.layers(inputs)
         if lengths is not None:
             states, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True)
         logits = self.head(states)

@@ -26,7 +26,7 @@ def _generate(kind: type[PreTrainedModel], config: GPT2Config | LlamaConfig, dev
     with torch.device(device):
         model = kind(config).eval()
     prompt = torch.randint(3, config.vocab_size, (1, PROMPT)).to(device)
-    asked = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
+    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0}
     for call in CALLS:
         with phase(call):
-            model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked).tolist()
+            model.generate(prompt, attention_mask=torch.ones_like(prompt), **options).tolist()

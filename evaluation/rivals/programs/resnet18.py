@@ -59,12 +59,12 @@ def run(device: Device, phase: Phase, batch: int, pixels: int) -> None:
         pictures = torch.randn(batch, 3, pixels, pixels)
         return pictures.to(device), torch.randint(CLASSES, (batch,)).to(device)
 
-    held = batch_on_device()
+    references = batch_on_device()
     for _ in range(WARM_STEPS):
-        step(*held)
+        step(*references)
     with phase("step, batch on the device", STEPS):
         for _ in range(STEPS):
-            step(*held)
+            step(*references)
     for _ in range(WARM_STEPS):
         step(*batch_on_device())
     with phase("step, new pictures", STEPS):
