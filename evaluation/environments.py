@@ -49,8 +49,8 @@ class Layer:
         return str(interpreter)
 
     def _constraints(self) -> list[str]:
-        kept = Path(sys.prefix, "torch-constraints.txt")  # the build of PyTorch, as written by the Makefile
-        files = [kept] if kept.exists() else []
+        constraints = Path(sys.prefix, "torch-constraints.txt")  # the build of PyTorch, as written by the Makefile
+        files = [constraints] if constraints.exists() else []
         return [
             part for file in (*files, *([LOCK] if self.locked and _is_locked() else [])) for part in ("-c", str(file))
         ]

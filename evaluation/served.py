@@ -62,9 +62,9 @@ class Server:
 
 def plain_environment(**more: str) -> dict[str, str]:
     """Return environment variables of a single-threaded process, without Djinn settings except those in `more`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("DJINN_")}
     own = {"DJINN_CONFIG": os.devnull, "DJINN_START_TIMEOUT": f"{SECONDS:g}", "OMP_NUM_THREADS": "1"}
-    return kept | own | {"HF_HUB_OFFLINE": "1"} | more
+    return variables | own | {"HF_HUB_OFFLINE": "1"} | more
 
 
 def start_server(

@@ -75,9 +75,9 @@ class Text:
 def listed_files() -> list[str]:
     """List the files that git tracks, or would track if they were added. The list is empty outside of a git checkout."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     return sorted(
-        {path for path in listed.split("\0") if path and (ROOT / path).is_file()}
+        {path for path in output.split("\0") if path and (ROOT / path).is_file()}
     )  # git repeats files in conflict
 
 
@@ -117,12 +117,12 @@ def members_of_circles(imports: Iterable[Import]) -> Figure:
     """Count the modules, folders or packages that lie in an import circle. `look_at` is one path around each circle."""
     edges = sorted({(source, target) for source, target in imports if source != target})
     circles = [circle for circle in nx.strongly_connected_components(nx.DiGraph(edges)) if len(circle) > 1]
-    shown = []
+    lines = []
     for circle in sorted(circles, key=lambda circle: (-len(circle), min(circle))):
         inside = nx.DiGraph(edge for edge in edges if circle.issuperset(edge))
         path = [source for source, _ in nx.find_cycle(inside)]
-        shown.append(f"\n    {len(circle)} in a circle, for example {' -> '.join([*path, path[0]])}")
-    return Figure(sum(map(len, circles)), "".join(["the imports between them", *shown]))
+        lines.append(f"\n    {len(circle)} in a circle, for example {' -> '.join([*path, path[0]])}")
+    return Figure(sum(map(len, circles)), "".join(["the imports between them", *lines]))
 
 
 def import_circles(files: Iterable[str]) -> dict[str, Figure]:
@@ -179,8 +179,8 @@ def exceeded(budgets: Budgets, figures: Figures) -> list[str]:
     """Describe each figure above its budget. A figure without a budget exceeds it."""
     return [
         f"{BUDGETS.name}: {table}.{name} is {budget:_}, measured {figure.value:_}. Look at {figure.look_at}"
-        for table, measured in figures.items()
-        for name, figure in measured.items()
+        for table, table_figures in figures.items()
+        for name, figure in table_figures.items()
         if figure.value > (budget := budgets.get(table, {}).get(name, 0))
     ]
 

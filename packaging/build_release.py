@@ -40,10 +40,10 @@ TOP_LEVEL = {"djinn": "djinn,djinn_core,djinn_client"}
 
 def epoch() -> str:
     """Seconds since 1970 that files in the packages bear: of the last commit, or of 1 January 2026 outside a checkout."""
-    shown = subprocess.run(
+    result = subprocess.run(
         ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True
     )
-    return os.environ.get("SOURCE_DATE_EPOCH") or shown.stdout.strip() or "1767225600"
+    return os.environ.get("SOURCE_DATE_EPOCH") or result.stdout.strip() or "1767225600"
 
 
 def check_tag(root: Path) -> None:
@@ -61,10 +61,10 @@ def check_tag(root: Path) -> None:
 def copied(to: Path) -> Path:
     """A copy of the files that git tracks, or would if they were added; of all, outside a checkout."""
     command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, check=False, capture_output=True, text=True)
-    if listed.returncode:
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:
         return Path(shutil.copytree(ROOT, to, ignore=shutil.ignore_patterns(".venv*", "dist", "build")))
-    for name in listed.stdout.splitlines():
+    for name in result.stdout.splitlines():
         if (ROOT / name).is_file():  # not one that was removed and not committed
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, to / name)
@@ -94,14 +94,14 @@ def build_native(python: Path, source: Path, to: Path, umask: int = -1) -> None:
 
 def normalize(archive: Path) -> None:
     """Pack a source distribution again: setuptools writes times, modes and the user of its files, which differ between machines."""
-    written = io.BytesIO()
-    with tarfile.open(archive) as old, tarfile.open(fileobj=written, mode="w") as new:
+    buffer = io.BytesIO()
+    with tarfile.open(archive) as old, tarfile.open(fileobj=buffer, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
             clean = tarfile.TarInfo(member.name)
             clean.type, clean.size, clean.mtime = member.type, member.size, int(os.environ["SOURCE_DATE_EPOCH"])
             clean.mode = 0o755 if member.isdir() else 0o644
             new.addfile(clean, old.extractfile(member))
-    archive.write_bytes(gzip.compress(written.getvalue(), mtime=int(os.environ["SOURCE_DATE_EPOCH"])))
+    archive.write_bytes(gzip.compress(buffer.getvalue(), mtime=int(os.environ["SOURCE_DATE_EPOCH"])))
 
 
 def differing(first: Path, second: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: flo
     Raises:
         StepError: it failed, or took longer.
     """
-    shown = f"$ {' '.join(map(str, command))}"
+    command_line = f"$ {' '.join(map(str, command))}"
     try:
         process = subprocess.run(
             [*map(str, command)],
@@ -39,7 +39,7 @@ def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: flo
         )
     except subprocess.TimeoutExpired as error:
         printed = (error.stdout or b"").decode(errors="replace")  # bytes here, also with `text`
-        raise StepError(f"{shown}\ndid not end in {seconds:g} s. It printed: {printed[-2000:]}") from error
+        raise StepError(f"{command_line}\ndid not end in {seconds:g} s. It printed: {printed[-2000:]}") from error
     if process.returncode:
-        raise StepError(f"{shown}\n{process.stdout[-5000:]}")
+        raise StepError(f"{command_line}\n{process.stdout[-5000:]}")
     return process.stdout

@@ -41,8 +41,8 @@ def set_version(root: Path, new: str) -> int:
     changes = 0
     for file in [file for pattern in FILES for file in sorted(root.glob(pattern))]:
         text = file.read_text()
-        if (written := old.sub(new, text)) != text:
-            file.write_text(written)
+        if (changed_text := old.sub(new, text)) != text:
+            file.write_text(changed_text)
             changes += 1
     return changes
 

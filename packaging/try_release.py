@@ -172,8 +172,8 @@ def bill_of_materials(python: Path, to: Path) -> None:
     bill = json.loads(to.read_text())
     for component in bill["components"]:
         references = component.get("externalReferences", [])
-        kept = [r for r in references if not r["url"].startswith("file:")]
-        component["externalReferences"] = kept
+        remaining = [r for r in references if not r["url"].startswith("file:")]
+        component["externalReferences"] = remaining
     to.write_text(json.dumps(bill, indent=1, sort_keys=True) + "\n")
 
 
@@ -216,19 +216,19 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
             [folder / "uv-bin" / "djinn", "doctor"],
         ],
     }
-    ended = {}
+    outcomes = {}
     for tool, steps in commands.items():
         if shutil.which(tool) is None:
-            ended[tool] = "not tried: it is not on the search path"
+            outcomes[tool] = "not tried: it is not on the search path"
             continue
         start = time.monotonic()
         try:
             for step in steps:
                 run(*step, **own)
-            ended[tool] = f"works, {time.monotonic() - start:.0f} s"
+            outcomes[tool] = f"works, {time.monotonic() - start:.0f} s"
         except StepError as error:
-            ended[tool] = f"FAILED: {error}"
-    return ended
+            outcomes[tool] = f"FAILED: {error}"
+    return outcomes
 
 
 def try_alone(pythons: dict[str, Path], folder: Path) -> None:
@@ -258,17 +258,17 @@ def main() -> int:
     parser.add_argument("--skip-installers", action="store_true", help="try neither pipx nor uv")
     options = parser.parse_args()
     release = options.release.resolve()
-    kept = ["--constraint", options.constraints.resolve()] if options.constraints else []
+    constraint_options = ["--constraint", options.constraints.resolve()] if options.constraints else []
     with tempfile.TemporaryDirectory(prefix="djinn-release-") as name:
         folder = Path(name)
         base = folder / "base" / "bin" / "python"
         run(sys.executable, "-m", "venv", base.parents[1])
-        run(base, "-m", "pip", "install", *kept, options.torch)
+        run(base, "-m", "pip", "install", *constraint_options, options.torch)
         rows, pythons = {}, {}
         for user, names in ENVIRONMENTS.items():
             python = pythons[user] = environment(folder / user, base)
             start = time.monotonic()
-            run(python, "-m", "pip", "install", *kept, *wheels(release, names))
+            run(python, "-m", "pip", "install", *constraint_options, *wheels(release, names))
             rows[user] = {"install, s": round(time.monotonic() - start, 1)}
             rows[user] |= megabytes(python)
             bill_of_materials(python, release / f"{user}.cdx.json")
@@ -286,11 +286,11 @@ def main() -> int:
         if options.weights:
             run(pythons["everything"], "-m", "pip", "install", "--no-deps", options.weights)
         print(run(pythons["everything"].with_name("djinn"), "demo", HOME=name), flush=True)
-        ended = {} if options.skip_installers else try_installers(release, folder, options.torch)
-    for tool, how in ended.items():
+        outcomes = {} if options.skip_installers else try_installers(release, folder, options.torch)
+    for tool, how in outcomes.items():
         print(f"{tool}: {how}")
     (release / "sizes.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return any(how.startswith("FAILED") for how in ended.values())
+    return any(how.startswith("FAILED") for how in outcomes.values())
 
 
 if __name__ == "__main__":

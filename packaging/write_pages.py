@@ -46,7 +46,7 @@ def shown(value: Any) -> str:
 
 def settings() -> str:
     """Return a table of all settings, from the docstring of `Settings`."""
-    described = {
+    descriptions = {
         name: one_line(text)
         for names, text in ATTRIBUTE.findall(inspect.getdoc(Settings) or "")
         for name in names.split(", ")
@@ -54,7 +54,7 @@ def settings() -> str:
     defaults = attrs.asdict(Settings(), recurse=False)
     return table(
         ("setting", "default", "meaning"),
-        ((f"`{name}`", shown(default), described[name]) for name, default in defaults.items()),
+        ((f"`{name}`", shown(default), descriptions[name]) for name, default in defaults.items()),
     )
 
 

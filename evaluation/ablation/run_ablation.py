@@ -171,14 +171,14 @@ def verdicts(found: Sequence[Compared]) -> list[Verdict]:
     """Return one row per part and cluster, acting parts first."""
     rows = []
     for part, where in sorted({(item.part, item.cluster) for item in found}):
-        matched = [item for item in found if (item.part, item.cluster) == (part, where)]
-        acts = [item for item in matched if item.acts]
+        comparisons = [item for item in found if (item.part, item.cluster) == (part, where)]
+        acts = [item for item in comparisons if item.acts]
         gains = sorted(item.gain for item in acts) or [0.0]
         rows.append(
             Verdict(
                 part,
                 where,
-                len(matched),
+                len(comparisons),
                 len(acts),
                 sum(gain >= GAIN for gain in gains),
                 sum(gain < -LOSS for gain in gains),
@@ -233,19 +233,19 @@ def main() -> None:
     results = [item for case in programs for item in compare(case, plugins)]
     rows = verdicts(results)
     print(markdown(rows))
-    described: dict[str, object] = {
+    report: dict[str, object] = {
         "verdicts": [attrs.asdict(row) | {"by_default": row.by_default} for row in rows],
         "programs": [attrs.asdict(item) for item in results if item.acts],
     }
     if options.run:
-        counted = runs(acting(plugins, [(item.case, item.part) for item in results if item.acts]))
-        print(measured(counted))
-        described["runs"] = {
+        real_counts = runs(acting(plugins, [(item.case, item.part) for item in results if item.acts]))
+        print(measured(real_counts))
+        report["runs"] = {
             where: {plugin: {model: attrs.asdict(item) for model, item in by.items()} for plugin, by in ways.items()}
-            for where, ways in counted.items()
+            for where, ways in real_counts.items()
         }
     if options.json:
-        print(json.dumps(described))
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -72,8 +72,8 @@ class Scenario:
         with torch.device("meta"):
             model, inputs = self.build()
         with djinn.capture() as capture, torch.no_grad():
-            kept = model.eval()(*inputs)
-        del kept
+            outputs = model.eval()(*inputs)
+        del outputs
         return capture.graph
 
     def plans(self, graph: Graph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:

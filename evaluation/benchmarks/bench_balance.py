@@ -90,15 +90,15 @@ def by_pipe(pipe: Connection) -> Callable[[], object]:
 def worker(pipes: Sequence[Connection], side: int) -> None:
     """Compute for some clients in a plain process, until the last one has left."""
     torch.set_num_threads(1)
-    x, known = matrix(side, "cpu"), list(pipes)
-    while known:
-        for pipe in wait(known):
+    x, open_pipes = matrix(side, "cpu"), list(pipes)
+    while open_pipes:
+        for pipe in wait(open_pipes):
             assert isinstance(pipe, Connection)
             try:
                 pipe.recv()
                 pipe.send(product(x))
             except (EOFError, OSError):
-                known.remove(pipe)
+                open_pipes.remove(pipe)
 
 
 @attrs.frozen
@@ -141,8 +141,8 @@ def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[
 def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
     """Yield clients of processes without Djinn."""
     pairs = [FORKING.Pipe() for _ in range(count)]
-    served = [[theirs for _, theirs in pairs[number::workers]] for number in range(workers)]
-    processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in served]
+    worker_pipes = [[theirs for _, theirs in pairs[number::workers]] for number in range(workers)]
+    processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in worker_pipes]
     for process in processes:
         process.start()
     with clients([partial(by_pipe, ours) for ours, _ in pairs]) as result:

@@ -132,10 +132,10 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
     tokens = tokens_of(folder, config, length)
     for _ in range(KNOWN):
         next(tokens)
-    known = len(messages)
+    warm_up_count = len(messages)
     for _ in range(NEW):
         next(tokens)
-    told.send((messages[:known], messages[known:]))
+    told.send((messages[:warm_up_count], messages[warm_up_count:]))
     djinn.shut_down()
 
 
@@ -305,14 +305,14 @@ def answers(
 ) -> tuple[float, list[torch.Tensor]]:
     """Return the seconds that `SESSIONS` threads take for all requests, and the answers."""
     results: dict[int, torch.Tensor] = {}
-    left = iter(range(len(requests)))
+    pending = iter(range(len(requests)))
     lock = threading.Lock()
 
     def serve() -> None:
         torch.set_num_threads(1)
         while True:
             with lock:
-                number = next(left, None)
+                number = next(pending, None)
             if number is None:
                 return
             with torch.no_grad():

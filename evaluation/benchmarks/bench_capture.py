@@ -125,9 +125,11 @@ def spec_of(tensor: torch.Tensor) -> Spec:
 def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
     """Return the calls that reach `__torch_dispatch__` unchanged, on `Floor` tensors, and the metadata of their results."""
     whole = {"linear", "matmul", "layer_norm", "scaled_dot_product_attention"}
-    kept = [call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole]
-    outputs = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in kept]
-    return [attrs.evolve(call, arguments=replaced(call.arguments), named={}) for call in kept], outputs
+    reaching = [
+        call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole
+    ]
+    outputs = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in reaching]
+    return [attrs.evolve(call, arguments=replaced(call.arguments), named={}) for call in reaching], outputs
 
 
 def issue(calls: list[Issued]) -> None:
@@ -217,8 +219,8 @@ def instruction_bytes(effort: Effort) -> Outcome:
     ops = sum(call.ops for call in calls)
     nothing_is_sent()
     issue(calls)
-    recorded, whole = min(allocated(calls) for _ in range(3))  # the minimum, because lists and caches grow now and then
-    return Outcome(recorded / ops, {"with what died": whole / ops, "ops": ops})
+    nbytes, whole = min(allocated(calls) for _ in range(3))  # the minimum, because lists and caches grow now and then
+    return Outcome(nbytes / ops, {"with what died": whole / ops, "ops": ops})
 
 
 _FREED_BYTES = 64  # bytes of a freed value in the C++ queue
@@ -227,8 +229,8 @@ _FREED_BYTES = 64  # bytes of a freed value in the C++ queue
 def bytes_in_cpp() -> tuple[int, int]:
     """Return the bytes of this thread's program in C++, which `tracemalloc` does not see: without and with freed values."""
     recorder: Any = current()
-    recorded = len(ops.look(recorder.program, 0))
-    return recorded, recorded + _FREED_BYTES * len(ops.look_freed())
+    instruction_count = len(ops.look(recorder.program, 0))
+    return instruction_count, instruction_count + _FREED_BYTES * len(ops.look_freed())
 
 
 def allocated(calls: list[Issued]) -> tuple[int, int]:
@@ -244,11 +246,11 @@ def allocated(calls: list[Issued]) -> tuple[int, int]:
         in_cpp, whole_in_cpp = bytes_in_cpp()
         ops.drop_freed()
         gc.collect()
-        recorded, _ = tracemalloc.get_traced_memory()
+        current_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
         nothing_is_sent()
-    return recorded - before + in_cpp, whole - before + whole_in_cpp
+    return current_bytes - before + in_cpp, whole - before + whole_in_cpp
 
 
 CASES = (

@@ -140,7 +140,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
         with compiling():
             there = start(REMOTE)
             seconds, hot = (0.0, 0) if effort.small else warm(there)
-            kept = figures().get("compiled_templates", 0)
+            compiled_before = figures().get("compiled_templates", 0)
             compared = compare(here, there, effort, times, alone=before)
         again = 0.0
         if not effort.small:
@@ -149,7 +149,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
     alone = min(before, median_of(here, effort.times(times)))
     by_hand = None if effort.small else under_compile(start)
     more = {"compiled ms": median_of(by_hand, effort.times(times)) * 1e3} if by_hand else {}
-    more |= {"adopted s": seconds, "again s": again, "hot templates": hot, "adopted templates": kept}
+    more |= {"adopted s": seconds, "again s": again, "hot templates": hot, "adopted templates": compiled_before}
     return evolve(compared, alone=alone).outcome(**more)
 
 

@@ -58,8 +58,8 @@ def gpt2(device: str) -> Results:
 def convolutions(device: str) -> Results:
     """Train convolutions with SGD."""
     layers: list[nn.Module] = []
-    for taken, output in ((3, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
-        layers += [nn.Conv2d(taken, output, 3, padding=1), nn.BatchNorm2d(output), nn.ReLU()]
+    for in_channels, output in ((3, 32), (32, 64), (64, 64), (64, 128), (128, 128)):
+        layers += [nn.Conv2d(in_channels, output, 3, padding=1), nn.BatchNorm2d(output), nn.ReLU()]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)).to(device)
     data = torch.randn(4, 3, 32, 32).to(device)
     yield from trained(lambda: model(data).square().mean(), torch.optim.SGD(model.parameters(), 1e-3, foreach=False), 4)
@@ -134,11 +134,11 @@ def main() -> None:
     parser.add_argument("--needs", type=Path)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    known = json.loads(options.needs.read_text()) if options.needs is not None and options.needs.exists() else {}
+    needs = json.loads(options.needs.read_text()) if options.needs is not None and options.needs.exists() else {}
     rows = []
     for name in options.only or MODELS:
         expected, figures = run(MODELS[name], AMPLE)
-        need = known.setdefault(name, figures["memory_run_peak"])
+        need = needs.setdefault(name, figures["memory_run_peak"])
         for share in SHARES:
             result, figures = run(MODELS[name], share * need / 2**30)
             equal = all(torch.equal(a, b) for a, b in zip(expected, result, strict=True))
@@ -146,7 +146,7 @@ def main() -> None:
             print(json.dumps(row) if options.json else row, flush=True)
             rows.append(row)
     if options.needs is not None:
-        options.needs.write_text(json.dumps(known))
+        options.needs.write_text(json.dumps(needs))
     assert all(row["equal"] for row in rows), "a result differs from that without a limit"
 
 

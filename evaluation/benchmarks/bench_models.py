@@ -103,12 +103,12 @@ def compiled_decode(device: str) -> Run:
     cache = StaticCache(config=model.config, max_cache_len=64)
     run = torch.compile(model, backend="djinn", dynamic=False) if device != "cpu" else model
     token = torch.tensor([[3]], device=device)
-    taken = itertools.count()
+    tokens = itertools.count()
 
     @torch.no_grad()
     def step() -> None:
         if (
-            next(taken) % 60 == 59
+            next(tokens) % 60 == 59
         ):  # counted here, because the cache's length is a tensor, and reading it is a round trip
             cache.reset()
         run(token, past_key_values=cache, use_cache=True).logits[:, -1:].argmax(-1).item()

@@ -98,10 +98,10 @@ def placed(machines: int, effort: Effort) -> Outcome:
     topology = read_cluster(CLUSTER.replace("COUNT", str(machines)).replace("DEVICES", str(4 if machines == 1 else 8)))
     results: dict[str, float] = {}
     for make in (steps, branches):
-        known = make(effort.small)
-        took, used = [], 0
+        scheduling = make(effort.small)
+        took, peak = [], 0
         for _ in range(effort.times(ROUNDS) + 1):
-            graph = Graph(known.program, known.modules)
+            graph = Graph(scheduling.program, scheduling.modules)
             profile = annotate(graph, ())
             plan, costs = starting_plan(graph, profile), estimate(graph, [Roofline()], topology)
             where = PlacementContext(graph, profile, plan, costs, topology, {})
@@ -111,9 +111,9 @@ def placed(machines: int, effort: Effort) -> Outcome:
             order = SchedulingContext(graph.program, graph, plan, placement, costs, topology)
             output = schedule(order, Parallel(), Sequential())
             took.append(time.thread_time() - start)
-            used = len(output.steps)
-        results |= {f"{make.__name__} ms": statistics.median(took[1:]) * 1e3, f"{make.__name__} devices": used}
-        results[f"{make.__name__} nodes"] = len(known.nodes)
+            peak = len(output.steps)
+        results |= {f"{make.__name__} ms": statistics.median(took[1:]) * 1e3, f"{make.__name__} devices": peak}
+        results[f"{make.__name__} nodes"] = len(scheduling.nodes)
     return Outcome(max(v for k, v in results.items() if k.endswith(" ms")), results)
 
 

@@ -108,9 +108,9 @@ def _bags(batch: int) -> list[torch.Tensor]:
 
 def programs() -> list[Workload]:
     """Return thirty programs: decoding, prefill, training, convolutions, state-space and recurrent layers, two modalities, recommenders, small ops."""
-    known = [w for w in workloads() if "768" not in w.name and "512 wide, 4x128" not in w.name]
+    zoo_workloads = [w for w in workloads() if "768" not in w.name and "512 wide, 4x128" not in w.name]
     return [
-        *known[:LONGEST],
+        *zoo_workloads[:LONGEST],
         Workload("multimodal, 64 wide", _inferring(partial(Branches, 64, 2), partial(_pictures_and_words, 1))),
         Workload("multimodal, 256 wide", _inferring(partial(Branches, 256, 4), partial(_pictures_and_words, 2))),
         Workload("towers, 512 wide", _inferring(partial(Towers, 512), partial(_bags, 256))),
@@ -155,12 +155,12 @@ def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None
     session = djinn_client.context.session
     assert session is not None
     processes = [item.process for item in djinn_client.context.opened]
-    known, step = {w.name: w for w in programs()}, None
+    workloads_by_name, step = {w.name: w for w in programs()}, None
     for order, inputs in iter(pipe.recv, None):
         if order == "build":
             torch.manual_seed(0)
             djinn.reset_stats()
-            step = known[inputs].build(REMOTE)
+            step = workloads_by_name[inputs].build(REMOTE)
             djinn.synchronize()
             pipe.send(True)
         elif order == "run":
@@ -181,10 +181,12 @@ def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
 
 
 def _finish(step: Step) -> None:
-    kept = step()
-    kept = next(iter(kept.values())) if isinstance(kept, dict) else kept[0] if isinstance(kept, tuple) else kept
-    if isinstance(kept, torch.Tensor):
-        kept.cpu()
+    output = step()
+    output = (
+        next(iter(output.values())) if isinstance(output, dict) else output[0] if isinstance(output, tuple) else output
+    )
+    if isinstance(output, torch.Tensor):
+        output.cpu()
     else:
         djinn.synchronize()
 

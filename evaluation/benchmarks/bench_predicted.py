@@ -187,10 +187,10 @@ class Watch(Observer):
     def seconds_of(self, step: Step) -> float:
         """Return the seconds from the first sent part of `step` to the last reply."""
         djinn.synchronize()
-        kept = step()
+        output = step()
         self.began = self.ended = 0.0
         djinn.synchronize()
-        del kept
+        del output
         return self.ended - self.began
 
 
@@ -298,10 +298,10 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
 
 def r2_log(found: Sequence[Compared]) -> float:
     """Return R² of the logarithm of the predictions."""
-    measured = [math.log(item.seconds) for item in found]
-    left = sum((m - math.log(item.predicted())) ** 2 for m, item in zip(measured, found, strict=True))
-    spread = sum((m - statistics.fmean(measured)) ** 2 for m in measured)
-    return 1.0 - left / spread if spread else math.nan
+    log_seconds = [math.log(item.seconds) for item in found]
+    residual = sum((m - math.log(item.predicted())) ** 2 for m, item in zip(log_seconds, found, strict=True))
+    spread = sum((m - statistics.fmean(log_seconds)) ** 2 for m in log_seconds)
+    return 1.0 - residual / spread if spread else math.nan
 
 
 def predicted(effort: Effort) -> Outcome:

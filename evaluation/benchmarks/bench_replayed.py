@@ -59,10 +59,12 @@ def record(url: str, token: str, start: Start, submissions: int) -> Recording:
             for _ in range(20):
                 step()
     messages = [decode(frame.head) for frame in frames]
-    awaited = [message.sequence if isinstance(message, Submit) and message.fetch else 0 for message in messages]
+    awaited_sequences = [
+        message.sequence if isinstance(message, Submit) and message.fetch else 0 for message in messages
+    ]
     places = [place for place, message in enumerate(messages) if isinstance(message, Submit)]
-    warm = next(place for place in places[WARM_SUBMISSIONS:] if awaited[place]) + 1
-    return Recording(tuple(frames), awaited, warm, sum(place >= warm for place in places))
+    warm = next(place for place in places[WARM_SUBMISSIONS:] if awaited_sequences[place]) + 1
+    return Recording(tuple(frames), awaited_sequences, warm, sum(place >= warm for place in places))
 
 
 class Replay:

@@ -68,8 +68,8 @@ def _command(program: str | Path) -> list[str]:
 
 
 def _of_children() -> float:
-    taken = os.times()
-    return taken.children_user + taken.children_system
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def import_(effort: Effort) -> Outcome:
@@ -118,12 +118,12 @@ def new_program(effort: Effort) -> Outcome:
             run([op], x)
         turns = []
         for _ in range(4):
-            taken = []
+            seconds = []
             for program in programs:
                 start = time.perf_counter()
                 run(program, x)
-                taken.append(time.perf_counter() - start)
-            turns.append(statistics.median(taken) * 1e3)
+                seconds.append(time.perf_counter() - start)
+            turns.append(statistics.median(seconds) * 1e3)
         first, second, _, known = turns
         return Outcome(first / known, {"first ms": first, "second ms": second, "known ms": known})
 

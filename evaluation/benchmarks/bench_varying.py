@@ -83,9 +83,9 @@ class Varied:
 
 def blocks(sizes: Iterable[Size], steps: int) -> Iterator[list[Size]]:
     """Yield the sizes of `steps` steps in blocks."""
-    taken = iter(sizes)
+    remaining = iter(sizes)
     for start in range(0, steps, BLOCK):
-        yield [next(taken) for _ in range(min(BLOCK, steps - start))]
+        yield [next(remaining) for _ in range(min(BLOCK, steps - start))]
 
 
 def block(program: Program, step: Step, sizes: Sequence[Size]) -> Spent:
@@ -134,8 +134,8 @@ def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = Fa
             (block(program, there, [next(met) for _ in inputs]), block(program, there, inputs))
             for inputs in blocks(fresh, len(fresh))
         ]
-        taken = length.warm + 2 * length.window + 2 * len(fresh)
-        for inputs in blocks(program.drawn(program.sizes, 3), max(0, length.steps - taken)):
+        step_count = length.warm + 2 * length.window + 2 * len(fresh)
+        for inputs in blocks(program.drawn(program.sizes, 3), max(0, length.steps - step_count)):
             block(program, there, inputs)
         late, late_here = in_turns(program, (there, here), program.drawn(known, 2), length.window)
         output = djinn.stats()["plans_made"] - plans
@@ -218,12 +218,12 @@ def fixed_over_local(program: Program, effort: Effort) -> Outcome:
 
 def cases_of(program: Program) -> Iterator[Case]:
     """Yield the cases of a program."""
-    varying, fixed = OVER_LOCAL.get(program.name, (None, None))
+    varying, fixed_sizes = OVER_LOCAL.get(program.name, (None, None))
     yield Case(f"{program.name}_new_over_known", NEW, partial(new_over_known, program))
     yield Case(f"{program.name}_late_over_early", LATE, partial(late_over_early, program))
     yield Case(f"{program.name}_plans", PLANS, partial(plans, program), unit="")
     yield Case(f"{program.name}_over_local", varying, partial(over_local, program))
-    yield Case(f"{program.name}_fixed_over_local", fixed, partial(fixed_over_local, program))
+    yield Case(f"{program.name}_fixed_over_local", fixed_sizes, partial(fixed_over_local, program))
 
 
 def cases_beside(kind: str, chosen: bool = False) -> Iterator[Case]:

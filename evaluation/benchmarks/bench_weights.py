@@ -170,25 +170,25 @@ def of_eight_sessions(effort: Effort) -> Outcome:
     environment = {"DJINN_TOKEN": os.urandom(16).hex()}
     with (
         caches(effort) as (theirs, ours, size),
-        serving.served("--store-gib", "0", "--models", str(theirs), environment=environment) as started,
+        serving.served("--store-gib", "0", "--models", str(theirs), environment=environment) as server,
     ):
-        settings = {"servers": [started.tcp], "token": environment["DJINN_TOKEN"], "disable": ("local",)}
+        settings = {"servers": [server.tcp], "token": environment["DJINN_TOKEN"], "disable": ("local",)}
         djinn.shut_down()
         djinn.configure(**settings)
         djinn.init()
         process = psutil.Process(executor_processes()[0])
-        before, taken = process.memory_full_info().pss, []
-        loaded, done = spawning.Queue(), spawning.Event()
+        before, sizes = process.memory_full_info().pss, []
+        ready_queue, end_event = spawning.Queue(), spawning.Event()
         for _ in range(SESSIONS):
-            spawning.Process(target=holding, args=(settings, ours, loaded, done), daemon=True).start()
-            loaded.get(timeout=START_SECONDS)
+            spawning.Process(target=holding, args=(settings, ours, ready_queue, end_event), daemon=True).start()
+            ready_queue.get(timeout=START_SECONDS)
             time.sleep(0.5)
-            taken.append(process.memory_full_info().pss - before)
-        done.set()
+            sizes.append(process.memory_full_info().pss - before)
+        end_event.set()
         djinn.shut_down()
         djinn.configure()
-    figures = {"one MB": taken[0] / 1e6, "eight MB": taken[-1] / 1e6, "model MB": size / 1e6}
-    return Outcome(taken[-1] / taken[0], figures)
+    figures = {"one MB": sizes[0] / 1e6, "eight MB": sizes[-1] / 1e6, "model MB": size / 1e6}
+    return Outcome(sizes[-1] / sizes[0], figures)
 
 
 CASES = (

@@ -85,10 +85,10 @@ def _storages() -> dict[int, int]:
 
 def _changes(events: Sequence[Any]) -> list[int]:
     """Return the allocated (positive) and released (negative) bytes in order."""
-    results, left = [], list(events)
-    while left:
-        event = left.pop()
-        left += event.children
+    results, unread = [], list(events)
+    while unread:
+        event = unread.pop()
+        unread += event.children
         if event.tag.name == "Allocation":
             results.append((event.start_time_ns, event.extra_fields.alloc_size))
     return [size for _, size in sorted(results, key=lambda one: one[0])]

@@ -110,8 +110,8 @@ def last_release(runs: Sequence[BenchRun], now: BenchRun) -> list[BenchRun]:
     """Return the comparable runs of the last release before `now`, oldest first."""
     kind = now.machine, now.effort
     alike = [item for item in runs if (item.machine, item.effort) == kind and item.release not in {now.release, ""}]
-    released = [item for item in alike if not item.release.startswith(AFTER)]
-    return [item for item in released if item.release == released[-1].release]
+    releases = [item for item in alike if not item.release.startswith(AFTER)]
+    return [item for item in releases if item.release == releases[-1].release]
 
 
 def noise(known: Sequence[float]) -> float:
@@ -128,9 +128,9 @@ def slower(before: Sequence[BenchRun], now: BenchRun) -> list[Slower]:
     """Return the regressions beyond noise, largest first."""
     results = []
     for case, value in now.values.items():
-        known = [one.values[case] for one in before if case in one.values]
-        if known and value > statistics.median(known) * (1 + noise(known)):
-            results.append(Slower(case, value, statistics.median(known), noise(known)))
+        earlier_values = [one.values[case] for one in before if case in one.values]
+        if earlier_values and value > statistics.median(earlier_values) * (1 + noise(earlier_values)):
+            results.append(Slower(case, value, statistics.median(earlier_values), noise(earlier_values)))
     return sorted(results, key=lambda one: one.now / one.before if one.before else one.now, reverse=True)
 
 

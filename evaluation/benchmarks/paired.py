@@ -179,11 +179,11 @@ def compare(
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)
         with ExitStack() as stack:
-            started = {at: stack.enter_context(closing(Worker((before, after)[at], programs))) for at in order}
-            times = {"first_use": [[started[at].first_use] for at in (0, 1)]}
+            workers = {at: stack.enter_context(closing(Worker((before, after)[at], programs))) for at in order}
+            times = {"first_use": [[workers[at].first_use] for at in (0, 1)]}
             for case in cases:
                 if case != "first_use":
-                    times[case] = _quadruples(started, order, case)
+                    times[case] = _quadruples(workers, order, case)
         for case in cases if number else ():
             for kind, pairs_of in enumerate((results[case].process, results[case].children)):
                 one, other = ([turn[kind] for turn in turns] for turns in times[case])

@@ -85,15 +85,15 @@ def main() -> None:
     torch.manual_seed(0)
     torch.ones(4, device=DEVICE).sum().item()
     print("done", flush=True)
-    prepared: dict[str, Run] = {}
+    runs: dict[str, Run] = {}
     programs = {function.__name__: function for function in (record, decode, wait, train)}
     for line in sys.stdin:
         name = line.strip()
-        if name not in prepared:
-            prepared[name] = programs[name]()
+        if name not in runs:
+            runs[name] = programs[name]()
             for _ in range(PREPARING_RUNS):
-                prepared[name]()
-        prepared[name]()
+                runs[name]()
+        runs[name]()
         print("done", flush=True)
 
 

@@ -28,8 +28,8 @@ def rows_in(folder: Path) -> Rows:
     rows = []
     for file in sorted(folder.glob("bench_*.json")):
         report = json.loads(file.read_text())
-        known = {"subject": file.stem.removeprefix("bench_"), "small": report["effort"]["small"]}
-        rows += [known | case for case in report["cases"]]
+        common_fields = {"subject": file.stem.removeprefix("bench_"), "small": report["effort"]["small"]}
+        rows += [common_fields | case for case in report["cases"]]
     return rows
 
 

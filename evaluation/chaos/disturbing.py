@@ -50,8 +50,8 @@ def using(**settings: object) -> Iterator[None]:
 def one_server(folder: Path, *options: str, device: str = "cpu", **settings: object) -> Iterator[Server]:
     """Use a server with its state and weight store in `folder`, and the sockets of a `fakegpu`."""
     environment = {"XDG_CACHE_HOME": str(folder / "cache"), "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
-    kept = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
-    with served(*kept, *options, folder=folder, device=device, environment=environment) as server:
+    state_options = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
+    with served(*state_options, *options, folder=folder, device=device, environment=environment) as server:
         arguments = {"servers": [server.tcp], "token": server.token, "disable": ("local",)}
         with using(**(arguments | settings)):
             yield server
@@ -70,8 +70,10 @@ def two_servers(folder: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         urls = []
         for place in (folder / "first", folder / "second"):
-            kept = ("--state-dir", str(place / "state"), "--store", str(place / "store"))
-            urls.append(stack.enter_context(served(*kept, folder=place, environment={"DJINN_TOKEN": TOKEN})).tcp)
+            state_options = ("--state-dir", str(place / "state"), "--store", str(place / "store"))
+            urls.append(
+                stack.enter_context(served(*state_options, folder=place, environment={"DJINN_TOKEN": TOKEN})).tcp
+            )
         stack.enter_context(using(servers=urls, token=TOKEN, **EXCHANGING))
         yield
 
@@ -185,9 +187,9 @@ def restartable(folder: Path, *options: str, **settings: object) -> Iterator[Res
     """Use a server that can be restarted. `settings`: further settings of this program."""
     # On a busy machine, a server takes minutes to start.
     server = RestartedServer(folder, ("--lease-seconds", "600", *options))
-    started = server.start()
+    running = server.start()
     try:
-        arguments = {"servers": [started.tcp], "token": started.token, "disable": ("local",)}
+        arguments = {"servers": [running.tcp], "token": running.token, "disable": ("local",)}
         with using(**(arguments | settings)):
             yield server
     finally:
@@ -207,8 +209,8 @@ class Pair:
             if server.server.process.poll() is not None:
                 server.start()
         (only,) = open_connections()
-        used = self.servers[only.connection.server]
-        return lambda: used.kill(only.process)
+        active = self.servers[only.connection.server]
+        return lambda: active.kill(only.process)
 
 
 @contextlib.contextmanager

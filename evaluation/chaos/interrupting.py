@@ -96,7 +96,7 @@ class Works:
 def trials(count: int, seed: int, longest: float = 3.0) -> Iterator[Trial]:
     """Yield trials at random moments. Each continues the session of the previous one."""
     chance, works = random.Random(seed), Works()
-    kept = {n: torch.full((100 + n,), float(n)).to(DEVICE) for n in range(20)}
+    tensors = {n: torch.full((100 + n,), float(n)).to(DEVICE) for n in range(20)}
     djinn.synchronize()
     programs: list[Callable[[], Iterator[None]]] = [
         works.training,
@@ -109,7 +109,7 @@ def trials(count: int, seed: int, longest: float = 3.0) -> Iterator[Trial]:
         program = programs[number % len(programs)]
         trial = Trial(program.__name__, chance.uniform(0.0, longest))
         _run(trial, program, chance.uniform(0.0, SECOND_SECONDS))
-        trial.wrong = trial.wrong or _wrong_of(kept)
+        trial.wrong = trial.wrong or _wrong_of(tensors)
         yield trial
         if trial.work == "training":
             works.__init__()  # type: ignore[misc] # a step that was stopped leaves weights that say so

@@ -91,9 +91,9 @@ class Client:
 
     def __init__(self, python: Forks, environment: Mapping[str, str], server: Server, own: str, device: int) -> None:
         self.own, self.device = own, device
-        known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
-        known |= {"DJINN_SERVER_DEVICES": str(device), "DJINN_DISABLE": "local"}
-        self.process = python.start_talking("-c", PROGRAM, own, env={**environment, **known})
+        variables = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
+        variables |= {"DJINN_SERVER_DEVICES": str(device), "DJINN_DISABLE": "local"}
+        self.process = python.start_talking("-c", PROGRAM, own, env={**environment, **variables})
         assert self._line() == "ready"
 
     def begin(self, number: int) -> None:
@@ -141,8 +141,8 @@ class Tally:
 
     def figures(self) -> dict[str, int]:
         """Return numbers by name."""
-        counted = {"faults": self.faults, "told": self.told, "named": self.named, "told_nobody": self.told_nobody}
-        return counted | {"problems": self.problems.total()}
+        counts = {"faults": self.faults, "told": self.told, "named": self.named, "told_nobody": self.told_nobody}
+        return counts | {"problems": self.problems.total()}
 
 
 def draw(kind: str, chance: random.Random) -> Planted:
@@ -166,8 +166,8 @@ class Bench:
         command = ["-m", "djinn_core.cli", "serve", "--connection-file", file, "--threads", "1"]
         command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--hang-seconds", HANG_SECONDS]
         command += ["--state-dir", folder / "state", "--store", folder / "store", "--drain-seconds", "1"]
-        known = {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
-        self.server = started(python.start, command, folder, known)
+        server_environment = {**environment, "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
+        self.server = started(python.start, command, folder, server_environment)
         self.controls = [RemoteControl(folder, index) for index in range(2)]
         self.clients = [Client(python, environment, self.server, own, int(own == OWN[2])) for own in OWN]
         self._number = 0
@@ -179,10 +179,10 @@ class Bench:
         for client in self.clients:
             client.close()
         deadline = time.monotonic() + LEAVING_SECONDS
-        while any(left := self._allocated()) and time.monotonic() < deadline:
+        while any(allocated := self._allocated()) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.server.stop()
-        return left
+        return allocated
 
     def processes(self) -> list[int]:
         """Return the executor processes."""
@@ -270,9 +270,9 @@ def suffer_all(
         bench.server.stop()
         sys.stderr.write(bench.server.log.read_text()[-20_000:])
         raise
-    left = bench.close()
-    if any(left):
-        tallies[faults[0].kind].problems[f"{left} bytes are left without sessions"] += 1
+    leaked = bench.close()
+    if any(leaked):
+        tallies[faults[0].kind].problems[f"{leaked} bytes are left without sessions"] += 1
     return tallies
 
 

@@ -115,12 +115,12 @@ def endings(
 ) -> Iterator[Ending]:
     """Run `programs` programs in sequence, each with random work, a random moment and a random end."""
     draw = random.Random(seed)
-    known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
+    variables = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
 
     def start() -> _Program:
         work, end, moment = draw.choice(WORKS), draw.choice(ENDS), draw.uniform(0.0, LONGEST_SECONDS)
         inputs = "-c", PROGRAM, work, end, str(600.0 if end == "interrupt" else moment)
-        return _Program(work, end, moment, python.start_talking(*inputs, env={**environment, **known}))
+        return _Program(work, end, moment, python.start_talking(*inputs, env={**environment, **variables}))
 
     now = start()
     now.enter()
@@ -154,28 +154,28 @@ def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
                 if ending.waited > limit:
                     late += 1
                     click.echo(f"late: {ending}")
-            stopped = server.log.read_text().count("a program was stopped")
+            stop_count = server.log.read_text().count("a program was stopped")
         finally:
             server.stop()
             python.close()
     rows = {work: _row(of_it) for work, of_it in sorted(results.items())}
     for work, row in rows.items():
         click.echo(f"{work:10}" + "  ".join(f"{name} {value}" for name, value in row.items()))
-    click.echo(f"{programs} programs, {stopped} stopped while they computed, {late} successors late")
+    click.echo(f"{programs} programs, {stop_count} stopped while they computed, {late} successors late")
     if file is not None:
         file.write_text(
-            json.dumps({"programs": programs, "stopped": stopped, "late": late, "work": rows}, indent=1) + "\n"
+            json.dumps({"programs": programs, "stopped": stop_count, "late": late, "work": rows}, indent=1) + "\n"
         )
     sys.exit(bool(late))
 
 
 def _row(of_it: list[Ending]) -> dict[str, object]:
-    waited = sorted(ending.waited for ending in of_it)
+    waits = sorted(ending.waited for ending in of_it)
     took = sorted(ending.took for ending in of_it)
     return {
         "programs": len(of_it),
-        "waited_median": round(waited[len(waited) // 2], 3),
-        "waited_longest": round(waited[-1], 3),
+        "waited_median": round(waits[len(waits) // 2], 3),
+        "waited_longest": round(waits[-1], 3),
         "ended_median": round(took[len(took) // 2], 3),
         "ended_longest": round(took[-1], 3),
     }

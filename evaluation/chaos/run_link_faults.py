@@ -149,16 +149,16 @@ def main() -> None:
     options = parser.parse_args()
     if not links.permitted():
         sys.exit("this evaluation needs the right to make network namespaces (root)")
-    known = cases(options.round_trip_ms / 1000)
-    names = options.cases.split(",") if options.cases else list(known)
-    if unknown := set(names) - set(known):
-        parser.error(f"unknown cases: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    all_cases = cases(options.round_trip_ms / 1000)
+    names = options.cases.split(",") if options.cases else list(all_cases)
+    if unknown := set(names) - set(all_cases):
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}; there are {', '.join(all_cases)}")
     print(
         "| case | median step | median step afterwards | longest step | steps | right |\n| --- | --- | --- | --- | --- | --- |"
     )
     results = {}
     for name in names:
-        item = results[name] = run(known[name])
+        item = results[name] = run(all_cases[name])
         figures = (
             f"{item['median_ms']:.0f} ms | {item['median_after_ms']:.0f} ms | {item['longest_seconds']:.1f} s"
             if item["right"]

@@ -121,18 +121,18 @@ def main() -> None:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     results = {}
-    with tempfile.TemporaryDirectory() as shared:
+    with tempfile.TemporaryDirectory() as folder:
         settings = {"engine": "ray", "threads": 1, "start_timeout": 200, "recover": not options.standby}
         settings |= {"standby": ["engine"]} if options.standby else {}
-        djinn.configure(plugin_settings={"ray": {"journals": shared}}, **settings)
+        djinn.configure(plugin_settings={"ray": {"journals": folder}}, **settings)
         programs = {"generation": generation(), "training": training()}
         for victim in options.only:
             for name, program in programs.items():
                 results[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
                 sys.stderr.write(f"{victim} {name}: {results[f'{victim}_{name}']}\n")
         djinn.shut_down()
-        left = sum("djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
-        results["left"] = {"executors": left, "files": len(list(Path(shared).iterdir()))}
+        leftover_count = sum("djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
+        results["left"] = {"executors": leftover_count, "files": len(list(Path(folder).iterdir()))}
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(results))

@@ -130,7 +130,7 @@ def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
     devices = []
     for number in range(chance.randint(1, most)):
         free = int(whole * chance.choice(shares))
-        known = chance.random() > 0.05
+        is_measured = chance.random() > 0.05
         total = chance.choice((0, free + whole, 10 * whole))
         lacks = frozenset(chance.sample(["float32", "bfloat16", "float16"], chance.choice((0, 0, 0, 1, 2))))
         every = {"float32", "bfloat16", "float16", "float64", "complex64", "int32", "int64", "uint8", "bool"}
@@ -138,7 +138,7 @@ def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
         ops = [*sorted({node.op for node in graph.nodes}), "aten::mm.out", "aten::add"]
         unsupported = frozenset(chance.sample(ops, chance.choice((0, 0, 0, 0, 0, 1, 2))))
         fields = {
-            "memory": total, "memory_free": free if known else None, "dtypes": names, "unsupported": unsupported,
+            "memory": total, "memory_free": free if is_measured else None, "dtypes": names, "unsupported": unsupported,
             "flops": 1e12, "bandwidth": 1e11,
         }  # fmt: skip
         kind = chance.choice(kinds)
@@ -195,9 +195,9 @@ def cannot_run(result, request):
     by_id = {d.id: d for d in request.topology.devices}
     for decision in result.placement.decisions:
         node, device = graph.nodes[decision.node], by_id[decision.device]
-        used = {str(graph.meta(replace.get(v, v)).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
-        if device.dtypes and used - device.dtypes:
-            outcome.append(f"{node.op} runs on {decision.device}, which lacks {sorted(used - device.dtypes)}")
+        dtypes = {str(graph.meta(replace.get(v, v)).dtype)[len("torch.") :] for v in (*node.inputs, *node.outputs)}
+        if device.dtypes and dtypes - device.dtypes:
+            outcome.append(f"{node.op} runs on {decision.device}, which lacks {sorted(dtypes - device.dtypes)}")
         if node.op in device.unsupported or node.op.split(".")[0] in device.unsupported:
             outcome.append(f"{node.op} runs on {decision.device}, which does not have it")
     return outcome
@@ -288,8 +288,8 @@ def too_full(result, request):
 
 def fits_somewhere(graph, request):
     """Return True if one device can hold the whole program without frees: then a plan must be found."""
-    used = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
-    used |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
+    dtypes = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
+    dtypes |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values()) + max(workspace(graph, node) for node in graph.nodes)
     if request.resident or request.copies:  # resident values cannot always move
         return False
@@ -297,7 +297,7 @@ def fits_somewhere(graph, request):
         (d.memory_free is None or d.memory_free >= whole)
         and (not d.memory or d.memory >= whole)
         and request.memory_limits.get(d.id, whole) >= whole
-        and (not d.dtypes or used <= d.dtypes)
+        and (not d.dtypes or dtypes <= d.dtypes)
         and all(d.runs(node.op) for node in graph.nodes)
         for d in request.topology.devices
     )

@@ -54,9 +54,9 @@ class Pieces:
     def __init__(self, graph):
         self.of = {}
         for node in graph.nodes:
-            bound = [*map(storage_of, (*node.outputs, *node.writes)), *([RANDOM_STATE] if node.random else [])]
-            for item in bound:
-                self.unite(bound[0], item)
+            blocks = [*map(storage_of, (*node.outputs, *node.writes)), *([RANDOM_STATE] if node.random else [])]
+            for item in blocks:
+                self.unite(blocks[0], item)
         self.memory = list(
             dict.fromkeys(map(storage_of, (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))))
         )
@@ -79,11 +79,11 @@ def placement_exists(graph, request, pinned=None):
     names = list(dict.fromkeys(map(pieces.find, pieces.memory)))
     nodes = tuple(node.id for node in graph.nodes)
     where = {node.id: pieces.find(storage_of((*node.outputs, *node.writes)[0])) for node in graph.nodes}
-    fixed = {where[n]: d for n, d in (pinned or {}).items()}
+    pinned_devices = {where[n]: d for n, d in (pinned or {}).items()}
     if RANDOM_STATE in request.resident and any(node.random for node in graph.nodes):
-        fixed[pieces.find(RANDOM_STATE)] = request.resident[RANDOM_STATE]
+        pinned_devices[pieces.find(RANDOM_STATE)] = request.resident[RANDOM_STATE]
     everything = OptimizationPlan(nodes)
-    known = estimate(graph, REGISTRY.cost_models, request.topology)
+    costs = estimate(graph, REGISTRY.cost_models, request.topology)
     values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
     homeless = Counter()
     for value in graph.inputs:
@@ -93,7 +93,7 @@ def placement_exists(graph, request, pinned=None):
         d.id: min([b for b in (d.memory or None, d.memory_free) if b is not None], default=None)
         for d in request.topology.devices
     }
-    left = [LEAVES]
+    leaves_left = [LEAVES]
     able = {name: [d for d in ids if may_be_on(graph, request, name, d, pieces)] for name in names}
 
     def fits(homes):
@@ -102,27 +102,27 @@ def placement_exists(graph, request, pinned=None):
             {v: homes[pieces.find(storage_of(v))] for v in values},
         )
         result = SimpleNamespace(graph=graph, placement=placement, plan=everything)
-        facts = (graph.program, graph, everything, placement, known, request.topology)
+        facts = (graph.program, graph, everything, placement, costs, request.topology)
         steps = write_steps(SchedulingContext(*facts, request.resident, (), request.copies), nodes)
         result.schedule = SimpleNamespace(steps=steps)
         return not too_full(result, request)
 
     def extend(at, homes, taken):
         if at == len(names):
-            left[0] -= 1
+            leaves_left[0] -= 1
             return fits(homes)
         for device in able[names[at]]:
-            if fixed.get(names[at], device) != device:
+            if pinned_devices.get(names[at], device) != device:
                 continue
             more = taken[device] + homeless[names[at]]
-            if left[0] > 0 and (most[device] is None or more <= most[device]):
+            if leaves_left[0] > 0 and (most[device] is None or more <= most[device]):
                 result = extend(at + 1, {**homes, names[at]: device}, {**taken, device: more})
                 if result:
                     return True
         return False
 
     found = extend(0, {}, dict.fromkeys(ids, 0))
-    return None if left[0] <= 0 and not found else found
+    return None if leaves_left[0] <= 0 and not found else found
 
 
 def may_be_on(graph, request, name, device, pieces):

@@ -37,16 +37,16 @@ def record(names=None):
             with djinn.capture() as evaluated, torch.no_grad():
                 model.to(REMOTE)
                 input_tensor = moved(inputs, REMOTE)
-                kept = model.eval()(**input_tensor)
+                outputs = model.eval()(**input_tensor)
             results.graphs[name] = evaluated.graph
             with djinn.capture() as trained:
-                kept = loss_of(model.train()(**input_tensor))
-                kept.backward()
+                outputs = loss_of(model.train()(**input_tensor))
+                outputs.backward()
             results.graphs[f"{name}, training"] = trained.graph
         except (DjinnError, RuntimeError, ValueError, TypeError) as error:
             results.left_out.append(f"{name}: {type(error).__name__}: {error}"[:120])
         del model, inputs
-        kept = None
+        outputs = None
     return results
 
 

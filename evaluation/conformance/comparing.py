@@ -163,19 +163,19 @@ def _readable(layout: Any) -> str:
 
 def tolerance_of(op: OpInfo) -> Tolerance:
     """Return PyTorch's tolerance: `assert_close`'s for the dtype, or the wider one of the entry for CPUs."""
-    declared: dict[torch.dtype, list[tol]] = {}
+    tolerances: dict[torch.dtype, list[tol]] = {}
     for decorator in op.decorators:
         if getattr(decorator, "device_type", None) in {None, "cpu"}:
             for override in getattr(decorator, "decorators", [decorator]):
                 if isinstance(override, toleranceOverride):
                     for dtype, allowed in override.d.items():
-                        declared.setdefault(dtype, []).append(allowed)
+                        tolerances.setdefault(dtype, []).append(allowed)
 
     def tolerance(dtype: torch.dtype) -> tol | None:
         if op.name in UNINITIALISED:
             return None
         rtol, atol = torch.testing._comparison.default_tolerances(dtype)
-        wider: Sequence[tol] = declared.get(dtype, ())
+        wider: Sequence[tol] = tolerances.get(dtype, ())
         if op.name in OTHER_FORMULAS and dtype in NARROW:
             wider = [*wider, NARROW[dtype]]
         return tol(max([atol, *(t.atol for t in wider)]), max([rtol, *(t.rtol for t in wider)]))

@@ -55,12 +55,12 @@ def _module_program(module: ModuleInfo, sample: ModuleInput, dtype: torch.dtype,
     def program(device: str) -> Any:
         output = sample.constructor_input
         with torch.device("cpu"):
-            built = module.module_cls(*output.args, **output.kwargs).to(dtype).train(training)
+            instance = module.module_cls(*output.args, **output.kwargs).to(dtype).train(training)
             inputs = copy.deepcopy((sample.forward_input.args, sample.forward_input.kwargs))
-            if any(isinstance(p, torch.nn.UninitializedParameter) for p in built.parameters()):
-                built(*inputs[0], **inputs[1])  # lazy modules infer their shapes
+            if any(isinstance(p, torch.nn.UninitializedParameter) for p in instance.parameters()):
+                instance(*inputs[0], **inputs[1])  # lazy modules infer their shapes
         args, kwargs = pytree.tree_map(Copies(device).value, (sample.forward_input.args, sample.forward_input.kwargs))
-        return _run(built.to(device), args, kwargs)
+        return _run(instance.to(device), args, kwargs)
 
     return program
 

@@ -29,8 +29,8 @@ def name_of(op: OpInfo) -> str:
 
 def first_dtype(op: OpInfo) -> torch.dtype:
     """Return float32, or the first CPU dtype of the entry."""
-    known = op.supported_dtypes("cpu") or {torch.float32}
-    return torch.float32 if torch.float32 in known else min(known, key=str)
+    dtypes = op.supported_dtypes("cpu") or {torch.float32}
+    return torch.float32 if torch.float32 in dtypes else min(dtypes, key=str)
 
 
 def samples_of(
@@ -105,8 +105,8 @@ def out(op: OpInfo, sample: SampleInput, make: Callable[[torch.Tensor], torch.Te
         inputs = copies(op, device).sample(sample)
         expected = op(inputs.input, *inputs.args, **inputs.kwargs)
         targets = pytree.tree_map(lambda t: make(t) if isinstance(t, torch.Tensor) else t, expected)
-        returned = op(inputs.input, *inputs.args, **inputs.kwargs, out=targets)
-        leaves, required = pytree.tree_leaves(returned), pytree.tree_leaves(targets)
+        outputs = op(inputs.input, *inputs.args, **inputs.kwargs, out=targets)
+        leaves, required = pytree.tree_leaves(outputs), pytree.tree_leaves(targets)
         return [*leaves, [a is b for a, b in zip(leaves, required, strict=True)], required]
 
     return program
@@ -188,8 +188,8 @@ def errors(op: OpInfo, count: int | None) -> Programs:
 
 
 def dtypes(op: OpInfo, count: int | None) -> Programs:
-    known = sorted(op.supported_dtypes("cpu"), key=str)
-    for dtype in known:
+    supported = sorted(op.supported_dtypes("cpu"), key=str)
+    for dtype in supported:
         if dtype != first_dtype(op):
             for number, sample in enumerate(samples_of(op, count, dtype)):
                 yield f"{dtype}, sample {number}", forward(op, sample)
@@ -204,8 +204,8 @@ CPU_IGNORES_NEG = frozenset({"nn.functional.max_pool1d"})
 
 
 def views(op: OpInfo, count: int | None) -> Programs:
-    known = op.supported_dtypes("cpu")
-    complex_ = next((d for d in (torch.complex64, torch.complex128) if d in known), None)
+    supported = op.supported_dtypes("cpu")
+    complex_ = next((d for d in (torch.complex64, torch.complex128) if d in supported), None)
     if complex_ is not None:
         for number, sample in enumerate(samples_of(op, count, complex_)):
             yield f"conj, sample {number}", forward(op, sample, lazily_conjugated)

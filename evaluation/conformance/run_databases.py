@@ -108,9 +108,9 @@ def run(only: str, processes: int, choice: Choice, console: Console) -> dict[str
         Progress(console=console) as progress,
     ):
         task = progress.add_task("entries", total=sum(len(w.positions) for w in work))
-        for name, judged in pool.imap(_judge, work):
-            verdicts.setdefault(name, []).extend(v for v in judged if v.outcome != "none")
-            progress.update(task, advance=len(judged), description=name)
+        for name, verdict_list in pool.imap(_judge, work):
+            verdicts.setdefault(name, []).extend(v for v in verdict_list if v.outcome != "none")
+            progress.update(task, advance=len(verdict_list), description=name)
         pool.close()
         pool.join()
     return verdicts
@@ -119,12 +119,12 @@ def run(only: str, processes: int, choice: Choice, console: Console) -> dict[str
 def rows_of(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
     """Return one row per database for the table."""
     rows = []
-    for name, judged in verdicts.items():
-        counts = Counter(v.outcome for v in judged)
+    for name, verdict_list in verdicts.items():
+        counts = Counter(v.outcome for v in verdict_list)
         rows.append({
             "database": name,
-            "entries": len(judged),
-            "samples": sum(v.samples for v in judged),
+            "entries": len(verdict_list),
+            "samples": sum(v.samples for v in verdict_list),
             "passed": counts["passed"],
             "failed": counts["failed"],
             "left out": counts["left out"],
@@ -138,12 +138,12 @@ def report(verdicts: dict[str, list[Verdict]], console: Console) -> dict[str, An
     table = Table(*rows[0], title=TITLE)
     for row in rows:
         table.add_row(*map(str, row.values()))
-    for name, judged in verdicts.items():
-        for v in judged:
+    for name, verdict_list in verdicts.items():
+        for v in verdict_list:
             if v.outcome == "failed":
                 console.print(f"{name}, {v.name}: {v.wrong} of {v.samples} samples. {v.reason}", markup=False)
     console.print(table)
-    everything = [v for judged in verdicts.values() for v in judged]
+    everything = [v for verdict_list in verdicts.values() for v in verdict_list]
     left_out = {v.name: v.reason for v in everything if v.outcome == "left out"}
     excluded = Table(
         "left out", "why", title=f"left out: {len(left_out)} of {len({v.name for v in everything})} entries"
@@ -153,8 +153,10 @@ def report(verdicts: dict[str, list[Verdict]], console: Console) -> dict[str, An
     console.print(excluded)
     nothing = sorted({v.name for v in verdicts.get("op_db forward", ()) if v.samples == v.refused and v.samples})
     console.print("refused by this CPU, too, with the same exception: " + ", ".join(nothing), markup=False)
-    failed = [attrs.asdict(v) | {"database": name} for name, j in verdicts.items() for v in j if v.outcome == "failed"]
-    return {"torch": torch.__version__, "rows": rows, "left out": left_out, "refused": nothing, "failed": failed}
+    failures = [
+        attrs.asdict(v) | {"database": name} for name, j in verdicts.items() for v in j if v.outcome == "failed"
+    ]
+    return {"torch": torch.__version__, "rows": rows, "left out": left_out, "refused": nothing, "failed": failures}
 
 
 def main() -> int:

@@ -518,8 +518,8 @@ class Generator:
                 add(self._filled(self.rng.choice(TEMPLATES["MAKE"][:9])))
             for _ in range(self.rng.randint(55, 75)):
                 add(self._filled(self.rng.choice(TEMPLATES[self.rng.choices(kinds, weights)[0]])))
-                if dropped := self._dropped():
-                    add("del " + ", ".join(dropped))
+                if deletion := self._dropped():
+                    add("del " + ", ".join(deletion))
             facts.append(self.runner.finish())
         return statements, facts
 
@@ -580,8 +580,8 @@ class Generator:
         return f"o{self.count}"
 
     def known_optimizer(self) -> str:
-        known = [n for n, o in self.runner.names.items() if isinstance(o, torch.optim.Optimizer)]
-        return self.rng.choice(known) if known else "torch.optim.SGD([torch.ones(2, device=D)])"
+        optimizers = [n for n, o in self.runner.names.items() if isinstance(o, torch.optim.Optimizer)]
+        return self.rng.choice(optimizers) if optimizers else "torch.optim.SGD([torch.ones(2, device=D)])"
 
     def shape(self) -> str:
         return str(tuple(self.rng.choice((1, 2, 3, 3, 4)) for _ in range(self.rng.choice((0, 1, 2, 2, 2, 3)))))

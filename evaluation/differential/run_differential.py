@@ -112,8 +112,8 @@ def _in_programs(work: Work) -> Iterator[Finding]:
         if result is not None:
             result = smallest(result) if work.shrink else result
             yield Finding(f"seed {seed}", work.settings, result.difference.property, str(result), result.statements)
-        elif logged := _logged():
-            yield Finding(f"seed {seed}", work.settings, "log", logged, tuple(statements))
+        elif log_lines := _logged():
+            yield Finding(f"seed {seed}", work.settings, "log", log_lines, tuple(statements))
 
 
 def _in_ops(work: Work) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _in_ops(work: Work) -> Iterator[Finding]:
 def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[str]]:
     """Run the batches. Return the findings, and how often each known difference was needed."""
     findings: list[Finding] = []
-    needed: Counter[str] = Counter()
+    cpu_fallbacks: Counter[str] = Counter()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, initializer=_start) as pool:
         futures = {pool.submit(_try, work): work for work in works}
@@ -137,7 +137,7 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
             except Exception as error:  # a process that died ends the others
                 work = futures[future]
                 result, counts = [Finding(f"{work.numbers}", work.settings, "crash", repr(error), ())], Counter()
-            needed += counts
+            cpu_fallbacks += counts
             findings += result
             for item in result:
                 print(
@@ -147,15 +147,17 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
                     sep="\n",
                     flush=True,
                 )
-    return findings, needed
+    return findings, cpu_fallbacks
 
 
 def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
     """Return batches of the seeds, and of every n-th entry of the op databases (0: none)."""
-    placed = [(settings, [seed for seed in seeds if settings_of(seed) == settings]) for settings in reversed(SETTINGS)]
+    program_works = [
+        (settings, [seed for seed in seeds if settings_of(seed) == settings]) for settings in reversed(SETTINGS)
+    ]
     works = [
         Work(settings, tuple(mine[first : first + CHUNK]), shrink=shrink)
-        for settings, mine in placed
+        for settings, mine in program_works
         for first in range(0, len(mine), CHUNK)
     ]
     choice = range(0, len(entries()), every) if every else range(0)
@@ -191,11 +193,14 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     works = works_of(range(options.seed, options.seed + options.programs), options.ops, not options.no_shrink)
-    findings, needed = run(works, options.processes)
+    findings, cpu_fallbacks = run(works, options.processes)
     print(f"{options.programs} programs, {len(findings)} findings, {time.monotonic() - start:.0f} seconds")
     print(dict(Counter(f.property for f in findings)))
     for entry in known_differences.KNOWN:
-        print(f"known, {needed[entry.name]} times: {entry.name}" + " (no longer needed?)" * (not needed[entry.name]))
+        print(
+            f"known, {cpu_fallbacks[entry.name]} times: {entry.name}"
+            + " (no longer needed?)" * (not cpu_fallbacks[entry.name])
+        )
     if options.keep:
         keep(findings, options.keep)
     if options.json:

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 
 def shrunk(statements: Sequence[str], differs: Callable[[Sequence[str]], bool]) -> list[str]:
     """Return a minimal part of the statements that still differs (delta debugging). An unbound name raises on both sides."""
-    kept = list(statements)
-    size = max(1, len(kept) // 2)
+    remaining = list(statements)
+    size = max(1, len(remaining) // 2)
     while size:
-        position = len(kept) - size
+        position = len(remaining) - size
         while position > -size:
             start = max(0, position)
-            without = kept[:start] + kept[position + size :]
+            without = remaining[:start] + remaining[position + size :]
             if without and differs(without):
-                kept = without
+                remaining = without
             position -= size
         size //= 2
-    return kept
+    return remaining

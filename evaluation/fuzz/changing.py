@@ -129,9 +129,9 @@ def _other_inputs(submit: Submit, draw: random.Random) -> Submit:
 def _other_handles(submit: Submit, draw: random.Random) -> Submit:
     field = draw.choice(("fetch", "free", "describe", "input_changes", "outputs"))
     if field in {"fetch", "free", "describe"} and draw.random() < 0.7:
-        known = messages_handles(submit.outputs) + messages_handles(submit.fetch)
+        handles = messages_handles(submit.outputs) + messages_handles(submit.fetch)
         return replace(
-            submit, **{field: pack([draw.choice(known) for _ in range(draw.randint(0, 4))] if known else [5])}
+            submit, **{field: pack([draw.choice(handles) for _ in range(draw.randint(0, 4))] if handles else [5])}
         )
     return replace(
         submit, **{field: _one_changed(getattr(submit, field), draw, lambda n, d: n + d.choice((-1, 1, 2**32)))}

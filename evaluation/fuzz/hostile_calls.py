@@ -172,24 +172,24 @@ ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
 
 def changed(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the arguments with one to three replaced, removed or added."""
-    positional, named = [given, *args], dict(kwargs)
+    positional, keywords = [given, *args], dict(kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         way = rng.random()
         if way < 0.75:
-            places: list[Any] = [*range(len(positional)), *named]
+            places: list[Any] = [*range(len(positional)), *keywords]
             if places:
                 place = rng.choice(places)
-                holder: Any = named if isinstance(place, str) else positional
+                holder: Any = keywords if isinstance(place, str) else positional
                 holder[place] = hostile(rng, holder[place])
         elif way < 0.9:
             name, make = rng.choice(ADDED)
             first = next((item for item in positional if isinstance(item, torch.Tensor)), None)
-            named[name] = make(rng, first if first is not None else torch.ones(3, device=REMOTE))
+            keywords[name] = make(rng, first if first is not None else torch.ones(3, device=REMOTE))
         elif len(positional) > 1 and way < 0.95:
             positional.pop()
         else:
             positional.append(hostile(rng, rng.choice((1, "text", [1]))))
-    return positional, named
+    return positional, keywords
 
 
 def variant_of(rng: random.Random, op: OpInfo) -> Callable[..., Any]:
@@ -215,6 +215,6 @@ def call(rng: random.Random, pool: Pool = ()) -> tuple[str, Callable[[], Any]]:
     inputs, args, kwargs = remote(sample.input), remote(list(sample.args)), remote(sample.kwargs)
     if pool and rng.random() < 0.5 and isinstance(inputs, torch.Tensor):
         inputs = rng.choice(pool)
-    positional, named = changed(rng, inputs, args, kwargs)
+    positional, keywords = changed(rng, inputs, args, kwargs)
     function = variant_of(rng, op)
-    return op.name, lambda: function(*positional, **named)
+    return op.name, lambda: function(*positional, **keywords)

@@ -198,8 +198,8 @@ def run(ops: int, seed: int, first: int = 0, note: Callable[[int], None] = lambd
         djinn.synchronize()
     assert open_session() is session
     assert not session.lost
-    done = ops + programs * (PROGRAM_OPS - 1)
-    return {"ops": done, "programs": programs, "raised": sum(raised.values()), "kinds": dict(raised.most_common())}
+    op_count = ops + programs * (PROGRAM_OPS - 1)
+    return {"ops": op_count, "programs": programs, "raised": sum(raised.values()), "kinds": dict(raised.most_common())}
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -112,8 +112,8 @@ class Talk:
     @classmethod
     def begin(cls, url: str, token: str, transports: tuple[Transport, ...]) -> Talk:
         """Connect through the gateway to the executor."""
-        reached = reach_executor(Reachable((url,), token, transports, SECONDS), "")
-        return cls(reached.connection, reached.attached.process, reached.attached.lease > 0)
+        connection = reach_executor(Reachable((url,), token, transports, SECONDS), "")
+        return cls(connection.connection, connection.attached.process, connection.attached.lease > 0)
 
     def send(self, frame: Frame) -> None:
         """Send the next frame."""
@@ -162,8 +162,8 @@ class Findings:
         if new:
             print("BUG", what[:600], file=sys.stderr, flush=True)
         if new and keep is not None:
-            packed = msgspec.msgpack.encode([(f.head, [bytes(b) for b in f.body]) for f in frames])
-            (keep / f"{abs(hash(what)) % 10**8}.frames").write_bytes(packed)
+            encoded = msgspec.msgpack.encode([(f.head, [bytes(b) for b in f.body]) for f in frames])
+            (keep / f"{abs(hash(what)) % 10**8}.frames").write_bytes(encoded)
 
 
 def processor_seconds(process: int) -> float:
@@ -369,12 +369,12 @@ def run(
     results = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
-        recorded = sessions(server.tcp, server.token, programs)
+        recordings = sessions(server.tcp, server.token, programs)
         start = time.monotonic()
-        witness = Witness(server, registry.transports, recorded["indexing"], results)
+        witness = Witness(server, registry.transports, recordings["indexing"], results)
         witness.start()
         threads = [
-            Mutator(server, registry.transports, recorded, seed * 1000 + i, results, keep) for i in range(connections)
+            Mutator(server, registry.transports, recordings, seed * 1000 + i, results, keep) for i in range(connections)
         ]
         _together([lambda m=m: m.run(min(WARM_UP, mutations)) for m in threads])
         probe = Talk.begin(server.tcp, server.token, registry.transports)

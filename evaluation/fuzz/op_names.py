@@ -125,11 +125,11 @@ class Talk:
 def talking(url: str, token: str) -> Iterator[Talk]:
     """Yield a session on the server at `url`."""
     transports = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"}).transports
-    reached = reach_executor(Server((url,), token, transports, SECONDS), "")
+    connection = reach_executor(Server((url,), token, transports, SECONDS), "")
     try:
-        yield Talk(reached.connection, reached.attached)
+        yield Talk(connection.connection, connection.attached)
     finally:
-        reached.connection.close()
+        connection.connection.close()
 
 
 def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
@@ -161,9 +161,9 @@ def main() -> int:
     with _serving() as (url, token), talking(url, token) as talk:
         result = try_names(talk, options.tries, options.seed)
         sound = all(not talk.run(name).failures for name in talk.allowed)
-        offered = sorted(talk.allowed)
+        allowed_names = sorted(talk.allowed)
     sys.stdout.write(
-        json.dumps({"tries": options.tries, "errors": dict(result), "offered": offered, "sound": sound}) + "\n"
+        json.dumps({"tries": options.tries, "errors": dict(result), "offered": allowed_names, "sound": sound}) + "\n"
     )
     return int(bool(result["allowed"]) or not sound)
 

@@ -23,10 +23,10 @@ class Calls(TorchDispatchMode):
         self._each = each
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kept = self.kept.setdefault(func.name() if "." in func.name() else str(func.name()), [])
-        if len(kept) < self._each:
+        examples = self.kept.setdefault(func.name() if "." in func.name() else str(func.name()), [])
+        if len(examples) < self._each:
             with contextlib.suppress(_TooLargeError):
-                kept.append(tree_map(_copy, (args, kwargs or {})))
+                examples.append(tree_map(_copy, (args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 

@@ -83,18 +83,18 @@ def claims() -> dict[str, int]:
     upload = UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE)
     item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
     prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)
-    kept: list[object] = []
-    tried: dict[str, Callable[[], object]] = {
-        "frame": lambda: kept.append(FrameDecoder(Limits())) or kept[-1].feed(prefix),
-        "large_frame": lambda: kept.append(FrameDecoder(Limits(body=2 * TERABYTE))) or kept[-1].feed(prefix),
+    claimed: list[object] = []
+    attempts: dict[str, Callable[[], object]] = {
+        "frame": lambda: claimed.append(FrameDecoder(Limits())) or claimed[-1].feed(prefix),
+        "large_frame": lambda: claimed.append(FrameDecoder(Limits(body=2 * TERABYTE))) or claimed[-1].feed(prefix),
         "upload": lambda: (
-            kept.append(UploadAssembly(CpuRuntime(), ValueTable(), None)) or kept[-1].take(upload, [bytearray(9)])
+            claimed.append(UploadAssembly(CpuRuntime(), ValueTable(), None)) or claimed[-1].take(upload, [bytearray(9)])
         ),
         "compressed": lambda: expanded(compressed(bytes(9), 1), PLANES_ZSTD, 1, TERABYTE),
-        "transfer": lambda: kept.append(allocate_item(item)),
+        "transfer": lambda: claimed.append(allocate_item(item)),
     }
     growth = {}
-    for name, try_it in tried.items():
+    for name, try_it in attempts.items():
         before = resident()
         with contextlib.suppress(ProtocolError):
             try_it()

@@ -67,7 +67,7 @@ class Rehearsal:
 def rehearse(rehearsal: Rehearsal, progress: mmap.mmap) -> tuple[list[tuple[int, str]], int]:
     """Return the crashing calls (number, signal), and the number of calls that returned."""
     crashes: list[tuple[int, str]] = []
-    number = returned = 0
+    number = return_count = 0
     while number < rehearsal.calls:
         progress[:16] = struct.pack("<QQ", number, 0)
         child = os.fork()
@@ -75,14 +75,14 @@ def rehearse(rehearsal: Rehearsal, progress: mmap.mmap) -> tuple[list[tuple[int,
             _child(rehearsal, number, progress)
         _, status = os.waitpid(child, 0)
         last, good = struct.unpack("<QQ", progress[:16])
-        returned += good
+        return_count += good
         if not status:
             break
         crashes.append((last, signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {status}"))
         if len(crashes) >= 6:
             break
         number = last + 1
-    return crashes, returned
+    return crashes, return_count
 
 
 def _child(rehearsal: Rehearsal, first: int, progress: mmap.mmap) -> None:
@@ -91,8 +91,8 @@ def _child(rehearsal: Rehearsal, first: int, progress: mmap.mmap) -> None:
     os.dup2(quiet, 1)
     status = 3
     try:
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
-        resource.setrlimit(resource.RLIMIT_DATA, (used + HEAP_BYTES, used + HEAP_BYTES))
+        memory_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes + HEAP_BYTES, memory_bytes + HEAP_BYTES))
         good = 0
         for number in range(first, rehearsal.calls):
             progress[:16] = struct.pack("<QQ", number, good)
@@ -127,7 +127,7 @@ def main() -> None:
     real = database_calls()
     GuardedMemory.shared()
     progress = mmap.mmap(-1, 4096)
-    start, calls, returned, outcome = time.monotonic(), 0, 0, {}
+    start, calls, return_count, outcome = time.monotonic(), 0, 0, {}
     for name in sorted(allowed_operators() - OWN_OPERATORS):
         if not re.search(options.match, name):
             continue
@@ -136,17 +136,19 @@ def main() -> None:
             function = checked(name, resolve(name), function)
         rehearsal = Rehearsal(name, real.get(name, []), options.seed, options.calls, function)
         crashes, good = rehearse(rehearsal, progress)
-        calls, returned = calls + options.calls, returned + good
+        calls, return_count = calls + options.calls, return_count + good
         for number, how in crashes:
             inputs = rehearsal.arguments(number)
             outcome.setdefault(name, []).append(
                 [how, described(inputs[0]), {k: described(v) for k, v in inputs[1].items()}]
             )
             print(how, name, *outcome[name][-1][1:], flush=True)
-    bugs = [f"{how} {name} {inputs} {named}" for name, several in outcome.items() for how, inputs, named in several]
+    bugs = [
+        f"{how} {name} {inputs} {keywords}" for name, several in outcome.items() for how, inputs, keywords in several
+    ]
     result = {
         "calls": calls,
-        "returned": returned,
+        "returned": return_count,
         "seconds": round(time.monotonic() - start, 1),
         "ops": len(outcome),
         "bugs": bugs,

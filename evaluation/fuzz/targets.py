@@ -249,9 +249,9 @@ def _snapshot(data: bytes) -> None:
 
 def _snapshot_seeds(draw: random.Random) -> list[bytes]:
     items = (Item(8, (View(1 << 32 | 1, "float32", (2,), (1,)),)),)
-    known = (KnownTemplate(b"d" * 16, TEMPLATE, (), (5,)),)
+    templates = (KnownTemplate(b"d" * 16, TEMPLATE, (), (5,)),)
     state = octets_of(torch.Generator().get_state())
-    whole = Snapshot(3, known, items, ((9, 1.5), (10, (1.0, 2.0))), ((11, state),), state)
+    whole = Snapshot(3, templates, items, ((9, 1.5), (10, (1.0, 2.0))), ((11, state),), state)
     return _packed([encode_snapshot(whole), [bytes(8)]])
 
 
@@ -363,9 +363,9 @@ def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
     """Return archives of `torch.save` without checksums, so that corrupt ones are not rejected early."""
     tensors = _some_tensors()
     results = []
-    for saved in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
+    for content in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
         buffer = io.BytesIO()
-        torch.save(saved, buffer)
+        torch.save(content, buffer)
         results.append(buffer.getvalue())
     return results
 

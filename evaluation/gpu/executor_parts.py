@@ -278,8 +278,8 @@ def transfers(device: str) -> Found:
     """Measure bandwidth against pinned copies of plain PyTorch, page-locked memory, and an upload beside compute."""
     place = plain_device(device)
     data = torch.randint(0, 255, ((512 if on_gpu(device) else 32) * MIB,), dtype=torch.uint8)
-    pinned = data if place.type == "cpu" else data.pin_memory()
-    times = {"plain": seconds_each(lambda: (pinned.to(place, non_blocking=True), synchronize(place)), 1)}
+    source = data if place.type == "cpu" else data.pin_memory()
+    times = {"plain": seconds_each(lambda: (source.to(place, non_blocking=True), synchronize(place)), 1)}
 
     def timed(name: str, run: Callable[[], Any]) -> Any:
         start = time.perf_counter()
@@ -306,14 +306,14 @@ def transfers(device: str) -> Found:
         timed("compute and up", lambda: upload(program, inputs))
         pinned_bytes = client.figures().get("device_pinned_bytes_peak", 0)
     assert pinned_bytes <= PINNED_BYTES, f"{pinned_bytes >> 20} MiB of page-locked memory"
-    found: Found = {f"{name} s": round(seconds, 4) for name, seconds in times.items()}
-    found |= {f"{name} GB/s": round(data.numel() / times[name] / 1e9, 2) for name in ("plain", "up", "down")}
+    figures: Found = {f"{name} s": round(seconds, 4) for name, seconds in times.items()}
+    figures |= {f"{name} GB/s": round(data.numel() / times[name] / 1e9, 2) for name in ("plain", "up", "down")}
     ratio = times["compute and up"] / max(times["compute"], times["up"])
     slow = f"an upload beside compute takes {ratio:.2f} times the longer of both" if ratio > 1.25 else ""
     slow = slow or (
         "less than 1 GB/s over a local socket" if data.numel() / max(times["up"], times["down"]) < 1e9 else ""
     )
-    return found | {"pinned MiB": pinned_bytes >> 20, "slow": slow if on_gpu(device) else ""}
+    return figures | {"pinned MiB": pinned_bytes >> 20, "slow": slow if on_gpu(device) else ""}
 
 
 def device_time(device: str) -> Found:
@@ -322,12 +322,12 @@ def device_time(device: str) -> Found:
     place, step = plain_device(device), products(10, device)
     here = [torch.zeros((), device=place)]
     for _ in range(2):
-        began, ended = (torch.Event(place, enable_timing=True) for _ in range(2))
+        began, end = (torch.Event(place, enable_timing=True) for _ in range(2))
         began.record()
         step(here)
-        ended.record()
-        ended.synchronize()
-    plain = began.elapsed_time(ended) / 1e3
+        end.record()
+        end.synchronize()
+    plain = began.elapsed_time(end) / 1e3
     torch.accelerator.empty_cache()
     with session(device) as client:
         program, inputs = prepared(client, step, [torch.zeros(())])
@@ -375,7 +375,7 @@ def exhausted(device: str) -> Found:
     needs_accelerator(device)
     unit = memory_of(device) // 64
     with session(device) as client:
-        start, kept = [client.upload(torch.zeros(1))], client.upload(torch.arange(1000.0))
+        start, witness = [client.upload(torch.zeros(1))], client.upload(torch.arange(1000.0))
         before = client.figures()["device_allocated"]
 
         def run(program: Recorded | None, inputs: Sequence[int] = (), free: Sequence[int] = ()) -> list[int]:
@@ -391,12 +391,12 @@ def exhausted(device: str) -> Found:
         text = client.failure()
         total = run(recorded(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
         assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value is another one"
-        assert client.run(fetch=[kept])[0].sum().item() == 499_500, "a value that was there before is another one"
+        assert client.run(fetch=[witness])[0].sum().item() == 499_500, "a value that was there before is another one"
         run(None, free=[*large, *other, *total])
         after = client.figures()
     assert "memory" in text.lower(), f"an allocation beyond the memory did not fail: {text}"
-    lost = after["device_allocated"] - before
-    assert lost <= MIB, f"{lost:,} bytes are lost"
+    leaked_bytes = after["device_allocated"] - before
+    assert leaked_bytes <= MIB, f"{leaked_bytes:,} bytes are lost"
     return {"evictions": after.get("evictions", 0), "said": text[:300]}
 
 
@@ -455,19 +455,19 @@ def graph_capture(device: str) -> Found:
 
     expected, state = ([tensor.to(place) for tensor in model.decode_state()] for _ in range(2))
     program = recorded(model.decode, state)
-    shared = SharedDevice(DeviceRuntime(place))
-    compiled = compile_template(program.template, place, shared.own)
+    shared_device = SharedDevice(DeviceRuntime(place))
+    steps = compile_template(program.template, place, shared_device.own)
 
     def run() -> tuple[torch.Tensor, ...]:
-        env = [*compiled.constants, *program.slots, *state, *[None] * compiled.computed]
-        for step in compiled.steps:
+        env = [*steps.constants, *program.slots, *state, *[None] * steps.computed]
+        for step in steps.steps:
             step.run(env)
         return ()
 
     with torch.inference_mode():
         run()
         recorder = GraphRecorder()
-        recorder.begin(StrategyContext(shared))
+        recorder.begin(StrategyContext(shared_device))
         launch, _, nbytes = recorder.record(run)
         for _ in range(8):
             launch()
@@ -476,7 +476,7 @@ def graph_capture(device: str) -> Found:
             model.decode(expected)
         for one, other in zip(state, expected, strict=True):
             torch.testing.assert_close(one.cpu(), other.cpu())
-    return {"ops": len(compiled.steps), "bytes": nbytes}
+    return {"ops": len(steps.steps), "bytes": nbytes}
 
 
 def replay_library(device: str) -> Found:

@@ -72,13 +72,13 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         operands: list[torch.Tensor] = []
         positional = tuple([self._argument(value, operands) for value in args])
-        named = tuple([(name, self._argument(value, operands)) for name, value in (kwargs or {}).items()])
+        keywords = tuple([(name, self._argument(value, operands)) for name, value in (kwargs or {}).items()])
         self.references += [self.numbers[_identity(tensor)] for tensor in operands]
         results = result if isinstance(result, (tuple, list)) else () if result is None else (result,)
         new = [isinstance(item, torch.Tensor) and not any(item is operand for operand in operands) for item in results]
         self.references += [self.number(item) for item, outputs in zip(results, new, strict=True) if outputs]
         kinds: Any = tuple(["new" if outputs else "none" for outputs in new])
-        form = Form(func.name(), positional, named, kinds, isinstance(result, (tuple, list)))
+        form = Form(func.name(), positional, keywords, kinds, isinstance(result, (tuple, list)))
         self.code.append(self.forms.setdefault(form, len(self.forms)))
         return result
 
@@ -125,8 +125,8 @@ class Client:
         self._connection = LocalTransport().connect(process.ready.urls[0], Limits(), SECONDS)
         self._last_handle = self._submissions = 0
         self._bound: dict[bytes, tuple[Any, ...]] = {}  # slots and inputs of each template's last run
-        attached = self._ask(messages.Attach(process.issue_ticket("gpu report"), ""))
-        assert isinstance(attached, messages.Attached), attached
+        reply = self._ask(messages.Attach(process.issue_ticket("gpu report"), ""))
+        assert isinstance(reply, messages.Attached), reply
 
     def upload(self, tensor: torch.Tensor) -> int:
         """Send a tensor's bytes and return its handle. Ops that are submitted later wait for them."""
@@ -153,12 +153,12 @@ class Client:
         if program is not None:
             outputs = [self._new_handle() for _ in program.template.outputs]
             more = {"digest": program.digest, "outputs": pack_handles(outputs)}
-            bound = program.slots, pack_handles(inputs)
-            if self._bound.get(program.digest) != bound:
-                self._bound[program.digest] = bound
-                more |= {"first": messages.InitialBindings(*bound), "template": program.template}
-        packed = {"fetch": pack_handles(fetch), "free": pack_handles(free)}
-        self._send(messages.Submit(self._submissions, synchronize=synchronize, **packed, **more))
+            binding = program.slots, pack_handles(inputs)
+            if self._bound.get(program.digest) != binding:
+                self._bound[program.digest] = binding
+                more |= {"first": messages.InitialBindings(*binding), "template": program.template}
+        handle_fields = {"fetch": pack_handles(fetch), "free": pack_handles(free)}
+        self._send(messages.Submit(self._submissions, synchronize=synchronize, **handle_fields, **more))
         return outputs
 
     def answer(self) -> tuple[messages.Completed, list[torch.Tensor]]:
@@ -216,8 +216,8 @@ class Client:
 
 def hidden_synchronizations(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
     """Return how often an executor waited for its device between two readings, other than for events, by cause."""
-    grown = {name: after[name] - before.get(name, 0) for name in after if name.startswith(_COUNTED)}
-    return {name.removeprefix("device_"): n for name, n in grown.items() if n and not name.endswith(" of an event")}
+    increases = {name: after[name] - before.get(name, 0) for name in after if name.startswith(_COUNTED)}
+    return {name.removeprefix("device_"): n for name, n in increases.items() if n and not name.endswith(" of an event")}
 
 
 def _failure(reply: Any) -> str:

@@ -207,8 +207,8 @@ def streams(device: str) -> Found:
         start.record()
         with module.stream(side):
             y = x * 2
-            done = side.record_event()
-        module.current_stream().wait_event(done)
+            event = side.record_event()
+        module.current_stream().wait_event(event)
         total = (x + y).sum()
         end.record()
         module.synchronize()
@@ -228,10 +228,10 @@ def copies(device: str) -> Found:
             djinn.synchronize()
             between = time.perf_counter()
             back = there.cpu()
-            ended = time.perf_counter()
+            end = time.perf_counter()
             assert torch.equal(back, data)
             results[f"{name}: up GB/s"] = round(data.numel() / (between - start) / 1e9, 2)
-            results[f"{name}: down GB/s"] = round(data.numel() / (ended - between) / 1e9, 2)
+            results[f"{name}: down GB/s"] = round(data.numel() / (end - between) / 1e9, 2)
     return results
 
 
@@ -258,13 +258,13 @@ def memory_figures(device: str) -> Found:
 def out_of_memory(device: str) -> Found:
     """Test that an impossible allocation raises `torch.OutOfMemoryError` as locally, and the session continues."""
     with serving(device=device):
-        kept = torch.arange(1000, device=REMOTE)
+        witness = torch.arange(1000, device=REMOTE)
         local, error = (
             raised(lambda d=d: torch.empty(1 << 50, dtype=torch.uint8, device=d)[:4].cpu()) for d in (device, REMOTE)
         )
         assert isinstance(error, type(local)), f"{type(error).__name__} in place of {type(local).__name__}: {error}"
         still_works()
-        assert kept.sum().item() == 499_500
+        assert witness.sum().item() == 499_500
         return {"said": f"{type(error).__name__}: {error}"[:600]}
 
 
@@ -433,11 +433,11 @@ def two_clients(device: str) -> Found:
     with serving(device=device) as file:
         environment = os.environ | {"DJINN_CONNECTION_FILE": str(file)}
         expected = train(REMOTE, steps=20)["loss"].item()
-        started = [
+        clients = [
             subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
             for _ in range(2)
         ]
-        losses = [float(process.communicate(timeout=240)[0]) for process in started]
+        losses = [float(process.communicate(timeout=240)[0]) for process in clients]
         assert losses == [expected, expected], (losses, expected)
         return {"loss": expected}
 
@@ -451,12 +451,12 @@ def crash(device: str) -> Found:
         start = time.monotonic()
         try:
             assert (x * 2).sum().item() == 999_000
-            ended = "went on"
+            ending = "went on"
         except djinn.errors.SessionLost as error:
-            ended = f"lost: {error}"[:400]
+            ending = f"lost: {error}"[:400]
             djinn.shut_down()
             still_works()
-        return {"session": ended, "seconds": round(time.monotonic() - start, 1)}
+        return {"session": ending, "seconds": round(time.monotonic() - start, 1)}
 
 
 def calibration(device: str) -> Found:
@@ -492,8 +492,8 @@ def databases(device: str) -> Found:
         )
         report = json.loads(to.read_text())
     (row,) = report["rows"]
-    failed = [f"{entry['name']}: {entry['reason']}"[:200] for entry in report["failed"]]
-    assert not failed, f"{row}: {'; '.join(failed)}"
+    failures = [f"{entry['name']}: {entry['reason']}"[:200] for entry in report["failed"]]
+    assert not failures, f"{row}: {'; '.join(failures)}"
     return row
 
 
@@ -526,14 +526,14 @@ def median(run: Callable[[], object], device: str, times: int = 30) -> float:
     """Return the median time of calls that end when the device is done, in milliseconds."""
     for _ in range(10):
         run()
-    taken = []
+    seconds = []
     for _ in range(times):
         start = time.perf_counter()
         run()
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken) * 1e3
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds) * 1e3
 
 
 def timed_round_trip(device: str) -> Callable[[], object]:

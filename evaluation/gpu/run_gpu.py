@@ -267,14 +267,13 @@ def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
     groups = {"broken": BROKEN, "slow": {"slow"}, "fine": {"passed"}, "not run": {"not run"}}
     lines = []
     for group, results in groups.items():
-        collected = [row for row in rows if row["result"] in results]
+        matching = [row for row in rows if row["result"] in results]
         lines.append(
-            f"{group}: {len(collected)}"
-            + (f" ({', '.join(str(row['part']) for row in collected)})" if collected else "")
+            f"{group}: {len(matching)}" + (f" ({', '.join(str(row['part']) for row in matching)})" if matching else "")
         )
-        reasons = [cell(row.get("why", "see its log"))[:300] for row in collected] if group != "fine" else []
+        reasons = [cell(row.get("why", "see its log"))[:300] for row in matching] if group != "fine" else []
         for why in dict.fromkeys(reasons):
-            names = [str(row["part"]) for row, other in zip(collected, reasons, strict=True) if other == why]
+            names = [str(row["part"]) for row, other in zip(matching, reasons, strict=True) if other == why]
             lines.append(f"- {', '.join(names)}: {why}")
     return lines
 

@@ -58,8 +58,8 @@ class _WatchedRuntime(DeviceRuntime):
 
     def memory(self) -> Mapping[str, int]:
         places = {f"synchronizations at {place}": count for place, count in self._places.items()}
-        pinned = int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
-        return {**super().memory(), **places, "pinned_bytes_peak": pinned}
+        pinned_bytes = int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+        return {**super().memory(), **places, "pinned_bytes_peak": pinned_bytes}
 
 
 @hookimpl

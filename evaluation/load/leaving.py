@@ -321,12 +321,12 @@ def came_back(peer: Peer) -> None:
     from djinn_core.wire.messages import encode
     from djinn_core.wire.resume_messages import Resume
 
-    connection, attached, url = peer.begin()
+    connection, reply, url = peer.begin()
     peer.upload(connection)
     _reset(connection)
     connection.close()
     again = peer.dial(url)
-    again.send(_frame(encode(Resume(attached.session, attached.secret, 0))))
+    again.send(_frame(encode(Resume(reply.session, reply.secret, 0))))
     again.receive(SECONDS)
 
 
@@ -335,9 +335,9 @@ def wrong_secret(peer: Peer) -> None:
     from djinn_core.wire.messages import encode
     from djinn_core.wire.resume_messages import Resume
 
-    _, attached, url = peer.begin()
+    _, reply, url = peer.begin()
     again = peer.dial(url)
-    again.send(_frame(encode(Resume(attached.session, secrets.token_urlsafe(32), 0))))
+    again.send(_frame(encode(Resume(reply.session, secrets.token_urlsafe(32), 0))))
     again.receive(SECONDS)
 
 
@@ -365,18 +365,18 @@ ENDS: Final[tuple[Callable[[Peer], None], ...]] = (
 
 def drop(count: int, urls: dict[str, str], token: str) -> None:
     """Open and drop sessions, alternating transports; every tenth connection stays half open for a while."""
-    left: list[Peer] = []
+    remaining: list[Peer] = []
     for n in range(count):
         peer = Peer(urls, token, ("tcp", "http")[n // len(ENDS) % 2])
         ENDS[n % len(ENDS)](peer)
         if n % 10 == 9:
-            left.append(peer)
-            for old in left[:-10]:
+            remaining.append(peer)
+            for old in remaining[:-10]:
                 old.close()
-            del left[:-10]
+            del remaining[:-10]
         else:
             peer.close()
-    for peer in left:
+    for peer in remaining:
         peer.close()
 
 
@@ -469,7 +469,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     clients = options.clients if options.clients >= 0 else options.sessions // 20
-    dropped = options.sessions - clients
+    dropped_count = options.sessions - clients
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tmp").mkdir()
@@ -481,26 +481,26 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             urls, token = server.urls, server.token
             processes = (server.process.pid, executor_of(urls["tcp"], token)[0])
             with zygote(urls["tcp"], token) as process:
-                drop(min(dropped, 4 * len(ENDS)), urls, token)
+                drop(min(dropped_count, 4 * len(ENDS)), urls, token)
                 kill_clients(process, min(clients, 4))
                 settled(processes, urls["tcp"], token)
                 time.sleep(MEMORY_SECONDS)
                 before, there = settled(processes, urls["tcp"], token), files_below(folder)
-                drop(dropped, urls, token)
+                drop(dropped_count, urls, token)
                 killed = kill_clients(process, clients)
                 settled(processes, urls["tcp"], token, before)
                 time.sleep(MEMORY_SECONDS)
                 after = settled(processes, urls["tcp"], token, before)
-            left = sorted(files_below(folder) - there)
+            leftover_files = sorted(files_below(folder) - there)
             more = compare(before, after)
             alive = executor_of(urls["tcp"], token) == (processes[1], 0)
-    clean = alive and not left and all(n <= 0 for key, n in more.items() if not key.endswith("kib_more"))
+    clean = alive and not leftover_files and all(n <= 0 for key, n in more.items() if not key.endswith("kib_more"))
     results = {
-        "sessions": dropped + clients,
+        "sessions": dropped_count + clients,
         "clients_killed": killed,
         **more,
-        "files_left": len(left),
-        "first_file_left": left[0] if left else "",
+        "files_left": len(leftover_files),
+        "first_file_left": leftover_files[0] if leftover_files else "",
         "nothing_left_behind": int(clean and all(n << 10 <= GROWTH_LIMIT for n in more.values())),
     }
     print(json.dumps(results) if options.json else results)

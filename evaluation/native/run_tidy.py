@@ -29,8 +29,8 @@ def main() -> int:
         [*NATIVE.glob("csrc/*.cpp"), *ROOT.glob("djinn_server/*/csrc/*.cpp"), *ROOT.glob("plugins/*/*/csrc/*.cpp")]
     )
     with ThreadPoolExecutor(2) as pool:  # a file takes minutes and a gigabyte, most of it for PyTorch's headers
-        ended = list(pool.map(lambda file: subprocess.run([*tidy, file], check=False).returncode, files))
-    return int(any(ended))
+        return_codes = list(pool.map(lambda file: subprocess.run([*tidy, file], check=False).returncode, files))
+    return int(any(return_codes))
 
 
 if __name__ == "__main__":

@@ -45,16 +45,16 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="names without .ipynb; none: all")
     parser.add_argument("--write", action="store_true", help="write the outputs into the files")
     options = parser.parse_args()
-    begun, failed = time.monotonic(), False
+    begun, has_failed = time.monotonic(), False
     for file in sorted(EXAMPLES.glob("*.ipynb")):
         if options.names and file.stem not in options.names:
             continue
         since = time.monotonic()
         error = run(file, write=options.write)
         print(f"{file.stem:20} {time.monotonic() - since:6.1f} s  {error or 'ran'}", flush=True)
-        failed |= bool(error)
+        has_failed |= bool(error)
     print(f"{'all':20} {time.monotonic() - begun:6.1f} s")
-    return int(failed)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

@@ -239,10 +239,12 @@ def _share_tolerances(test: types.FunctionType) -> None:
     Raises:
         LookupError: the source has no such list.
     """
-    code, shared = test.__code__, ("hpu", "npu", "tpu")
-    if shared not in code.co_consts:
-        raise LookupError(f"{test.__name__} of this source has no list of devices {shared}")
-    consts = tuple((*shared, "remote_accelerator") if value == shared else value for value in code.co_consts)
+    code, device_names = test.__code__, ("hpu", "npu", "tpu")
+    if device_names not in code.co_consts:
+        raise LookupError(f"{test.__name__} of this source has no list of devices {device_names}")
+    consts = tuple(
+        (*device_names, "remote_accelerator") if value == device_names else value for value in code.co_consts
+    )
     test.__code__ = code.replace(co_consts=consts)
 
 

@@ -39,9 +39,9 @@ class FileResults:
         file = folder / f"{name}.json"
         if not file.exists():
             return cls(name)
-        kept = json.loads(file.read_text())
-        outcomes = {side: {test: Outcome(**o) for test, o in kept.pop(side).items()} for side in ("cpu", "remote")}
-        return cls(**kept, **outcomes)
+        report = json.loads(file.read_text())
+        outcomes = {side: {test: Outcome(**o) for test, o in report.pop(side).items()} for side in ("cpu", "remote")}
+        return cls(**report, **outcomes)
 
     def write(self, folder: Path) -> None:
         """Write the results to a folder, replacing earlier ones."""
@@ -64,7 +64,7 @@ class FileResults:
     def row(self) -> dict[str, str]:
         """Return the row of the table."""
         compared = self.compared()
-        passed = sum(there.outcome == "passed" for _, _, there in compared)
+        passed_count = sum(there.outcome == "passed" for _, _, there in compared)
         for_cpu = sum(self.remote[t].outcome == "skipped" for t in self.passed_on_cpu() if t in self.remote)
         seconds = [sum(o.seconds for o in side) for side in zip(*((c, r) for _, c, r in compared), strict=True)]
         slower = f"{seconds[1] / seconds[0]:.1f}" if seconds and seconds[0] else ""
@@ -77,8 +77,8 @@ class FileResults:
             "for the CPU only": str(for_cpu),
             "no time": str(sum(t not in self.remote for t in self.passed_on_cpu())),
             "compared": str(len(compared)),
-            "pass here": str(passed),
-            "share": f"{100 * passed / len(compared):.1f}%" if compared else "",
+            "pass here": str(passed_count),
+            "share": f"{100 * passed_count / len(compared):.1f}%" if compared else "",
             "times the CPU": slower,
             "reasons": "; ".join(f"{reason} {count}" for reason, count in reasons.most_common()),
         }
@@ -130,9 +130,9 @@ def markdown(files: Iterable[FileResults]) -> str:
 def totals(files: Iterable[FileResults]) -> str:
     """Return totals over all files."""
     compared = [there for file in files for _, _, there in file.compared()]
-    passed = sum(there.outcome == "passed" for there in compared)
-    share = f" ({100 * passed / len(compared):.2f}%)" if compared else ""
-    return f"{passed:,} of {len(compared):,} tests that pass on the CPU pass on the remote device{share}."
+    passed_count = sum(there.outcome == "passed" for there in compared)
+    share = f" ({100 * passed_count / len(compared):.2f}%)" if compared else ""
+    return f"{passed_count:,} of {len(compared):,} tests that pass on the CPU pass on the remote device{share}."
 
 
 _OTHER_LAYOUTS = frozenset({"test_sparse", "test_sparse_csr", "test_nestedtensor"})
@@ -150,14 +150,14 @@ def estimates(files: Iterable[FileResults]) -> str:
 
 
 def _weighted(files: Iterable[FileResults]) -> float:
-    whole = passed = 0.0
+    whole = passed_weight = 0.0
     for file in files:
         outcomes = [there.outcome for _, _, there in file.compared()]
         if outcomes:
             tests = file.tests * len(file.passed_on_cpu()) / len(file.cpu)  # some of these are CPU-only
             whole += tests
-            passed += tests * outcomes.count("passed") / len(outcomes)
-    return 100 * passed / whole if whole else 0.0
+            passed_weight += tests * outcomes.count("passed") / len(outcomes)
+    return 100 * passed_weight / whole if whole else 0.0
 
 
 def as_values(files: Iterable[FileResults]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
     tests = [test for test, _ in results.failures()] if options.failed else results.passed_on_cpu()
     with server_environment(start) as (environment, server):
         answer = run_worker(file, REMOTE, tests, options, start, environment, server)
-    kept = results.remote if options.failed else {}
-    results.remote = kept | {test: Outcome(**outcome) for test, outcome in answer["outcomes"].items()}
+    earlier_results = results.remote if options.failed else {}
+    results.remote = earlier_results | {test: Outcome(**outcome) for test, outcome in answer["outcomes"].items()}
 
 
 def chosen_by(options: argparse.Namespace, count: int) -> str:

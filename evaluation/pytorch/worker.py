@@ -132,9 +132,9 @@ def run_all(tests: dict[str, unittest.TestCase], chosen: Sequence[str], order: O
     end = time.monotonic() + order.file_seconds
     pending, idle = list(chosen), 0
     while pending and time.monotonic() < end:
-        done, text = _run_in_child([tests[name] for name in pending], order, end)
-        outcomes |= done
-        idle = 0 if done else idle + 1
+        finished_names, text = _run_in_child([tests[name] for name in pending], order, end)
+        outcomes |= finished_names
+        idle = 0 if finished_names else idle + 1
         if idle == TRIES:
             raise RuntimeError(text)
         pending = [name for name in pending if name not in outcomes]
@@ -185,14 +185,16 @@ def _lines(reading: int, child: int, end: float, silence: float) -> Iterator[dic
     """Yield lines of the child until it ends. Kill it after `silence` seconds without a line, or at `end`."""
     rest, heard = b"", time.monotonic()
     while True:
-        ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # its children may keep the pipe open
-        ready, _, _ = select.select([reading], [], [], 0.0 if ended else 0.2)
+        exit_status = os.waitid(
+            os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )  # its children may keep the pipe open
+        ready, _, _ = select.select([reading], [], [], 0.0 if exit_status else 0.2)
         data = os.read(reading, 1 << 16) if ready else b""
         if data:
             heard = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             yield from map(json.loads, lines)
-        elif ended:
+        elif exit_status:
             return
         if time.monotonic() > min(heard + silence, end):
             os.kill(child, signal.SIGKILL)
@@ -252,10 +254,10 @@ class Reporting(unittest.TestResult):
     def stopTest(self, test: unittest.TestCase) -> None:
         super().stopTest(test)
         seconds = self.time.used() - self.started[0]
-        lost = self.device != "cpu" and not self._has_session()
+        is_session_lost = self.device != "cpu" and not self._has_session()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._tell(_name(test), "lost session" if lost else self.outcome, seconds)
-        if lost:
+        self._tell(_name(test), "lost session" if is_session_lost else self.outcome, seconds)
+        if is_session_lost:
             self._open_another()
 
     def addError(self, test: unittest.TestCase, err: Any) -> None:

@@ -70,8 +70,8 @@ def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str,
         before, moments = _counts(remote), _seconds()
         yield  # a phase reads its last value, so no work is pending at its end
         seconds = {key: value - moments[key] for key, value in _seconds().items()}
-        counted = {key: value - before[key] for key, value in _counts(remote).items()}
-        results[name] = {"repetitions": repetitions, **seconds, **counted}
+        increases = {key: value - before[key] for key, value in _counts(remote).items()}
+        results[name] = {"repetitions": repetitions, **seconds, **increases}
 
     module, _, function = program.where.partition(":")
     torch.manual_seed(0)

@@ -72,14 +72,14 @@ def over_link(round_trip_ms: float, options: argparse.Namespace) -> Iterator[dic
     conditions = links.Conditions(round_trip_ms / 1000)
     with ExitStack() as stack:
         inside = stack.enter_context(links.namespace(conditions))
-        measured = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
+        link = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
         devices = {PROGRAMS[name].device for name in options.programs}
         clients = {device: stack.enter_context(served(device, inside)) for device in sorted(devices)}
         results = {}
         for name in options.programs:
             results[name] = count(name, options, clients[PROGRAMS[name].device])
             print(tables.progress(name, round_trip_ms, results[name]), flush=True)
-            yield {"round_trip_ms": round_trip_ms, "measured_ms": measured * 1e3, "programs": results}
+            yield {"round_trip_ms": round_trip_ms, "measured_ms": link * 1e3, "programs": results}
 
 
 def _options() -> argparse.Namespace:

@@ -45,7 +45,7 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
 def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
     """Return the FLOPs of prefill and of the second decode step of `generate()`. `apart`: of a first call of all parts."""
     model = _counted_fully(model).eval()
-    counted: list[int] = []
+    flops: list[int] = []
     plain = model.forward
 
     @functools.wraps(plain)
@@ -54,18 +54,18 @@ def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -
         counter.mod_tracker = _Everywhere()  # type: ignore[assignment]
         with counter:
             output = plain(*args, **kwargs)
-        counted.append(counter.get_total_flops())
+        flops.append(counter.get_total_flops())
         return output
 
     model.forward = counting_forward  # type: ignore[method-assign]
     options = {name: value for name, value in inputs.items() if name not in {"labels", "use_cache"}}
     with _no_fused_kernels(), torch.no_grad():
         model.generate(**options, **GENERATION)
-        first, _, decode, *_ = counted
+        first, _, decode, *_ = flops
         if apart:
-            counted.clear()
+            flops.clear()
             model(**without_labels(model, inputs) | {"use_cache": True})
-            (first,) = counted
+            (first,) = flops
     return {"prefill": first, "decode": decode}
 
 

@@ -150,13 +150,13 @@ def _linear(scene: Scene, index: int) -> list[int]:
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
     """Yield the feed-forward networks of each block, and modules with such a name elsewhere; other layers are optional."""
-    taken: set[int] = set()
+    used_nodes: set[int] = set()
     attended = {n for a in attentions for n in a.span}
     for index in blocks:
         run = scene.runs[index]
         for core in _networks(scene, index):
             if len(core) > 1:
-                taken |= core
+                used_nodes |= core
                 required = not rules.is_unusual(run.module)
                 yield Instance("mlp", core, frozenset(run.span) - attended, required=required, where=run.path)
     mixed = scene.inside(scene.outermost(rules.is_mixture))
@@ -164,10 +164,10 @@ def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[
         run = scene.runs[index]
         linear = (i for i in scene.find(rules.is_linear) if index in ancestors(scene.runs, i))
         core = scene.ops(scene.inside(linear), PRODUCTS)
-        if len(core) > 1 and not core & taken:
-            taken |= core
+        if len(core) > 1 and not core & used_nodes:
+            used_nodes |= core
             yield Instance("mlp", core, frozenset(run.span), required=not core & mixed, where=run.path)
-    yield from _left_open(scene, taken)
+    yield from _left_open(scene, used_nodes)
 
 
 def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
@@ -178,10 +178,10 @@ def _networks(scene: Scene, block: int) -> Iterator[frozenset[int]]:
         return
     for i in _linear(scene, block):
         if not scene.runs[i].path.endswith("temporal_dense"):  # the last layer of TimeSformer's temporal attention
-            called = [a for a in ancestors(scene.runs, i) if rules.is_mlp(scene.runs[a].module) and a > block]
-            layers[called[0] if called else block].append(i)
-    named = [i for i in layers if i != block]
-    for i in named or [block]:
+            callers = [a for a in ancestors(scene.runs, i) if rules.is_mlp(scene.runs[a].module) and a > block]
+            layers[callers[0] if callers else block].append(i)
+    other_layers = [i for i in layers if i != block]
+    for i in other_layers or [block]:
         yield scene.ops(scene.inside(layers[i]), PRODUCTS)
 
 
@@ -206,17 +206,17 @@ def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
 
 def _convolutions(scene: Scene) -> Iterator[Instance]:
     recurrent = scene.inside(scene.outermost(rules.is_recurrent))
-    named: set[int] = set()
+    matched_nodes: set[int] = set()
     convolutions = scene.find(rules.is_convolution)
     for index in convolutions:
         run = scene.runs[index]
         core = frozenset(i for i in run.span if "conv" in scene.node(i).operation)
-        named |= core
+        matched_nodes |= core
         if core:
             span = _neighbourhood(scene, index, convolutions)
             yield Instance("convolution", core, span, required=not core & recurrent, where=run.path)
     for node in scene.graph.nodes:
-        if "conv" in node.operation and "backward" not in node.operation and node.id not in named:
+        if "conv" in node.operation and "backward" not in node.operation and node.id not in matched_nodes:
             yield Instance(
                 "convolution", frozenset({node.id}), frozenset(range(len(scene.graph.nodes))), required=False
             )

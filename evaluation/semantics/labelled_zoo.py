@@ -197,19 +197,19 @@ def _calls(entry: Entry, model: nn.Module, inputs: dict[str, object]) -> Iterato
 
 def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
     """Return the ground truth of a recorded call."""
-    graph, runs, kept = Graph(call.recorded.captured.program), call.recorded.runs, call.kept
-    kinds = modalities_of(graph, kept)
+    graph, runs, retained = Graph(call.recorded.captured.program), call.recorded.runs, call.kept
+    kinds = modalities_of(graph, retained)
     scene = Scene(graph, runs, _vocabulary(model, entry.family))
     decodes = "decode" in call.situation
-    results = [*instances(scene), *caches_in(graph, kept)]
+    results = [*instances(scene), *caches_in(graph, retained)]
     if not decodes:
         required = entry.family in {"multimodal", "illustrated decoder", "dual encoder"}
-        results += fusions(graph, runs, kinds, kept, required)
+        results += fusions(graph, runs, kinds, retained, required)
     return Truth(
         workloads=workloads_of(entry.family, call.situation),
         phases=phases_of(entry.family, call.situation, len(graph.nodes), call.recorded, kinds),
         modalities={} if decodes or entry.family == "diffusion" else single(kinds),
-        residency=residency_of(graph, kept),
+        residency=residency_of(graph, retained),
         instances=tuple(results),
     )
 

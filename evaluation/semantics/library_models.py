@@ -192,8 +192,8 @@ def data2vec(name: str, kind: str, config: str, inputs: Callable[[], Inputs], **
     def make() -> tuple[nn.Module, Inputs]:
         import transformers
 
-        built = getattr(transformers, f"Data2Vec{config}Config")(**settings)
-        return getattr(transformers, f"Data2Vec{kind}")(built), inputs()
+        config_object = getattr(transformers, f"Data2Vec{config}Config")(**settings)
+        return getattr(transformers, f"Data2Vec{kind}")(config_object), inputs()
 
     PLAIN[name] = Architecture(name, "labelled", make)
 
@@ -304,8 +304,8 @@ def detector(name: str, prefix: str, **settings: Any) -> None:
         backbone = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic",
                                 out_features=["stage2"])  # fmt: skip
         inputs = _FOUND | settings | {"backbone_config": backbone}
-        built = building.pretrained(name, f"{prefix}ForObjectDetection", f"{prefix}Config", **inputs)
-        return built, {"pixel_values": numbers(2, 3, 64, 64)}
+        model = building.pretrained(name, f"{prefix}ForObjectDetection", f"{prefix}Config", **inputs)
+        return model, {"pixel_values": numbers(2, 3, 64, 64)}
 
     PLAIN[name] = Architecture(name, "labelled", make)
 
@@ -373,9 +373,9 @@ _AHEAD = {"prediction_length": 4, "context_length": 12, "d_model": 32, "encoder_
 
 
 def _series() -> Inputs:
-    known = {"past_values": numbers(2, 14).abs(), "past_time_features": numbers(2, 14, 2)}
+    past_values = {"past_values": numbers(2, 14).abs(), "past_time_features": numbers(2, 14, 2)}
     ahead = {"future_values": numbers(2, 4, seed=1).abs(), "future_time_features": numbers(2, 4, 2, seed=1)}
-    return known | {"past_observed_mask": torch.ones(2, 14)} | ahead
+    return past_values | {"past_observed_mask": torch.ones(2, 14)} | ahead
 
 
 model("time_series_transformer", "TimeSeriesTransformer", "ForPrediction", _series, **_AHEAD)

@@ -49,22 +49,22 @@ def recording(model: nn.Module) -> Iterator[Recorded]:
     def here() -> int:
         return len(recorder.captures[-1].entries) + len(recorder.entries) - first
 
-    recorded = Recorded(here=here)
+    recording_state = Recorded(here=here)
 
     def enter(module: nn.Module, _: Any) -> None:
         at = here()
         run = ModuleRun(module, names.get(id(module), ""), at, at, open_runs[-1] if open_runs else None)
-        open_runs.append(len(recorded.runs))
-        recorded.runs.append(run)
+        open_runs.append(len(recording_state.runs))
+        recording_state.runs.append(run)
 
     def leave(_: nn.Module, __: Any, ___: Any) -> None:
-        recorded.runs[open_runs.pop()].end = here()
+        recording_state.runs[open_runs.pop()].end = here()
 
     hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
     try:
         with djinn.capture() as capture:
-            recorded.captured = capture
-            yield recorded
+            recording_state.captured = capture
+            yield recording_state
             count = here()
     finally:
         for hook in hooks:

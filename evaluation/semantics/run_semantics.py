@@ -94,9 +94,9 @@ def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
     tally.nodes += len(program.program)
     if program.flops is not None:
         tally.flops += 1
-        counted = sum(flops_of(graph, node) for node in graph.nodes)
-        if counted != program.flops:
-            line = f"{program.architecture} {program.situation}: {counted:.0f} FLOPs, PyTorch counts {program.flops}"
+        flops = sum(flops_of(graph, node) for node in graph.nodes)
+        if flops != program.flops:
+            line = f"{program.architecture} {program.situation}: {flops:.0f} FLOPs, PyTorch counts {program.flops}"
             tally.differing.append(line)
     if misses:
         for line in wrong(program, result, structural, graph):
@@ -116,9 +116,9 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Grap
         names = ", ".join(sorted(w.value for w in program.truth.workloads))
         yield f"workload {profile.workload.value}, not {names}: {'; '.join(profile.reasons)}"
     for name, pattern in found.patterns.items():
-        for judged in pattern.judged:
-            if judged.right is False:
-                yield f"{name} is none ({judged.match.confidence}): {judged.match.reason}"
+        for judgement in pattern.judged:
+            if judgement.right is False:
+                yield f"{name} is none ({judgement.match.confidence}): {judgement.match.reason}"
         for missed in pattern.missed:
             ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
             yield f"{name} missed in {missed.where or 'the model'}: {ops}"
@@ -192,13 +192,13 @@ def _show(tally: Tally, seconds: float) -> None:
     )
     print(f"\n{'pattern':16}{header}{'open':>7}   (least: the lower bound of Wilson's 95 % interval)")
     for name in NAMES:
-        judged = [j.right for j in score.judged[name]]
-        closed = [r for r in judged if r is not None]
+        verdicts = [j.right for j in score.judged[name]]
+        closed = [r for r in verdicts if r is not None]
         count = score.found[name] + score.missed[name]
         recall = f"{_written(score.recall(name)):>8}{_written(least(score.found[name], count)):>7}"
         precision = f"{_written(score.precision(name)):>10}{_written(least(sum(closed), len(closed))):>7}"
         counts = f"{count:10}{score.found[name]:8}{recall}{len(closed):9}{sum(closed):8}"
-        print(f"{name:16}{counts}{precision}{len(judged) - len(closed):7}")
+        print(f"{name:16}{counts}{precision}{len(verdicts) - len(closed):7}")
     result, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
     closed = [j.right for name in NAMES for j in score.judged[name] if j.right is not None]
     print(

@@ -95,11 +95,11 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     mine = [i for i in instances if i.pattern == name]
     inputs = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
-    judged = [Judged(match, _judge(name, match, mine, covered)) for match in inputs]
+    judgements = [Judged(match, _judge(name, match, mine, covered)) for match in inputs]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
     missed = tuple(i for k, i in required if len(covered[k]) < (i.enough or whole) * len(_core(i)))
-    return PatternScore(tuple(judged), len(required) - len(missed), missed)
+    return PatternScore(tuple(judgements), len(required) - len(missed), missed)
 
 
 def _core(instance: Instance) -> frozenset[int]:
@@ -158,8 +158,8 @@ class Sum:
 
     def precision(self, name: str) -> float | None:
         """Return the share of right matches of a pattern; None without matches."""
-        judged = [j.right for j in self.judged[name] if j.right is not None]
-        return sum(judged) / len(judged) if judged else None
+        verdicts = [j.right for j in self.judged[name] if j.right is not None]
+        return sum(verdicts) / len(verdicts) if verdicts else None
 
     def recall(self, name: str) -> float | None:
         """Return the share of found instances; None without instances."""
@@ -172,9 +172,13 @@ class Sum:
 
     def calibration(self, *names: str) -> tuple[float, float] | None:
         """Return the mean confidence of these patterns' matches and the share that is right; None without matches."""
-        judged = [j for name in names or NAMES for j in self.judged[name] if j.right is not None]
-        stated = sum(j.match.confidence for j in judged)
-        return (stated / len(judged), sum(j.right is True for j in judged) / len(judged)) if judged else None
+        judgements = [j for name in names or NAMES for j in self.judged[name] if j.right is not None]
+        stated = sum(j.match.confidence for j in judgements)
+        return (
+            (stated / len(judgements), sum(j.right is True for j in judgements) / len(judgements))
+            if judgements
+            else None
+        )
 
 
 def least(right: int, count: int) -> float | None:

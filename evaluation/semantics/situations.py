@@ -174,14 +174,14 @@ def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
 
 
 def _known(situation: str, recorded: Recorded, model: nn.Module, given: Mapping[str, Any], output: Any) -> Call:
-    kept = Kept()
+    retained = Kept()
     names = {"past_key_values", "cache_params", "encoder_outputs", "state"}
-    kept.inputs({name: value for name, value in given.items() if name not in names})
+    retained.inputs({name: value for name, value in given.items() if name not in names})
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # its decoder reads them, shifted by one
-        kept.modalities.update(dict.fromkeys(map(storage_in, tensors_in(given.get("labels"))), Modality.TEXT))
-    kept.model(model)
+        retained.modalities.update(dict.fromkeys(map(storage_in, tensors_in(given.get("labels"))), Modality.TEXT))
+    retained.model(model)
     sources = (given, output if isinstance(output, Mapping) else {})
     caches = {id(cache): cache for source in sources for name in _CACHES if (cache := source.get(name)) is not None}
     for cache in caches.values():
-        kept.cache(cache)
-    return Call(situation, recorded, kept)
+        retained.cache(cache)
+    return Call(situation, recorded, retained)

@@ -126,17 +126,17 @@ def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
 
 def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
     """Yield one instance for each layer with a used cache; states of other layers are optional."""
-    used = defaultdict(set)
+    users = defaultdict(set)
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
-            used[storage_of(value)].add(node.id)
+            users[storage_of(value)].add(node.id)
     for pair, number in kept.caches.items():
-        core = frozenset(n for storage in pair for n in used[storage])
+        core = frozenset(n for storage in pair for n in users[storage])
         if core:
             span = frozenset(range(len(graph.nodes)))
             yield Instance("kv_cache", core, span, values=pair, where=f"layer {number}")
     for storage in kept.states:
-        core = frozenset(used[storage])
+        core = frozenset(users[storage])
         yield Instance("kv_cache", core, core, values=frozenset({storage}), required=False, where="state")
 
 

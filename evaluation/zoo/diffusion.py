@@ -65,8 +65,8 @@ def unet_sdxl() -> tuple[nn.Module, Inputs]:
         **LATENT, **CROSS, down_block_types=DOWN, up_block_types=UP, addition_embed_type="text_time",
         addition_time_embed_dim=8, projection_class_embeddings_input_dim=64, use_linear_projection=True,
     )  # fmt: skip
-    added = {"text_embeds": numbers(2, 16), "time_ids": torch.arange(12.0).view(2, 6)}
-    return model, told(2, 4, 8, 8) | {"added_cond_kwargs": added}
+    conditions = {"text_embeds": numbers(2, 16), "time_ids": torch.arange(12.0).view(2, 6)}
+    return model, told(2, 4, 8, 8) | {"added_cond_kwargs": conditions}
 
 
 @architecture("diffusion")
