@@ -58,7 +58,7 @@ def check_tag(root: Path) -> None:
         )
 
 
-def copied(to: Path) -> Path:
+def copy_sources(to: Path) -> Path:
     """A copy of the files that git tracks, or would if they were added; of all, outside a checkout."""
     command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -74,12 +74,12 @@ def copied(to: Path) -> Path:
 def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
     """Build all packages of a checkout. Without options: source distributions, and the wheels from them."""
 
-    def one(package: str) -> None:
+    def build_package(package: str) -> None:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, *options, source / package]
         run(*command, umask=umask, PYTHONPATH="")
 
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(one, PACKAGES))
+        list(threads.map(build_package, PACKAGES))
 
 
 def build_native(python: Path, source: Path, to: Path, umask: int = -1) -> None:
@@ -126,7 +126,7 @@ def main() -> int:
     build_native(native, ROOT, to)
     with tempfile.TemporaryDirectory() as folder:
         again = Path(folder, "again")
-        copy = copied(Path(folder, "copy"))
+        copy = copy_sources(Path(folder, "copy"))
         build(copy, again, "--sdist", "--wheel", umask=0o077)
         build_native(native, copy, again, umask=0o077)
         if results := [*differing(to, again)]:

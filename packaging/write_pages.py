@@ -1,6 +1,6 @@
 """Write the parts of docs/ that come from the code: tables of settings, plugin kinds and events.
 
-A part lies between `<!-- NAME: written by packaging/write_pages.py -->` and `<!-- end -->`. `--check` fails if a part is not current.
+A part lies between `<!-- NAME: renew_parts by packaging/write_pages.py -->` and `<!-- end -->`. `--check` fails if a part is not current.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")
 
 
-def shown(value: Any) -> str:
+def format_default(value: Any) -> str:
     """Return a default as it is written in a configuration file; empty for defaults without a value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -54,7 +54,7 @@ def settings() -> str:
     defaults = attrs.asdict(Settings(), recurse=False)
     return table(
         ("setting", "default", "meaning"),
-        ((f"`{name}`", shown(default), descriptions[name]) for name, default in defaults.items()),
+        ((f"`{name}`", format_default(default), descriptions[name]) for name, default in defaults.items()),
     )
 
 
@@ -98,7 +98,7 @@ def events() -> str:
 PARTS: Mapping[str, Callable[[], str]] = {"settings": settings, "kinds": kinds, "events": events}
 
 
-def written(text: str) -> str:
+def renew_parts(text: str) -> str:
     """Return the text of a page with all its parts current."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[4]}", text)
 
@@ -110,7 +110,7 @@ def main() -> int:
     stale = []
     for page in sorted((ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if (current := written(text)) != text:
+        if (current := renew_parts(text)) != text:
             stale.append(page.name)
             if not arguments.check:
                 page.write_text(current, encoding="utf-8")

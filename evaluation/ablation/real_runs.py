@@ -19,7 +19,7 @@ from djinn.testing import executor_figures
 from djinn_core.registry.registry import Registry
 from evaluation.fakegpu.run_fakegpu import serving
 from evaluation.zoo.catalogue import ZOO
-from evaluation.zoo.likeness import moved, tensors
+from evaluation.zoo.likeness import move_inputs, tensors
 
 ENVIRONMENTS = ("one", "two", "fakegpu")
 REMOTE = "remote_accelerator:0"
@@ -28,7 +28,7 @@ SENT, RECEIVED = ("bytes_sent", "bytes_uploaded", "bytes_read"), ("bytes_receive
 
 
 @attrs.frozen
-class Counted:
+class StepCounts:
     """Counters of one steady step. Launches and microseconds are those of `fakegpu`, 0 elsewhere; seconds are wall time."""
 
     round_trips: float
@@ -40,7 +40,7 @@ class Counted:
     seconds: float
 
 
-Runs = dict[str, dict[str, dict[str, Counted]]]
+Runs = dict[str, dict[str, dict[str, StepCounts]]]
 
 
 @contextmanager
@@ -81,11 +81,11 @@ def counters() -> dict[str, float]:
     }
 
 
-def counted(name: str) -> Counted:
+def count_step(name: str) -> StepCounts:
     """Run a model until its plan is cached, then count a step."""
     torch.manual_seed(0)
     model, inputs = ZOO[name].make()
-    ours, input_tensor = model.eval().to(REMOTE), moved(inputs, REMOTE)
+    ours, input_tensor = model.eval().to(REMOTE), move_inputs(inputs, REMOTE)
 
     @torch.no_grad()
     def step() -> None:
@@ -103,7 +103,7 @@ def counted(name: str) -> Counted:
     seconds = (time.perf_counter() - start) / STEPS
     after = counters()
     counts = {key: max(0.0, after[key] - before[key] - asking[key]) / STEPS for key in before}
-    return Counted(**counts, seconds=seconds)
+    return StepCounts(**counts, seconds=seconds)
 
 
 def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -129,18 +129,18 @@ def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
                 results.setdefault(where, {})[plugin] = steps = {}
                 for model in models:
                     try:
-                        steps[model] = counted(model)
+                        steps[model] = count_step(model)
                     except (djinn.DjinnError, RuntimeError, ValueError, TypeError) as error:
                         print(f"{where}, without {plugin or 'nothing'}: {model}: {error}"[:160], file=sys.stderr)
     return results
 
 
-def measured(found: Runs) -> str:
+def effect_table(found: Runs) -> str:
     """Return a table: what each plugin changes in a steady step of the models on which it acts.
 
     The time is that of the device on `fakegpu`, whose clock depends on the ops alone.
     """
-    fields = [field.name for field in attrs.fields(Counted) if field.name != "seconds"]
+    fields = [field.name for field in attrs.fields(StepCounts) if field.name != "seconds"]
     head = ("plugin", "where", "models", "differ", "saves 10 %", "costs 2 %", *fields)
     lines = [f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
     for where, ways in found.items():
@@ -155,7 +155,7 @@ def measured(found: Runs) -> str:
     return "\n".join((*lines[:2], *sorted(lines[2:])))
 
 
-def _changes(pairs: Sequence[tuple[Counted, Counted]], fields: Sequence[str]) -> Iterator[str]:
+def _changes(pairs: Sequence[tuple[StepCounts, StepCounts]], fields: Sequence[str]) -> Iterator[str]:
     """Yield by which share of the sum over all models each figure changes if the plugin is on."""
     for field in fields:
         on, off = (sum(getattr(pair[side], field) for pair in pairs) for side in (0, 1))

@@ -30,7 +30,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.ir.schedule import Fetch, Run, Send, Upload
 from djinn_core.planning.request import PluginOverrides, Plugins
 from djinn_profiler.plans.cluster_plan import ClusterPlan, plan_for_cluster, planning_plugins
-from evaluation.ablation.real_runs import acting, measured, runs
+from evaluation.ablation.real_runs import acting, effect_table, runs
 from evaluation.ablation.scenarios import SCENARIOS, cluster, seconds_of
 from evaluation.clusters.zoo_clusters import record
 from evaluation.zoo.catalogue import ZOO
@@ -112,13 +112,13 @@ class Verdict:
 def cases(models: Sequence[str], *, scenarios: bool) -> Iterator[Case]:
     """Yield the programs of models of the zoo, and the scenarios."""
     for name, graph in record(models).graphs.items():
-        yield Case(name, lambda count, plugins, graph=graph: [planned(graph, count, plugins)])
+        yield Case(name, lambda count, plugins, graph=graph: [plan_program(graph, count, plugins)])
     for scenario in SCENARIOS if scenarios else ():
         graph = scenario.graph()
         yield Case(scenario.name, lambda count, plugins, s=scenario, graph=graph: s.plans(graph, count, plugins))
 
 
-def planned(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
+def plan_program(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
     """Plan a program of the zoo."""
     return plan_for_cluster(graph, cluster(count), plugins, exact=False, rewrite=rewrite)
 
@@ -239,7 +239,7 @@ def main() -> None:
     }
     if options.run:
         real_counts = runs(acting(plugins, [(item.case, item.part) for item in results if item.acts]))
-        print(measured(real_counts))
+        print(effect_table(real_counts))
         report["runs"] = {
             where: {plugin: {model: attrs.asdict(item) for model, item in by.items()} for plugin, by in ways.items()}
             for where, ways in real_counts.items()

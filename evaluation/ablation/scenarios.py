@@ -258,7 +258,7 @@ class Row:
     one_ms: float | None
     two_ms: float
     two_bytes: int
-    how: str
+    describe_plan: str
     instead: str = ""
     other_ms: float | None = None
     other_bytes: int | None = None
@@ -274,7 +274,7 @@ def sent_by(plans: Sequence[ClusterPlan]) -> int:
     return sum(device.sent for plan in plans for device in plan.timeline.devices.values()) // len(plans)
 
 
-def measured(scenario: Scenario, plugins: Plugins) -> Row:
+def measure(scenario: Scenario, plugins: Plugins) -> Row:
     """Plan a scenario for one device, for two devices, and in the way to compare with."""
     graph = scenario.graph()
     try:
@@ -282,7 +282,7 @@ def measured(scenario: Scenario, plugins: Plugins) -> Row:
     except DoesNotFit:
         one = None
     plans = scenario.plans(graph, 2, plugins)
-    row = Row(scenario.name, scenario.promised, one, seconds_of(plans) * 1e3, sent_by(plans), how(plans[0]))
+    row = Row(scenario.name, scenario.promised, one, seconds_of(plans) * 1e3, sent_by(plans), describe_plan(plans[0]))
     if scenario.instead is None:
         return row
     name, options = scenario.instead
@@ -295,7 +295,7 @@ def without_pins(scenario: Scenario) -> dict[str, Any]:
     return {"policy": "single", "pins": ()} if "pins" in scenario.options else {}
 
 
-def how(plan: ClusterPlan) -> str:
+def describe_plan(plan: ClusterPlan) -> str:
     """Return a short description of the plan."""
     result = plan.result
     assert result.placement is not None
@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     plugins = planning_plugins()
-    rows = [measured(scenario, plugins) for scenario in SCENARIOS if options.only in scenario.name]
+    rows = [measure(scenario, plugins) for scenario in SCENARIOS if options.only in scenario.name]
     print("| scenario | promised | one device | two devices | gain | sent | how | instead |\n|" + " --- |" * 8)
     for row in rows:
         one = "does not fit" if row.one_ms is None else f"{row.one_ms:.4g} ms"
@@ -322,7 +322,7 @@ def main() -> None:
             "" if row.other_bytes is None else f"{row.instead}: {row.other_ms:.4g} ms, {row.other_bytes / 1e6:,.1f} MB"
         )
         two = f"{row.two_ms:.4g} ms | {gain} | {row.two_bytes / 1e6:,.1f} MB"
-        print(f"| {row.name} | {row.promised} | {one} | {two} | {row.how} | {other} |")
+        print(f"| {row.name} | {row.promised} | {one} | {two} | {row.describe_plan} | {other} |")
     if options.json:
         print(json.dumps([attrs.asdict(row) for row in rows]))
 

@@ -171,7 +171,7 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
 
 
 @attrs.frozen
-class Found:
+class BalanceFigures:
     """Processor time of each of two executors, and steps per second on one and on two, for executors and plain processes."""
 
     spent: tuple[float, ...]
@@ -180,7 +180,7 @@ class Found:
 
 
 @cache
-def measured(servers: int, count: int, effort: Effort) -> Found:
+def measure(servers: int, count: int, effort: Effort) -> BalanceFigures:
     """Measure all four arrangements, alternating."""
     seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
     count, side = (min(count, 4), 64) if effort.small else (count, SIDE)
@@ -201,12 +201,12 @@ def measured(servers: int, count: int, effort: Effort) -> Found:
                         so_far + now - then for so_far, now, then in zip(seconds_spent, after, before, strict=True)
                     ]
     rates = {name: statistics.median(result) for name, result in steps.items()}
-    return Found(tuple(seconds_spent), (rates["one"], rates["two"]), (rates["plain one"], rates["plain two"]))
+    return BalanceFigures(tuple(seconds_spent), (rates["one"], rates["two"]), (rates["plain one"], rates["plain two"]))
 
 
 def balance(servers: int, count: int, effort: Effort) -> Outcome:
     """Return the executors' processor time while `count` clients work."""
-    seconds_spent = measured(servers, count, effort).spent
+    seconds_spent = measure(servers, count, effort).spent
     return Outcome(
         max(seconds_spent) / min(seconds_spent),
         {f"executor {number} s": one for number, one in enumerate(seconds_spent)},
@@ -215,16 +215,16 @@ def balance(servers: int, count: int, effort: Effort) -> Outcome:
 
 def throughput(servers: int, count: int, effort: Effort) -> Outcome:
     """Return steps on one executor divided by steps on two."""
-    result = measured(servers, count, effort)
+    result = measure(servers, count, effort)
     one, two = result.ours
     return Outcome(one / two, {"plain": result.plain[0] / result.plain[1], "one steps/s": one, "two steps/s": two})
 
 
 CASES = tuple(
-    Case(f"{kind}{name}_{count}", bar, partial(measure, servers, count))
+    Case(f"{kind}{name}_{count}", bar, partial(outcome, servers, count))
     for name, servers in (("one_server", 1), ("two_servers", 2))
     for count in (3, 8, 20)
-    for kind, bar, measure in (("", 1.15, balance), ("throughput_", 1 / 1.8, throughput))
+    for kind, bar, outcome in (("", 1.15, balance), ("throughput_", 1 / 1.8, throughput))
 )
 
 if __name__ == "__main__":

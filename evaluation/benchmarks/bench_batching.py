@@ -81,7 +81,7 @@ def model_of(config: dict[str, int], device: str) -> Any:
 
 
 @contextmanager
-def saved(config: dict[str, int]) -> Iterator[str]:
+def saved_weights(config: dict[str, int]) -> Iterator[str]:
     """Yield a folder with the weights of a model."""
     from safetensors.torch import save_file
 
@@ -139,7 +139,7 @@ def record(folder: str, config: dict[str, int], length: int, told: Connection) -
     djinn.shut_down()
 
 
-def apart(work: Callable[..., None], *given: object) -> Any:
+def in_process(work: Callable[..., None], *given: object) -> Any:
     """Return the result of `work` in a separate process."""
     ours, theirs = FORKING.Pipe()
     child = FORKING.Process(target=work, args=(*given, theirs), daemon=True)
@@ -149,7 +149,7 @@ def apart(work: Callable[..., None], *given: object) -> Any:
     return result
 
 
-class Recorded:
+class ReplayChannel:
     """The client's end of a session that replays recorded frames."""
 
     def __init__(self, known: Sequence[Sent], new: Sequence[Sent]) -> None:
@@ -160,7 +160,7 @@ class Recorded:
         self._frames: Iterator[Sent] = iter(())
         self._go = threading.Semaphore(0)
 
-    def go(self) -> int:
+    def release_part(self) -> int:
         """Release the next part. Return the number of its replies."""
         self._go.release()
         return sum(isinstance(decode(head), Submit) for head, _ in self._parts[0])
@@ -183,9 +183,9 @@ class Recorded:
             self.answered.release()
 
 
-def work(channels: Sequence[Recorded]) -> None:
+def work(channels: Sequence[ReplayChannel]) -> None:
     """Have all sessions send the next part, and wait for the replies."""
-    answers = [channel.go() for channel in channels]
+    answers = [channel.release_part() for channel in channels]
     for channel, count in zip(channels, answers, strict=True):
         for _ in range(count):
             channel.answered.acquire()
@@ -202,7 +202,7 @@ def replay(
     strategy = Batches()
     if batched:
         begin_strategies(context, [strategy])
-    channels = [Recorded(*texts[number % len(texts)]) for number in range(sessions)]
+    channels = [ReplayChannel(*texts[number % len(texts)]) for number in range(sessions)]
     for item in channels:
         threading.Thread(target=ExecutorSession(context).serve, args=(PlainExecutorChannel(item),), daemon=True).start()
     work(channels)
@@ -218,20 +218,20 @@ def replay(
 
 
 @cache
-def recorded(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
+def record_texts(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
     """Return the recorded frames of some texts."""
     config = SMALL if small else MODELS[name]
-    folder = STACK.enter_context(saved(config))
-    return [apart(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]
+    folder = STACK.enter_context(saved_weights(config))
+    return [in_process(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]
 
 
 def processor(name: str, sessions: int, effort: Effort) -> Outcome:
     """Return the executor's processor time per token, batched divided by unbatched."""
-    texts = recorded(name, effort.small)
+    texts = record_texts(name, effort.small)
     results: dict[bool, list[tuple[float, float, float]]] = {False: [], True: []}
     for turn in range(effort.rounds):
         for batched in (False, True) if turn % 2 else (True, False):
-            results[batched].append(apart(replay, texts, sessions, batched))
+            results[batched].append(in_process(replay, texts, sessions, batched))
     turns, batches = (
         [statistics.median(column) for column in zip(*results[way], strict=True)] for way in (False, True)
     )
@@ -275,7 +275,7 @@ def tokens(name: str, sessions: int, effort: Effort) -> Outcome:
     config = SMALL if effort.small else MODELS[name]
     rates: dict[str, list[float]] = {"turns": [], "batches": []}
     with ExitStack() as stack:
-        folder = stack.enter_context(saved(config))
+        folder = stack.enter_context(saved_weights(config))
         ways = {
             "turns": stack.enter_context(serving(folder, config, sessions)),
             "batches": stack.enter_context(serving(folder, config, sessions, "--batch-sessions")),
@@ -327,7 +327,7 @@ def answers(
     return time.perf_counter() - start, [results[number] for number in range(len(requests))]
 
 
-def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
+def time_threads(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
     """Measure local and remote threads in turns, and tell the seconds and processor seconds of both, a row per turn."""
     torch.set_num_threads(1)
     count = SESSIONS if effort.small else REQUESTS // 8 if effort.quick else REQUESTS
@@ -359,7 +359,7 @@ def ask(name: str, batch: int, exact: bool, effort: Effort, told: Connection) ->
 
 def requests(name: str, batch: int, exact: bool, effort: Effort) -> Outcome:
     """Return the time of threads with remote encoder divided by that with a local one."""
-    rows = apart(ask, "tiny" if effort.small else name, batch, exact, effort)
+    rows = in_process(time_threads, "tiny" if effort.small else name, batch, exact, effort)
     local, ours, alone, seconds_spent = (statistics.median(column) for column in zip(*rows, strict=True))
     figures = {
         "local s": local,

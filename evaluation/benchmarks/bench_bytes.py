@@ -36,7 +36,7 @@ print(json.dumps(djinn.stats()))
 SMALL = {"n_layer": 12, "n_embd": 48, "n_head": 12, "vocab_size": 1000}  # the ops of GPT-2-small on less data
 
 
-def counted(run: Callable[[], object]) -> Mapping[str, float]:
+def count(run: Callable[[], object]) -> Mapping[str, float]:
     """Return the increase of this process's counters."""
     djinn.synchronize()
     before = dict(djinn.stats())
@@ -59,7 +59,7 @@ def a_token(name: str, effort: Effort) -> Outcome:
         few, many = (4, 12) if effort.small else (16, 48)
         for tokens in (many, many, few):  # first runs make plans and templates
             generate(tokens)
-        short, long = counted(lambda: generate(few)), counted(lambda: generate(many))
+        short, long = count(lambda: generate(few)), count(lambda: generate(many))
     results = {key: (long[key] - short[key]) / (many - few) for key in long}
     required = ("bytes_sent", "bytes_received", "round_trips", "submissions", "templates_sent")
     return Outcome(results[name], {key.replace("_", " "): results[key] for key in required if key != name})
@@ -88,7 +88,7 @@ def element(_: Effort) -> Outcome:
     with connected():
         x = torch.arange(4 << 20, dtype=torch.float32).to(REMOTE)
         x[4].item()
-        result = counted(lambda: x[5].item())  # noqa: PLW0108 - indexing is part of it
+        result = count(lambda: x[5].item())  # noqa: PLW0108 - indexing is part of it
     return Outcome(result["bytes_received"], {"bytes sent": result["bytes_sent"], "round trips": result["round_trips"]})
 
 

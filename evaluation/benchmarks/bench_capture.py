@@ -109,12 +109,14 @@ def flat(values: Any) -> Iterator[Any]:
             yield value
 
 
-def replaced(value: Any) -> Any:
+def with_floor_tensors(value: Any) -> Any:
     """Return the value with tensors replaced by `Floor` tensors."""
     if isinstance(value, torch.Tensor):
         return torch_dispatch.make_wrapper(Floor, *spec_of(value), REMOTE)
     return (
-        type(value)(map(replaced, value)) if isinstance(value, tuple | list) and type(value) in {tuple, list} else value
+        type(value)(map(with_floor_tensors, value))
+        if isinstance(value, tuple | list) and type(value) in {tuple, list}
+        else value
     )
 
 
@@ -129,7 +131,7 @@ def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
         call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole
     ]
     outputs = [tuple(spec_of(tensor) for tensor in flat((call.result,))) for call in reaching]
-    return [attrs.evolve(call, arguments=replaced(call.arguments), named={}) for call in reaching], outputs
+    return [attrs.evolve(call, arguments=with_floor_tensors(call.arguments), named={}) for call in reaching], outputs
 
 
 def issue(calls: list[Issued]) -> None:

@@ -128,7 +128,7 @@ def warm(run: Run) -> tuple[float, int]:
     return last - start, hot
 
 
-def measured(start: Start, times: int, effort: Effort) -> Outcome:
+def measure(start: Start, times: int, effort: Effort) -> Outcome:
     """Measure local eager against the compiling server, then local eager against local `torch.compile`."""
     here = start("cpu")
     for _ in range(3):
@@ -155,7 +155,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:
     """Return a case of this script."""
-    return Case(name, bar, partial(measured, start, times))
+    return Case(name, bar, partial(measure, start, times))
 
 
 CASES = (

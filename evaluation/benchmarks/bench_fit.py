@@ -70,7 +70,7 @@ class Case:
             description["optimizer"] = self.optimizer
         return [text for name, value in description.items() if value for text in (f"--{name}", str(value))]
 
-    def built(self) -> tuple[torch.nn.Module, Any]:
+    def build(self) -> tuple[torch.nn.Module, Any]:
         """Return the model with random weights, and its configuration."""
         package = f"transformers.models.{self.module}"
         config = getattr(importlib.import_module(f"{package}.configuration_{self.module}"), self.config)(
@@ -202,7 +202,7 @@ def measure(one: Case) -> Memory:
     start = time.perf_counter()
     torch.manual_seed(0)
     with counting() as file:
-        model, config = one.built()
+        model, config = one.build()
         report = predicted(config, one, file)
         run(model, one)
         most = int(torch.remote_accelerator.max_memory_allocated())

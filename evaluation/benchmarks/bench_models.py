@@ -166,7 +166,7 @@ TOY = {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 1000}
 WARM_CALLS = 14  # for plans, templates and work ahead
 
 
-def measured(start: Start, times: int, effort: Effort) -> Outcome:
+def measure(start: Start, times: int, effort: Effort) -> Outcome:
     """Alternate local and remote runs. `start`: moves a model to a device and returns the step. `times`: calls per round."""
     here = start("cpu")
     for _ in range(3):
@@ -183,7 +183,7 @@ def measured(start: Start, times: int, effort: Effort) -> Outcome:
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:
     """Return a case of this script."""
-    return Case(name, bar, partial(measured, start, times))
+    return Case(name, bar, partial(measure, start, times))
 
 
 CASES = (

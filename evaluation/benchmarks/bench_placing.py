@@ -93,7 +93,7 @@ def steps(small: bool) -> Graph:
     return capture.graph
 
 
-def placed(machines: int, effort: Effort) -> Outcome:
+def measure(machines: int, effort: Effort) -> Outcome:
     """Return the seconds of both stages: the median over rounds, for the slower program."""
     topology = read_cluster(CLUSTER.replace("COUNT", str(machines)).replace("DEVICES", str(4 if machines == 1 else 8)))
     results: dict[str, float] = {}
@@ -118,12 +118,12 @@ def placed(machines: int, effort: Effort) -> Outcome:
 
 
 def thousand(effort: Effort) -> Outcome:
-    outcome = placed(125, effort)
+    outcome = measure(125, effort)
     return attrs.evolve(outcome, value=outcome.value / 1e3)
 
 
 CASES = (
-    Case("schedule_ms_1000x4", 20, lambda effort: placed(1, effort), "ms"),
+    Case("schedule_ms_1000x4", 20, lambda effort: measure(1, effort), "ms"),
     Case("schedule_s_1000x1000", 2, thousand, "s"),
 )
 

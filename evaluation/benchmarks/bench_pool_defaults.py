@@ -129,7 +129,7 @@ def processor_seconds(process: int) -> float:
 
 
 @attrs.frozen
-class Ran:
+class CallFigures:
     """Figures of consecutive calls: median seconds per call, processor time of the client and of each executor."""
 
     wall: float
@@ -172,12 +172,12 @@ def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None
     djinn.shut_down()
 
 
-def _timed(step: Step, calls: int, processes: Sequence[int]) -> Ran:
+def _timed(step: Step, calls: int, processes: Sequence[int]) -> CallFigures:
     before, own = [processor_seconds(process) for process in processes], time.process_time()
     wall = median_of(partial(_finish, step), calls)
     client = time.process_time() - own
     seconds_spent = [processor_seconds(process) - then for process, then in zip(processes, before, strict=True)]
-    return Ran(wall, client / calls, tuple([seconds / calls for seconds in seconds_spent]))
+    return CallFigures(wall, client / calls, tuple([seconds / calls for seconds in seconds_spent]))
 
 
 def _finish(step: Step) -> None:
@@ -210,7 +210,7 @@ class Clients:
             self._processes.append(process)
         atexit.register(self.close)
 
-    def ask(self, client: str, order: str, given: object = None) -> Any:
+    def send_order(self, client: str, order: str, given: object = None) -> Any:
         """Send an order to a client and return its reply."""
         pipe = self._pipes[client]
         pipe.send((order, given))
@@ -236,17 +236,17 @@ def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
     """Return the time of a program on two executors divided by one."""
     all_of_them, calls = clients(calibrated), effort.times(CALLS)
     for item in EXECUTORS:
-        all_of_them.ask(item, "build", name)
-        all_of_them.ask(item, "run", WARM)
-    rounds: list[dict[str, Ran]] = []
+        all_of_them.send_order(item, "build", name)
+        all_of_them.send_order(item, "run", WARM)
+    rounds: list[dict[str, CallFigures]] = []
     for turn in range(effort.rounds):
         order = [*EXECUTORS] if turn % 2 else [*reversed(EXECUTORS)]
-        rounds.append({item: all_of_them.ask(item, "run", calls) for item in order})
+        rounds.append({item: all_of_them.send_order(item, "run", calls) for item in order})
     wall = statistics.median(result["two"].wall / result["one"].wall for result in rounds)
     same = statistics.median(result["one again"].wall / result["one"].wall for result in rounds)
     busiest = statistics.median(result["two"].busiest / max(result["one"].busiest, 1e-9) for result in rounds)
     client = statistics.median(result["two"].client / result["one"].client for result in rounds)
-    stats = {item: all_of_them.ask(item, "end") for item in EXECUTORS}["two"]
+    stats = {item: all_of_them.send_order(item, "end") for item in EXECUTORS}["two"]
     figures = {
         "one ms": statistics.median(result["one"].wall for result in rounds) * 1e3,
         "two ms": statistics.median(result["two"].wall for result in rounds) * 1e3,

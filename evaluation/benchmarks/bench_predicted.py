@@ -250,7 +250,7 @@ def calibrate(effort: Effort) -> None:
 
 
 @torch.no_grad()
-def begun(program: Program, watch: Watch) -> Compared:
+def prepare(program: Program, watch: Watch) -> Compared:
     """Start a program on the connected executors, check it, and run it until its plan is cached."""
     torch.manual_seed(0)
     model, inputs = program.build()
@@ -288,7 +288,7 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
     own_cores()
     watch = Watch()
     with client.observed_by(watch):
-        running = [begun(program, watch) for program in way.programs]
+        running = [prepare(program, watch) for program in way.programs]
         idle = statistics.median(watch.seconds_of(lambda: None) for _ in range(effort.times(20)))
         for _ in range(effort.rounds):
             for item in running:

@@ -28,8 +28,8 @@ from evaluation.benchmarks.bench_models import REMOTE, TOY, Start, own_loop
 from evaluation.benchmarks.bench_models import decode as decoding
 from evaluation.benchmarks.measuring import CannotMeasureError, Case, Effort, Outcome, main
 from evaluation.benchmarks.paired import processor_seconds
+from evaluation.fuzz import recording
 from evaluation.fuzz.live import Talk
-from evaluation.fuzz.recording import recorded
 from evaluation.served import served
 
 SESSIONS = 64
@@ -53,7 +53,7 @@ class Recording:
 
 def record(url: str, token: str, start: Start, submissions: int) -> Recording:
     """Record a session with at least this many submissions after the warm-up."""
-    with recorded(url, token) as frames:
+    with recording.record(url, token) as frames:
         step = start(REMOTE)
         while sum(isinstance(decode(frame.head), Submit) for frame in frames) < WARM_SUBMISSIONS + submissions:
             for _ in range(20):
@@ -93,7 +93,7 @@ class Replay:
         if not self._done.wait(600):
             raise RuntimeError("a client that replays frames has no reply")
 
-    def go(self) -> None:
+    def release_part(self) -> None:
         """Send the remaining frames."""
         self._done.clear()
         self._go.set()
@@ -109,7 +109,7 @@ def seconds_per_submission(recording: Recording, sessions: int, times: int, begi
         process = clients[0].talk.process
         before = processor_seconds([process])
         for client in clients:
-            client.go()
+            client.release_part()
         for client in clients:
             client.wait()
         seconds += processor_seconds([process]) - before

@@ -28,7 +28,7 @@ TIMES = 5
 LIMITS = Limits()
 
 
-def ours(tensor: torch.Tensor) -> torch.Tensor:
+def measure_djinn(tensor: torch.Tensor) -> torch.Tensor:
     """Encode and decode like an upload, without the socket."""
     header, data = tensor_to_wire(tensor)
     message = UploadPart(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
@@ -60,9 +60,9 @@ def by_pickle_out_of_band(tensor: torch.Tensor) -> torch.Tensor:
 def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> Outcome:
     """Return the time of encoding and decoding, divided by the reference."""
     tensor = torch.from_numpy(np.random.default_rng(0).random(1000 if effort.small else ELEMENTS, np.float32))
-    for way in (reference, ours):
+    for way in (reference, measure_djinn):
         assert torch.equal(way(tensor), tensor)
-    theirs, mine = partial(reference, tensor), partial(ours, tensor)
+    theirs, mine = partial(reference, tensor), partial(measure_djinn, tensor)
     alone = median_of(theirs, effort.times(TIMES))
     return compare(theirs, mine, effort, TIMES, alone).outcome()
 
@@ -70,7 +70,7 @@ def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> O
 def copies(effort: Effort) -> Outcome:
     """Return the number of copies of a tensor's bytes: 0 if the result has the same memory."""
     tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
-    return Outcome(float(ours(tensor).data_ptr() != tensor.data_ptr()))
+    return Outcome(float(measure_djinn(tensor).data_ptr() != tensor.data_ptr()))
 
 
 CASES = (

@@ -45,7 +45,7 @@ OVER_LOCAL = {"encoder": (3.0, 2.0)}  # bars with varying sizes, and with one si
 
 
 @attrs.frozen
-class Spent:
+class StepCosts:
     """Seconds per step: processor time of this process, and wall time."""
 
     cpu: float
@@ -72,12 +72,12 @@ class Length:
 class Varied:
     """Measurements of a program with varying sizes."""
 
-    known: Spent
-    new: Spent
-    early: Spent
-    late: Spent
-    early_here: Spent
-    late_here: Spent
+    known: StepCosts
+    new: StepCosts
+    early: StepCosts
+    late: StepCosts
+    early_here: StepCosts
+    late_here: StepCosts
     plans: int
 
 
@@ -88,24 +88,24 @@ def blocks(sizes: Iterable[Size], steps: int) -> Iterator[list[Size]]:
         yield [next(remaining) for _ in range(min(BLOCK, steps - start))]
 
 
-def block(program: Program, step: Step, sizes: Sequence[Size]) -> Spent:
+def block(program: Program, step: Step, sizes: Sequence[Size]) -> StepCosts:
     """Run steps of one side. Fetch the last result, so that no work is left for the other side's turn."""
     cpu, wall = time.process_time(), time.perf_counter()
     for number, size in enumerate(sizes, 1):
         result = step(size)
         if number % program.fetched == 0 or number == len(sizes):
             result.tolist()
-    return Spent((time.process_time() - cpu) / len(sizes), (time.perf_counter() - wall) / len(sizes))
+    return StepCosts((time.process_time() - cpu) / len(sizes), (time.perf_counter() - wall) / len(sizes))
 
 
-def middle(spent: Sequence[Spent]) -> Spent:
+def middle(spent: Sequence[StepCosts]) -> StepCosts:
     """Return the medians."""
-    return Spent(statistics.median(x.cpu for x in spent), statistics.median(x.wall for x in spent))
+    return StepCosts(statistics.median(x.cpu for x in spent), statistics.median(x.wall for x in spent))
 
 
-def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[Spent]:
+def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[StepCosts]:
     """Return the medians of each side's blocks, all with the same sizes."""
-    results: list[list[Spent]] = [[] for _ in sides]
+    results: list[list[StepCosts]] = [[] for _ in sides]
     for turn, inputs in enumerate(blocks(sizes, steps)):
         order = list(zip(sides, results, strict=True))
         for step, seconds_spent in order if turn % 2 else reversed(order):
@@ -144,7 +144,7 @@ def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = Fa
 
 
 @functools.cache
-def fixed(program: Program, effort: Effort) -> tuple[Spent, Spent]:
+def fixed(program: Program, effort: Effort) -> tuple[StepCosts, StepCosts]:
     """Run both sides with one size after a warm-up."""
     length = Length.of(effort)
     with connected(threads=effort.threads):
@@ -179,7 +179,7 @@ def name_of(kind: str) -> str:
     return f"bench_{kind}"
 
 
-def quotient(ours: Spent, reference: Spent) -> Outcome:
+def quotient(ours: StepCosts, reference: StepCosts) -> Outcome:
     """Return the ratio of processor times; figures are in milliseconds."""
     figures = {
         "ours ms": ours.cpu,

@@ -102,7 +102,7 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **
             url = serving.tcp
         else:
             serving = stack.enter_context(served("--store-gib", "0", *arguments, threads=threads))
-            through = partial(relayed, stack, conditions)
+            through = partial(start_relay, stack, conditions)
             link = Link("a relay", stack.enter_context(measured([], "127.0.0.1", through)))
             host, port = through(int(serving.tcp.rpartition(":")[2]))
             url = f"tcp://{host}:{port}"
@@ -318,7 +318,7 @@ def _put(device: int, draw: random.Random, loss: float, packet: bytes) -> None:
         return  # the device is down: the packet is lost
 
 
-def relayed(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, int]:
+def start_relay(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, int]:
     """Start a relay process to that port of this machine. Return its address."""
     rate = (conditions.bits_per_second or 0.0) / 8
     command = [

@@ -141,7 +141,7 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
     broken = 0
     with threads_of_torch(effort.threads):
         for case in cases:
-            if any(_meant(name, case, cases) for name in options.case.split(",")):
+            if any(_is_selected(name, case, cases) for name in options.case.split(",")):
                 broken += not _measure(case, effort, results, missing)
                 if options.save:
                     _save(Path(options.save) / f"{Path(sys.argv[0]).stem}.json", title, cases, results, effort)
@@ -166,13 +166,13 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
     parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
     options = parser.parse_args(arguments)
-    unknown = {name for name in options.case.split(",") if not any(_meant(name, case, cases) for case in cases)}
+    unknown = {name for name in options.case.split(",") if not any(_is_selected(name, case, cases) for case in cases)}
     if unknown:
         parser.error(f"no case is called {', '.join(sorted(unknown))}; there are {names}")
     return options
 
 
-def _meant(name: str, case: Case, cases: Sequence[Case]) -> bool:
+def _is_selected(name: str, case: Case, cases: Sequence[Case]) -> bool:
     """Return True if a name on the command line selects the case: its name, or a prefix if no case has that name."""
     if not name or name == case.name:
         return True
@@ -183,16 +183,16 @@ def _measure(case: Case, effort: Effort, found: dict[str, Outcome], missing: dic
     try:
         outcome = case.measure(effort)
     except CannotMeasureError as reason:
-        print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  not here: {reason}", flush=True)
+        print(f"{case.name:32}{'-':>12}{_format_value(case, case.bar):>12}  not here: {reason}", flush=True)
         missing[case.name] = str(reason)
         return True
     except Exception as error:
         missing[case.name] = f"{type(error).__name__}: {error}"
-        print(f"{case.name:32}{'-':>12}{_written(case, case.bar):>12}  BROKEN", flush=True)
+        print(f"{case.name:32}{'-':>12}{_format_value(case, case.bar):>12}  BROKEN", flush=True)
         traceback.print_exc()
         return False
     found[case.name] = outcome
-    value, bar = _written(case, outcome.value), _written(case, case.bar)
+    value, bar = _format_value(case, outcome.value), _format_value(case, case.bar)
     print(f"{case.name:32}{value:>12}{bar:>12}  {verdict(case, outcome, effort)}{_figures(outcome)}", flush=True)
     return True
 
@@ -204,7 +204,7 @@ def verdict(case: Case, outcome: Outcome, effort: Effort) -> str:
     return "met  " if outcome.value <= case.bar else "missed"
 
 
-def _written(case: Case, value: float | None) -> str:
+def _format_value(case: Case, value: float | None) -> str:
     if value is None:
         return "-"
     number = f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"

@@ -48,8 +48,10 @@ def draw(rows: Rows, picture: Path) -> None:
         colour = MET if row["value"] <= row["bar"] else MISSED
         axes.plot([1, share], [place, place], color=colour, linewidth=1)
         axes.plot(share, place, "o", color=colour)
-        axes.annotate(written(row, "value"), (share, place), textcoords="offset points", xytext=(0, 5), fontsize=7)
-    names = [f"{row['subject']}: {row['name'].replace('_', ' ')} (≤ {written(row, 'bar')})" for row in reversed(barred)]
+        axes.annotate(format_value(row, "value"), (share, place), textcoords="offset points", xytext=(0, 5), fontsize=7)
+    names = [
+        f"{row['subject']}: {row['name'].replace('_', ' ')} (≤ {format_value(row, 'bar')})" for row in reversed(barred)
+    ]
     axes.set_yticks(range(len(barred)), names, fontsize=8)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
@@ -60,7 +62,7 @@ def draw(rows: Rows, picture: Path) -> None:
     figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None)
 
 
-def written(row: dict[str, Any], key: str) -> str:
+def format_value(row: dict[str, Any], key: str) -> str:
     number = f"{row[key]:.3g}" if abs(row[key]) < 1000 else f"{row[key]:,.0f}"
     return number if row["unit"] in {"x", ""} else f"{number} {row['unit']}"
 
@@ -70,10 +72,10 @@ def table(rows: Rows) -> str:
     lines = ["| subject | case | value | at most | | made of |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         verdict = "" if row["bar"] is None else "met" if row["value"] <= row["bar"] else "**missed**"
-        bar = "" if row["bar"] is None else written(row, "bar")
+        bar = "" if row["bar"] is None else format_value(row, "bar")
         parts = ", ".join(f"{name} {value:,.4g}" for name, value in row["figures"].items())
         lines.append(
-            f"| {row['subject']} | {row['name'].replace('_', ' ')} | {written(row, 'value')} | {bar} | {verdict} | {parts} |"
+            f"| {row['subject']} | {row['name'].replace('_', ' ')} | {format_value(row, 'value')} | {bar} | {verdict} | {parts} |"
         )
     return "\n".join(lines)
 

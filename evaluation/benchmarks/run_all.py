@@ -34,7 +34,7 @@ def main() -> None:
         required = {f"bench_{name}" for name in options.only.split(",")}
         scripts = [script for script in scripts if script.stem in required]
     broken, results = [], Path(options.save)
-    old = {script: _written(results, script) for script in scripts}
+    old = {script: _result_time_ns(results, script) for script in scripts}
     for script in scripts:
         print(f"\n== {script.name}", flush=True)
         command = [sys.executable, "-W", "ignore", str(script), "--save", options.save, *rest]
@@ -45,7 +45,7 @@ def main() -> None:
         print("no picture: `pip install matplotlib`, then `python -m evaluation.benchmarks.plot`")
     else:
         subprocess.run([sys.executable, str(HERE / "plot.py"), "--results", options.save], check=False)
-    values = values_in(results, [script for script in scripts if _written(results, script) != old[script]])
+    values = values_in(results, [script for script in scripts if _result_time_ns(results, script) != old[script]])
     if "--small" not in rest:  # a run with `--small` measures nothing
         run = history.this_run(djinn.__version__, " ".join(rest), values)
         print(history.report(history.read(options.history), run))
@@ -56,7 +56,7 @@ def main() -> None:
         sys.exit(f"broken: {', '.join(broken)}")
 
 
-def _written(folder: Path, script: Path) -> int:
+def _result_time_ns(folder: Path, script: Path) -> int:
     """Return the time of a script's last results; 0: never. A script that measured nothing leaves the results of an earlier run."""
     file = folder / f"{script.stem}.json"
     return file.stat().st_mtime_ns if file.exists() else 0

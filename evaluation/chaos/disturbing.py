@@ -241,7 +241,7 @@ class Tally:
     kills: int = 0
     different: int = 0
     raised: int = 0
-    resumed: int = 0
+    resume_count: int = 0
     recovery: list[float] = attrs.field(factory=list)
 
     def figures(self) -> dict[str, float]:
@@ -251,12 +251,12 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills, {self.different} results differed, {self.raised} raised, {self.resumed} resumed, "
+            f"{self.kills} kills, {self.different} results differed, {self.raised} raised, {self.resume_count} resumed, "
             f"{statistics.median(self.recovery):.1f} s longer than undisturbed (at most {max(self.recovery):.1f})"
         )
 
 
-def resumed() -> int:
+def resume_count() -> int:
     """Return how often the session resumed over new connections; with several executors, the minimum.
 
     0 for connections with a standby server, which do not count this.
@@ -277,7 +277,7 @@ def disturb(
     usual = time.monotonic() - start
     tally = Tally()
     for _ in range(kills):
-        strike, before = choose(chance), resumed()
+        strike, before = choose(chance), resume_count()
         timer = threading.Timer(chance.uniform(0.0, usual), strike)
         start = time.monotonic()
         timer.start()
@@ -292,5 +292,5 @@ def disturb(
         timer.join()
         tally.kills += 1
         djinn.synchronize()
-        tally.resumed += resumed() > before
+        tally.resume_count += resume_count() > before
     return tally

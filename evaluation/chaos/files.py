@@ -57,15 +57,15 @@ class FileKills:
         return lambda: self._kill(process)
 
     def _kill(self, process: int) -> None:
-        before = self._begun()
+        before = self._unfinished_files()
         kill([process])
-        self.halfway += bool(before & self._begun())
-        self.look()
+        self.halfway += bool(before & self._unfinished_files())
+        self.check_files()
 
-    def _begun(self) -> set[Path]:
+    def _unfinished_files(self) -> set[Path]:
         return {item for item in self.folder.rglob("*") if UNFINISHED in item.name or item.suffix == ".new"}
 
-    def look(self) -> None:
+    def check_files(self) -> None:
         """Read all checkpoints with safetensors; each must have one step."""
         for file in sorted((self.folder / "saved").rglob("*.safetensors")):
             if UNFINISHED in file.name:
@@ -92,7 +92,7 @@ def problem_of(file: Path) -> str:
     return "" if len(steps) == 1 else f"tensors of the steps {sorted(steps)}"
 
 
-class Numbered(torch.nn.Module):
+class NumberedModel(torch.nn.Module):
     """A model whose parameters all equal the number of the step."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Numbered(torch.nn.Module):
 
 def saving() -> list[float]:
     """Save a model and its state in each step in both ways. Return the final sum of each file."""
-    model = Numbered().to(REMOTE)
+    model = NumberedModel().to(REMOTE)
     for step in range(1, STEPS + 1):
         with torch.no_grad():
             for item in model.parameters():

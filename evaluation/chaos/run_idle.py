@@ -53,7 +53,7 @@ def executor_of(server: Server) -> ExecutorStatus:
     return status.executors[0]
 
 
-def gone(server: Server) -> bool:
+def all_sessions_on_disk(server: Server) -> bool:
     """Return True if no session has values on the executor's device."""
     sessions = executor_of(server).sessions
     return bool(sessions) and all(session.disk and session.memory < MIB for session in sessions)
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         try:
             for step in range(1, options.rounds + 1):
                 if not options.limit:
-                    wait_for(lambda: gone(server), "idle sessions to give way")
+                    wait_for(lambda: all_sessions_on_disk(server), "idle sessions to give way")
                     time.sleep(2)  # let the allocator settle
                 most = max(most, psutil.Process(executor_of(server).process).memory_full_info().uss - base)
                 for number in draw.sample(range(options.sessions), options.sessions):

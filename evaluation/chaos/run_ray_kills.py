@@ -131,14 +131,16 @@ def main() -> None:
                 results[f"{victim}_{name}"] = disturbed(cluster, VICTIMS[victim], program, options.kills, chance)
                 sys.stderr.write(f"{victim} {name}: {results[f'{victim}_{name}']}\n")
         djinn.shut_down()
-        leftover_count = sum("djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in mine())
+        leftover_count = sum(
+            "djinn_server.executor" in " ".join(process.info["cmdline"] or ()) for process in own_processes()
+        )
         results["left"] = {"executors": leftover_count, "files": len(list(Path(folder).iterdir()))}
     ray.shutdown()
     cluster.shutdown()
     print(json.dumps(results))
 
 
-def mine() -> list[psutil.Process]:
+def own_processes() -> list[psutil.Process]:
     """Return processes of the cluster that this process started."""
     return [
         item for item in psutil.process_iter(["cmdline", "environ"]) if "RAY_JOB_ID" in (item.info["environ"] or {})

@@ -313,7 +313,7 @@ class Tally:
     refused: int = 0
     faults: list[str] = attrs.field(factory=list)
 
-    def told(self):
+    def describe(self):
         """Return the outcome as text."""
         return (
             f"{self.plans:,} plans, {self.spread:,} over several devices, {self.fallen_back:,} by another policy than was asked "
@@ -327,11 +327,11 @@ def search(seed, count, policies=POLICIES):
     for number in range(seed, seed + count):
         chance = random.Random(number)
         graph = random_program(chance)
-        ask(tally, str(number), graph, random_request(chance, graph), policies)
+        plan_request(tally, str(number), graph, random_request(chance, graph), policies)
     return tally
 
 
-def ask(tally, name, graph, request, policies):
+def plan_request(tally, name, graph, request, policies):
     """Plan a program with each policy, and check the results."""
     for policy in policies:
         options = attrs.evolve(request, placement_policy=policy.name)

@@ -11,9 +11,9 @@ import torch
 
 import djinn
 from djinn import DjinnError
-from evaluation.clusters.clusters import POLICIES, Tally, ask, random_request
+from evaluation.clusters.clusters import POLICIES, Tally, plan_request, random_request
 from evaluation.zoo.catalogue import ZOO
-from evaluation.zoo.likeness import loss_of, moved
+from evaluation.zoo.likeness import loss_of, move_inputs
 
 EACH = 2  # number of policies per cluster
 REMOTE = "remote_accelerator:0"
@@ -36,7 +36,7 @@ def record(names=None):
         try:
             with djinn.capture() as evaluated, torch.no_grad():
                 model.to(REMOTE)
-                input_tensor = moved(inputs, REMOTE)
+                input_tensor = move_inputs(inputs, REMOTE)
                 outputs = model.eval()(**input_tensor)
             results.graphs[name] = evaluated.graph
             with djinn.capture() as trained:
@@ -61,5 +61,5 @@ def search_zoo(graphs, seed, count):
         ids = [d.id for d in request.topology.devices]
         pins = tuple((m, chance.choice(ids)) for m in chance.sample(modules, min(1, len(modules))))
         policies = chance.sample(POLICIES, EACH)
-        ask(tally, f"{number} {name}", graphs[name], attrs.evolve(request, pins=pins), policies)
+        plan_request(tally, f"{number} {name}", graphs[name], attrs.evolve(request, pins=pins), policies)
     return tally

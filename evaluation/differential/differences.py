@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from evaluation.differential.known_differences import known
+from evaluation.differential.known_differences import known_difference
 from evaluation.differential.program_runs import REMOTE, Facts, Names, Raised, Value, forget, run
 from evaluation.differential.shrinking import shrunk
 
@@ -67,7 +67,9 @@ def differences(
                 else key[1]
             )
             result = Difference(number, key[0], name, one, other, source)
-            entry = known(result, "error" in {name for place, name in want.keys() & actual.keys() if not place})
+            entry = known_difference(
+                result, "error" in {name for place, name in want.keys() & actual.keys() if not place}
+            )
             if entry is None:
                 yield result
                 continue
@@ -79,7 +81,7 @@ def differences(
 
 
 @attrs.frozen
-class Found:
+class FirstDifference:
     """First difference of a program, and the run that showed it (1: with new calls, 2: with cached calls)."""
 
     run: int
@@ -96,17 +98,17 @@ def first_difference(
     expected: Sequence[Facts] | None = None,
     extra: Names | None = None,
     close: Close | None = None,
-) -> Found | None:
+) -> FirstDifference | None:
     """Run a program on the CPU and twice on the remote device. `expected`: facts from an earlier run on the CPU."""
     here = run(statements, "cpu", extra) if expected is None else expected
     forget()
     for number in (1, 2):
         for difference in differences(statements, here, run(statements, REMOTE, extra), close):
-            return Found(number, difference, tuple(statements))
+            return FirstDifference(number, difference, tuple(statements))
     return None
 
 
-def smallest(found: Found) -> Found:
+def smallest(found: FirstDifference) -> FirstDifference:
     """Return the difference in the smallest program that shows it. Return `found` if the difference does not repeat."""
     statements = found.statements[: found.difference.statement + 1]
 

@@ -10,7 +10,7 @@ import attrs
 
 
 @attrs.frozen
-class Known:
+class KnownDifference:
     """A kind of difference: the property, patterns of the statement and of both sides, and the reason to keep it.
 
     Attributes:
@@ -28,47 +28,47 @@ class Known:
     ends: bool = False
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
+KNOWN: tuple[KnownDifference, ...] = (
+    KnownDifference(
         "results of ops of databases",
         "version",
         "How often a kernel writes into its own result, or into `out=`, is no promise.",
         place="^(result|inputs|out)",
         source="^result = call|result = call.*out=",
     ),
-    Known(
+    KnownDifference(
         "dropout",
         "grad_fn",
         "The CPU multiplies by a mask; PyTorch takes native_dropout for all other devices.",
         here="MulBackward0",
         there="NativeDropoutBackward0",
     ),
-    Known(
+    KnownDifference(
         "gradients made in place",
         "version",
         "Formulas of gradients write into zeros. The CPU's `zeros` writes in place, too; the device records `zeros` whole.",
         source=r"autograd\.|\.grad\b|backward\(|^gradients = ",
     ),
-    Known(
+    KnownDifference(
         "steps of size 1",
         "idle stride",
         "PyTorch's meta kernels in Python compute other strides than its CPU kernels for dimensions of size 1 and tensors without"
         " elements. No element is addressed by them.",
     ),
-    Known(
+    KnownDifference(
         "name of the tensor type in version errors",
         "error text",
         "PyTorch makes it of the dispatch key.",
         there="cpuFloatType|cpuDoubleType|cpuHalfType|cpu\\w+Type",
         here="torch\\.\\w+Tensor",
     ),
-    Known(
+    KnownDifference(
         "results of composite ops",
         "version",
         "The CPU's own implementation of these ops writes in place into its result; the device records them whole.",
         source=r"one_hot|F\.linear|trapezoid",
     ),
-    Known(
+    KnownDifference(
         "out= of a refused op",
         "(idle )?stride|shape|version",
         "The CPU resizes the tensor before it refuses the op.",
@@ -76,7 +76,7 @@ KNOWN: tuple[Known, ...] = (
         after_error=True,
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "errors that depend on data",
         "error",
         "docs/limits.md: an error that depends on data is raised at the next sync point.",
@@ -84,7 +84,7 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "dtypes without a kernel",
         "error",
         "docs/limits.md: dtypes that neither the meta kernel nor a trial refuses are refused at the next sync point.",
@@ -92,7 +92,7 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "refused ops of databases",
         "error",
         "docs/limits.md: what neither the meta kernel nor a trial refuses is refused at the next sync point.",
@@ -100,26 +100,26 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "texts of meta kernels",
         "error text",
         "PyTorch's meta kernels word errors otherwise than its CPU kernels.",
         source=r"result = call|clamp",
     ),
-    Known(
+    KnownDifference(
         "warnings of experimental layouts",
         "warnings",
         "The client makes such tensors itself, or a trial does, so that the warning comes more or less often.",
         here="ComplexHalf|Sparse CSR",
     ),
-    Known(
+    KnownDifference(
         "order of checks",
         "error text",
         "These kernels look at dimensions or dtypes before memory; the client looks at memory first.",
         source=r"torch\.(cat|index_select)\(",
         there="single memory location",
     ),
-    Known(
+    KnownDifference(
         "order of checks of stack",
         "error",
         "As order of checks: `stack` looks at the dtype of `out=` before memory.",
@@ -128,7 +128,7 @@ KNOWN: tuple[Known, ...] = (
         there="single memory location",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "batch norm of one dimension",
         "error",
         "The executor refuses it before the kernel does, because CUDA's kernels do not check it.",
@@ -136,7 +136,7 @@ KNOWN: tuple[Known, ...] = (
         here="^IndexError: Dimension out of range",
         there="input must have channels",
     ),
-    Known(
+    KnownDifference(
         "histc of integers",
         "error",
         "The CPU's kernel cannot widen the range of a tensor with equal elements at the end of its dtype; CUDA's can.",
@@ -145,7 +145,7 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "internal ops for masks",
         "error",
         "PyTorch's meta kernel raises RuntimeError where the CPU's kernel raises IndexError; no public function calls these ops.",
@@ -154,19 +154,19 @@ KNOWN: tuple[Known, ...] = (
         there="^RuntimeError: aten::_unsafe_masked_index",
     ),
     # --- warnings
-    Known(
+    KnownDifference(
         "warnings of kernels",
         "warnings",
         "An op is executed elsewhere, and what its kernel warns of does not come back.",
         there=r"^\(nothing\)$",
     ),
-    Known(
+    KnownDifference(
         "warnings of meta kernels",
         "warnings",
         "PyTorch's meta kernels in Python word the warning otherwise.",
         there="An output with one or more elements was resized|on expanded tensors is deprecated",
     ),
-    Known(
+    KnownDifference(
         "numbers that are assigned",
         "grad_fn",
         "PyTorch fills CPU tensors with a number that is assigned, and copies it to tensors of other devices.",
@@ -174,7 +174,7 @@ KNOWN: tuple[Known, ...] = (
         here="FillBackward",
         there="CopyBackwards",
     ),
-    Known(
+    KnownDifference(
         "isin of tensors by columns",
         "error",
         "The CPU's kernel fails to view its result; the executor's, which gets the tensors in one piece, does not.",
@@ -182,7 +182,7 @@ KNOWN: tuple[Known, ...] = (
         here="view size is not compatible",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "views that steps of size 1 decide",
         "error|storage_offset",
         "As steps of size 1: no element is addressed by them, but `view(dtype)` and the offsets of empty parts are computed of them.",
@@ -190,7 +190,7 @@ KNOWN: tuple[Known, ...] = (
         here=r"stride\(-1\) must be 1|^\d+$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "reductions into their input",
         "error",
         "The CPU resizes the tensor first, and then fails to read it.",
@@ -199,7 +199,7 @@ KNOWN: tuple[Known, ...] = (
         there=r"^\(nothing\)$",
         ends=True,
     ),
-    Known(
+    KnownDifference(
         "writes to nothing",
         "error",
         "`cat` and `stack` refuse a target without elements that they read as well; nothing is written to it.",
@@ -213,7 +213,7 @@ KNOWN: tuple[Known, ...] = (
 needed: Counter[str] = Counter()
 
 
-def known(found: Any, raised: bool) -> Known | None:
+def known_difference(found: Any, raised: bool) -> KnownDifference | None:
     """Return the first entry that matches the difference. `raised`: the statement raised an error on both sides."""
     for entry in KNOWN:
         if (

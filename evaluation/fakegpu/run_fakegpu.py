@@ -82,7 +82,7 @@ def counters() -> dict[str, int]:
     return {n.removeprefix("device_"): count for n, count in executor_figures().items() if n.startswith("device_")}
 
 
-def grown(work: Callable[[], object]) -> Callable[[str], int]:
+def count_increases(work: Callable[[], object]) -> Callable[[str], int]:
     """Run `work` and return a function that says how much a counter grew."""
     djinn.synchronize()
     before = counters()
@@ -93,7 +93,7 @@ def grown(work: Callable[[], object]) -> Callable[[str], int]:
 
 def figures_each(work: Callable[[int], object], count: int, prefix: str, unit: str) -> Figures:
     """Run `work(count)`. Return the counters, divided by `count`."""
-    grew = grown(lambda: work(count))
+    grew = count_increases(lambda: work(count))
     results = {
         "syncs": grew("synchronizations"),
         "d2h_bytes": grew("bytes_device_to_host") + grew("bytes_device_to_pageable"),
@@ -172,9 +172,9 @@ def captured_figures(steps: int) -> Figures:
 def settled(work: Callable[[int], object], count: int) -> Callable[[str], int]:
     """Run until all runs are graphs, or `CAPTURE_RUNS` have passed. Return the growth of counters in `count` more runs."""
     for _ in range(CAPTURE_RUNS // 20):
-        if grown(lambda: work(20))("graph_launches") >= 20:
+        if count_increases(lambda: work(20))("graph_launches") >= 20:
             break
-    return grown(lambda: work(count))
+    return count_increases(lambda: work(count))
 
 
 def captured_training() -> Callable[[int], None]:
@@ -220,7 +220,7 @@ def transfer_figures(mib: int) -> Figures:
             here = torch.arange(min(PIECE_MIB, mib - number) << 17, dtype=torch.int64) + number
             assert torch.equal((here.to(REMOTE) + 1).cpu(), here + 1)
 
-    grew = grown(move)
+    grew = count_increases(move)
     directions = ("host_to_device", "device_to_host")
     return {
         "moved_bytes": sum(grew(f"bytes_{direction}") for direction in directions),
@@ -246,7 +246,7 @@ def overlap_figures(mib: int, control: RemoteControl) -> Figures:
             djinn.synchronize()
             del there, result
 
-        return grown(work)("clock_ns") * 1e-9
+        return count_increases(work)("clock_ns") * 1e-9
 
     alone = {"upload": seconds(upload=True, compute=False), "compute": seconds(upload=False, compute=True)}
     both = seconds(upload=True, compute=True)

@@ -24,7 +24,7 @@ import torch
 import djinn
 from djinn_fakegpu.remote_control import RemoteControl
 from evaluation.fakegpu.decoding_families import FAMILIES
-from evaluation.fakegpu.run_fakegpu import REMOTE, counters, grown, serving
+from evaluation.fakegpu.run_fakegpu import REMOTE, count_increases, counters, serving
 
 LAST: Final = 20
 PROMPT: Final = 12
@@ -101,10 +101,10 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
     expected = generate(here, tokens, setting)
     differs = first_difference(expected, generate(there, tokens, setting))  # templates become hot
     generate(there, tokens, setting)
-    shorter = grown(lambda: generate(there, tokens - LAST, setting, tokens))
+    shorter = count_increases(lambda: generate(there, tokens - LAST, setting, tokens))
     torch.get_device_module("remote_accelerator").reset_peak_memory_stats()
     results: list[torch.Tensor] = []
-    longer = grown(lambda: results.append(generate(there, tokens, setting)))
+    longer = count_increases(lambda: results.append(generate(there, tokens, setting)))
     differs = first_difference(expected, results[0]) if differs is None else differs
     each = {
         label: (longer(label) - shorter(label)) / LAST
@@ -113,7 +113,7 @@ def figures_of(name: str, setting: str, tokens: int) -> Figures:
     return {**each, "peak_kib": counters()["peak"] / 2**10, "differs_at": -1 if differs is None else differs}
 
 
-def measured(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> dict[str, Figures]:
+def measure(pairs: Sequence[tuple[str, str]], tokens: int, *options: str) -> dict[str, Figures]:
     """Return the figures of families and settings on a new server with these options."""
     results: dict[str, Figures] = {}
     with tempfile.TemporaryDirectory(prefix="djinn-families-") as folder:
@@ -151,8 +151,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     pairs = [(name, setting) for name in options.families for setting in options.settings]
-    before = measured(pairs, options.tokens)
-    after = measured(pairs, options.tokens, "--graphs")
+    before = measure(pairs, options.tokens)
+    after = measure(pairs, options.tokens, "--graphs")
     print("| family | launches per token | ops outside of graphs | synchronizations | peak KiB | tokens |")
     print("| --- | --- | --- | --- | --- | --- |")
     for label, figures in before.items():

@@ -68,7 +68,7 @@ NAMES = sorted(allowed_operators())
 replace = msgspec.structs.replace
 
 
-def changed(frame: Frame, draw: random.Random) -> Frame:
+def mutate(frame: Frame, draw: random.Random) -> Frame:
     """Return the frame with one or a few changes."""
     message, way = decode(frame.head), draw.random()
     if way < 0.03:

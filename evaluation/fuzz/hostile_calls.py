@@ -170,7 +170,7 @@ ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
 )
 
 
-def changed(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+def mutate(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
     """Return the arguments with one to three replaced, removed or added."""
     positional, keywords = [given, *args], dict(kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
@@ -215,6 +215,6 @@ def call(rng: random.Random, pool: Pool = ()) -> tuple[str, Callable[[], Any]]:
     inputs, args, kwargs = remote(sample.input), remote(list(sample.args)), remote(sample.kwargs)
     if pool and rng.random() < 0.5 and isinstance(inputs, torch.Tensor):
         inputs = rng.choice(pool)
-    positional, keywords = changed(rng, inputs, args, kwargs)
+    positional, keywords = mutate(rng, inputs, args, kwargs)
     function = variant_of(rng, op)
     return op.name, lambda: function(*positional, **keywords)

@@ -42,7 +42,7 @@ from djinn_core.wire.upload_messages import BlobOffer, UploadPart
 from djinn_server.hookspecs.quotas import Quota
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.malformed import UnreadableHints, UnreadableUpload, decode_partially
-from evaluation.fuzz.changing import changed
+from evaluation.fuzz.changing import mutate
 from evaluation.fuzz.recording import PROGRAMS, Program, sessions
 from evaluation.served import Server, served
 
@@ -225,13 +225,13 @@ class Mutator:
         for frame in frames:
             upload = isinstance(decode(frame.head), UploadPart)
             if self.draw.random() < (0.02 if upload else 0.4):
-                yield changed(frame, self.draw), True
+                yield mutate(frame, self.draw), True
             else:
                 yield frame, False
         submits = [f for f in frames if isinstance(decode(f.head), Submit)]
         whole = [f for f in submits if decode(f.head).template is not None] or submits
         for _ in range(60):
-            yield changed(self.draw.choice(whole if self.draw.random() < 0.8 else submits), self.draw), True
+            yield mutate(self.draw.choice(whole if self.draw.random() < 0.8 else submits), self.draw), True
 
     def _exchange(self, talk: Talk, given: tuple[Frame, bool], sent: list[Frame], sequence: int) -> int:
         frame, is_changed = given

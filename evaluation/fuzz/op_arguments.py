@@ -130,7 +130,7 @@ def call(draw: random.Random, name: str) -> Call:
     return tuple(positional), keywords
 
 
-def changed(draw: random.Random, given: Call) -> Call:
+def mutate(draw: random.Random, given: Call) -> Call:
     """Return a real call with one to three changed arguments."""
     positional, keywords = list(given[0]), dict(given[1])
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

@@ -17,7 +17,7 @@ Program = Callable[[], object]
 
 
 @contextmanager
-def recorded(url: str, token: str) -> Iterator[list[Frame]]:
+def record(url: str, token: str) -> Iterator[list[Frame]]:
     """Open a session for the block. The list receives its frames."""
     djinn.shut_down()
     djinn.configure(servers=[url], token=token, disable=("local",), threads=1)
@@ -135,7 +135,7 @@ def sessions(url: str, token: str, programs: Sequence[Program]) -> dict[str, lis
     """Return the frames of each program."""
     results = {}
     for program in programs:
-        with recorded(url, token) as frames:
+        with record(url, token) as frames:
             program()
         results[program.__name__] = frames
     return results

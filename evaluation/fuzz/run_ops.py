@@ -28,7 +28,7 @@ from djinn_core import torch_private
 from djinn_core.ir.operators import OWN_OPERATORS, allowed_operators, resolve
 from djinn_server.checks.rules import checked
 from evaluation.fuzz.guarded import GuardedMemory
-from evaluation.fuzz.op_arguments import Call, call, changed
+from evaluation.fuzz.op_arguments import Call, call, mutate
 from evaluation.fuzz.real_calls import database_calls
 
 CPU_SECONDS = 2.0
@@ -44,7 +44,7 @@ class Rehearsal:
     def arguments(self, number: int) -> Call:
         """Return the arguments of call `number`."""
         draw = random.Random(f"{self.seed} {self.name} {number}")
-        inputs = changed(draw, draw.choice(self.real)) if self.real and draw.random() < 0.8 else call(draw, self.name)
+        inputs = mutate(draw, draw.choice(self.real)) if self.real and draw.random() < 0.8 else call(draw, self.name)
         guards = GuardedMemory.shared()
         at_end = draw.random() < 0.8
         return guards.place_all(inputs[0], at_end), {k: guards.place_all(v, at_end) for k, v in inputs[1].items()}
@@ -104,13 +104,13 @@ def _child(rehearsal: Rehearsal, first: int, progress: mmap.mmap) -> None:
         os._exit(status)
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a short description of an argument."""
     if isinstance(value, torch.Tensor):
         content = f" {value.flatten()[:8].tolist()}" if not value.dtype.is_floating_point and value.numel() < 64 else ""
         return f"{str(value.dtype)[6:]}{list(value.shape)}/{list(value.stride())}{content}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(described, value))}]"
+        return f"[{', '.join(map(describe, value))}]"
     return repr(value)
 
 
@@ -140,7 +140,7 @@ def main() -> None:
         for number, how in crashes:
             inputs = rehearsal.arguments(number)
             outcome.setdefault(name, []).append(
-                [how, described(inputs[0]), {k: described(v) for k, v in inputs[1].items()}]
+                [how, describe(inputs[0]), {k: describe(v) for k, v in inputs[1].items()}]
             )
             print(how, name, *outcome[name][-1][1:], flush=True)
     bugs = [

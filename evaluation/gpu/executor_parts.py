@@ -28,12 +28,12 @@ from djinn_core.system.role import become_server
 from evaluation import ROOT
 from evaluation.gpu.frames import (
     Client,
-    Recorded,
+    RecordedProgram,
     Step,
     executor,
     hidden_synchronizations,
     memory_of,
-    recorded,
+    record,
     session,
 )
 from evaluation.gpu.part_process import Found, NotRun, run_part
@@ -146,17 +146,17 @@ def products(count: int, device: str) -> Step:
     return step
 
 
-def blocks(nbytes: int) -> Recorded:
+def blocks(nbytes: int) -> RecordedProgram:
     """Return a program that allocates `nbytes` bytes of value 1. Its input can be any tensor."""
-    return recorded(lambda state: [torch.ones(nbytes, dtype=torch.uint8, device=state[0].device)], [torch.zeros(1)])
+    return record(lambda state: [torch.ones(nbytes, dtype=torch.uint8, device=state[0].device)], [torch.zeros(1)])
 
 
 # --- execution --------------------------------------------------------------------------------------------------------
 
 
-def prepared(client: Client, step: Step, state: Sequence[Tensor]) -> tuple[Recorded, list[int]]:
+def prepare(client: Client, step: Step, state: Sequence[Tensor]) -> tuple[RecordedProgram, list[int]]:
     """Upload the state. Return the recorded program with the handles of its inputs."""
-    return recorded(step, state), [client.upload(tensor) for tensor in state]
+    return record(step, state), [client.upload(tensor) for tensor in state]
 
 
 def plain_device(device: str) -> torch.device:
@@ -217,7 +217,7 @@ def issuing(device: str) -> Found:
         synchronize(place)
 
     with session(device) as client:
-        program, inputs = prepared(client, partial(many_ops, ops), [torch.zeros(1)])
+        program, inputs = prepare(client, partial(many_ops, ops), [torch.zeros(1)])
         result = beside_plain(device, plain, lambda: client.run(program, inputs), 5, ops)
         assert client.run(fetch=inputs)[0].item() == here[0].item(), "ops had no effect"
         return result
@@ -251,7 +251,7 @@ def compared(device: str, step: Step, state: Sequence[Tensor], fetched: int) -> 
         synchronize(place)
 
     with session(device) as client:
-        program, inputs = prepared(client, step, state)
+        program, inputs = prepare(client, step, state)
 
         def remote() -> None:
             client.submit(program, inputs, inputs[:fetched], synchronize=not fetched)
@@ -288,7 +288,7 @@ def transfers(device: str) -> Found:
         return result
 
     with session(device) as client:
-        program, inputs = prepared(client, products(4, device), [torch.zeros(())])
+        program, inputs = prepare(client, products(4, device), [torch.zeros(())])
         client.run(program, inputs)
         client.run(fetch=[client.upload(data[:MIB])])  # allocates the ring
 
@@ -330,7 +330,7 @@ def device_time(device: str) -> Found:
     plain = began.elapsed_time(end) / 1e3
     torch.accelerator.empty_cache()
     with session(device) as client:
-        program, inputs = prepared(client, step, [torch.zeros(())])
+        program, inputs = prepare(client, step, [torch.zeros(())])
         client.time_ops()
         for _ in range(2):
             client.submit(program, inputs)
@@ -352,8 +352,8 @@ def slow_fetch(device: str) -> Found:
     """Measure a session that waits for its result, and another one on the same GPU that issues a small op meanwhile."""
     needs_accelerator(device)
     with executor(device) as process, closing(Client(process)) as long, closing(Client(process)) as short:
-        program, inputs = prepared(long, products(10, device), [torch.zeros(())])
-        small, input_tensor = prepared(short, partial(many_ops, 1), [torch.zeros(1)])
+        program, inputs = prepare(long, products(10, device), [torch.zeros(())])
+        small, input_tensor = prepare(short, partial(many_ops, 1), [torch.zeros(1)])
         long.run(program, inputs)
         short.run(small, input_tensor)
         start = time.perf_counter()
@@ -378,7 +378,7 @@ def exhausted(device: str) -> Found:
         start, witness = [client.upload(torch.zeros(1))], client.upload(torch.arange(1000.0))
         before = client.figures()["device_allocated"]
 
-        def run(program: Recorded | None, inputs: Sequence[int] = (), free: Sequence[int] = ()) -> list[int]:
+        def run(program: RecordedProgram | None, inputs: Sequence[int] = (), free: Sequence[int] = ()) -> list[int]:
             handles = client.submit(program, inputs, free=free)
             client.answer()
             return handles
@@ -389,7 +389,7 @@ def exhausted(device: str) -> Found:
         other = run(blocks(40 * unit), start)
         client.submit(blocks(70 * unit), start)
         text = client.failure()
-        total = run(recorded(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
+        total = run(record(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
         assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value is another one"
         assert client.run(fetch=[witness])[0].sum().item() == 499_500, "a value that was there before is another one"
         run(None, free=[*large, *other, *total])
@@ -420,7 +420,7 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
     needs_accelerator(device)
     with TemporaryDirectory() as folder, executor(device, folder, hang_seconds=1.0) as process:
         with closing(Client(process)) as client:
-            program, inputs = prepared(client, step, state)
+            program, inputs = prepare(client, step, state)
             if hanging and not on_gpu(device):
                 from djinn_fakegpu.remote_control import RemoteControl
 
@@ -437,7 +437,7 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
         with process.restart() as again:
             again.wait_ready(60)
             with closing(Client(again)) as client:
-                program, inputs = prepared(client, partial(many_ops, 3), [torch.zeros(1)])
+                program, inputs = prepare(client, partial(many_ops, 3), [torch.zeros(1)])
                 assert client.run(program, inputs, inputs)[0].item() == 3
     assert expected in text, text
     return {"seconds": round(seconds, 2), "said": text[:400]}
@@ -454,7 +454,7 @@ def graph_capture(device: str) -> Found:
     from djinn_strategies.graphs import GraphRecorder
 
     expected, state = ([tensor.to(place) for tensor in model.decode_state()] for _ in range(2))
-    program = recorded(model.decode, state)
+    program = record(model.decode, state)
     shared_device = SharedDevice(DeviceRuntime(place))
     steps = compile_template(program.template, place, shared_device.own)
 

@@ -1,7 +1,7 @@
 """An executor process driven by frames, without Djinn's device and compiler.
 
 A program is a function that changes tensors in place and may return new ones. It runs on tensors of any device.
-`recorded` runs it on meta tensors and makes a template of the dispatched ops.
+`record` runs it on meta tensors and makes a template of the dispatched ops.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WATCHED: Final = "evaluation.gpu.watched_devices"
 
 
 @attrs.frozen
-class Recorded:
+class RecordedProgram:
     """A template whose inputs are the program's tensors, in order.
 
     Attributes:
@@ -105,7 +105,7 @@ def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (*place, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def recorded(step: Step, given: Sequence[torch.Tensor]) -> Recorded:
+def record(step: Step, given: Sequence[torch.Tensor]) -> RecordedProgram:
     """Record a program for tensors like `given`."""
     likes = [torch.empty_like(tensor, device="meta") for tensor in given]
     recorder = _Recorder(likes)
@@ -115,7 +115,7 @@ def recorded(step: Step, given: Sequence[torch.Tensor]) -> Recorded:
     template = messages.Template(
         tuple(recorder.forms), tuple(recorder.code), tuple(recorder.references), tuple(range(len(likes))), outputs
     )
-    return Recorded(template, tuple(recorder.slots), digest_of(template))
+    return RecordedProgram(template, tuple(recorder.slots), digest_of(template))
 
 
 class Client:
@@ -125,7 +125,7 @@ class Client:
         self._connection = LocalTransport().connect(process.ready.urls[0], Limits(), SECONDS)
         self._last_handle = self._submissions = 0
         self._bound: dict[bytes, tuple[Any, ...]] = {}  # slots and inputs of each template's last run
-        reply = self._ask(messages.Attach(process.issue_ticket("gpu report"), ""))
+        reply = self._request(messages.Attach(process.issue_ticket("gpu report"), ""))
         assert isinstance(reply, messages.Attached), reply
 
     def upload(self, tensor: torch.Tensor) -> int:
@@ -139,7 +139,7 @@ class Client:
 
     def submit(
         self,
-        program: Recorded | None = None,
+        program: RecordedProgram | None = None,
         inputs: Sequence[int] = (),
         fetch: Sequence[int] = (),
         free: Sequence[int] = (),
@@ -176,7 +176,7 @@ class Client:
         return _failure(self._receive()[0])
 
     def run(
-        self, program: Recorded | None = None, inputs: Sequence[int] = (), fetch: Sequence[int] = ()
+        self, program: RecordedProgram | None = None, inputs: Sequence[int] = (), fetch: Sequence[int] = ()
     ) -> list[torch.Tensor]:
         """Run a program, wait until the device has run it, and return the fetched tensors."""
         self.submit(program, inputs, fetch, synchronize=True)
@@ -184,11 +184,11 @@ class Client:
 
     def time_ops(self) -> None:
         """Have replies report the times of each op."""
-        self._ask(TimingsRequest(ops=True))
+        self._request(TimingsRequest(ops=True))
 
     def figures(self) -> dict[str, int]:
         """Return the executor's figures; those of the device begin with `device_`."""
-        reply = self._ask(messages.StatsRequest())
+        reply = self._request(messages.StatsRequest())
         assert isinstance(reply, messages.StatsReply), reply
         return reply.values
 
@@ -198,7 +198,7 @@ class Client:
             self._send(messages.Goodbye())
         self._connection.close()
 
-    def _ask(self, message: Message) -> Any:
+    def _request(self, message: Message) -> Any:
         self._send(message)
         return self._receive()[0]
 

@@ -199,7 +199,7 @@ def without_names(text: str) -> str:
     return PRIVATE.sub(lambda found: "127.0.0.1" if found[0] == "127.0.0.1" else "PRIVATE", text)
 
 
-def tried(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
+def run_part(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
     """Return the row of a part: its verdict and figures, and the last log lines unless it passed."""
     to, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     to.unlink(missing_ok=True)
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             print(f"{part.name} ...", end=" ", flush=True)
             with tempfile.TemporaryDirectory() as logs:
-                row |= tried(part, options.device, Path(logs), seconds)
+                row |= run_part(part, options.device, Path(logs), seconds)
             if row["result"] == "TIMED OUT" and seconds < part.quick:
                 row |= {"result": "not run", "why": f"{seconds:.0f} s were left, which was too little"}
             result = cell(row.get("why", "")), cell(row.get("found", ""))

@@ -262,7 +262,7 @@ def idle(peer: Peer) -> None:
     peer.begin()
 
 
-def relayed(peer: Peer) -> None:
+def leave_through_gateway(peer: Peer) -> None:
     """Begin a session through the gateway and leave."""
     peer.begin(direct=False)
 
@@ -350,7 +350,7 @@ ENDS: Final[tuple[Callable[[Peer], None], ...]] = (
     wrong_ticket,
     unread_attached,
     idle,
-    relayed,
+    leave_through_gateway,
     half_an_upload,
     relayed_half_an_upload,
     unwanted_offer,

@@ -100,7 +100,9 @@ class Client:
         self._process.wait(60)
 
 
-def grown(measure: Callable[[], dict[str, int]], client: Client, steps: int, programs: int) -> dict[str, int]:
+def growth_by_process(
+    measure: Callable[[], dict[str, int]], client: Client, steps: int, programs: int
+) -> dict[str, int]:
     """Return the growth of each process from the first quarter of the work to its end."""
     client.work(steps // 4, programs // 4)
     time.sleep(LAST_SECONDS)
@@ -131,7 +133,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
                 return {n: resident(process) for n, process in processes.items()} | {"disk": on_disk(folder)}
 
             start = time.monotonic()
-            more = grown(measure, client, options.steps, options.programs)
+            more = growth_by_process(measure, client, options.steps, options.programs)
             seconds = time.monotonic() - start
             client.close()
     results = {

@@ -26,7 +26,7 @@ PLUGINS = sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))
 HOUR = 3600
 
 
-def found(version: str) -> str | None:
+def interpreter_path(version: str) -> str | None:
     """Return the path of that Python; None if it is missing or does not start, such as a version manager's shim."""
     for folder in os.get_exec_path():
         path = Path(folder) / f"python{version}"
@@ -53,7 +53,7 @@ def step(command: list[object], log: Path, **options: object) -> bool:
     return process.returncode == 0
 
 
-def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
+def prepare_environment(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
     """Return the interpreter of an environment with Djinn, and the reason for missing PyTorch (empty if present)."""
     folder = BUILD / f"venv-{version}"
     own = folder / "bin" / "python"
@@ -74,16 +74,16 @@ def prepared(python: str, version: str, torch: str, log: Path) -> tuple[Path, st
     return own, ""
 
 
-def tried(version: str, torch: str, tests: list[str]) -> dict[str, object]:
+def run_tests(version: str, torch: str, tests: list[str]) -> dict[str, object]:
     """Return one row: the tests that ran, the result, and the log file."""
-    python = found(version)
+    python = interpreter_path(version)
     if python is None:
         return {"python": version, "result": "not run", "why": f"there is no python{version} here"}
     log = BUILD / f"{version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
     start = time.monotonic()
-    own, lacking = prepared(python, version, torch, log)
+    own, lacking = prepare_environment(python, version, torch, log)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     if lacking:
         good = step([own, WITHOUT_TORCH], log, env=environment | {"PYTHONPATH": str(ROOT)})
@@ -112,7 +112,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     for version in options.only or VERSIONS:
-        rows.append(tried(version, options.torch, options.tests))
+        rows.append(run_tests(version, options.torch, options.tests))
         print(
             " ".join(
                 f"{value}" if name in {"python", "result"} else f"{name}={value!r}" for name, value in rows[-1].items()

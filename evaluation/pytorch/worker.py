@@ -256,7 +256,7 @@ class Reporting(unittest.TestResult):
         seconds = self.time.used() - self.started[0]
         is_session_lost = self.device != "cpu" and not self._has_session()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._tell(_name(test), "lost session" if is_session_lost else self.outcome, seconds)
+        self._report(_name(test), "lost session" if is_session_lost else self.outcome, seconds)
         if is_session_lost:
             self._open_another()
 
@@ -282,7 +282,7 @@ class Reporting(unittest.TestResult):
     def _record(self, err: Any) -> None:
         self.outcome, self.text = "failed", "".join(traceback.format_exception(*err))[-TEXT:]
 
-    def _tell(self, test: str, outcome: str, seconds: float) -> None:
+    def _report(self, test: str, outcome: str, seconds: float) -> None:
         self._say(test=test, outcome=outcome, seconds=round(seconds, 4), text=self.text)
 
     def _say(self, **what: Any) -> None:

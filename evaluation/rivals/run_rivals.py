@@ -38,7 +38,7 @@ TOKEN = "evaluation-rivals-token"
 
 
 @contextmanager
-def served(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, str]]:
+def start_server(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, str]]:
     """Serve a device at the far end of a link. Return the environment of a client."""
     network = ["--store-gib", "0"]
     if inside:
@@ -74,7 +74,7 @@ def over_link(round_trip_ms: float, options: argparse.Namespace) -> Iterator[dic
         inside = stack.enter_context(links.namespace(conditions))
         link = stack.enter_context(links.measured(inside, links.SERVER, lambda port: (links.SERVER, port)))
         devices = {PROGRAMS[name].device for name in options.programs}
-        clients = {device: stack.enter_context(served(device, inside)) for device in sorted(devices)}
+        clients = {device: stack.enter_context(start_server(device, inside)) for device in sorted(devices)}
         results = {}
         for name in options.programs:
             results[name] = count(name, options, clients[PROGRAMS[name].device])

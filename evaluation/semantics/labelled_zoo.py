@@ -25,7 +25,7 @@ from evaluation.semantics.situations import Call, eagerly, forward, generation, 
 from evaluation.semantics.value_truth import caches_in, fusions, modalities_of, residency_of, single
 from evaluation.zoo import building, catalogue
 from evaluation.zoo.catalogue import ZOO
-from evaluation.zoo.likeness import moved, unsettle
+from evaluation.zoo.likeness import move_inputs, unsettle
 
 REMOTE = "remote_accelerator:0"
 VOCABULARY = 640
@@ -140,7 +140,7 @@ def labelled(name: str, count_flops: bool = False) -> Iterator[Labelled]:
             model, inputs = architecture.make()
         unsettle(model)
         flops = _flops(entry, model, inputs) if count_flops else {}
-        model, inputs = model.to(REMOTE), moved(inputs, REMOTE)
+        model, inputs = model.to(REMOTE), move_inputs(inputs, REMOTE)
         for call in _calls(entry, model, inputs):
             program = call.recorded.captured.program
             yield Labelled(

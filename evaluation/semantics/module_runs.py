@@ -16,7 +16,7 @@ from evaluation.semantics.ground_truth import ModuleRun
 
 
 @attrs.define
-class Recorded:
+class ModuleRuns:
     """Instructions recorded inside a block.
 
     Attributes:
@@ -39,7 +39,7 @@ class Recorded:
 
 
 @contextmanager
-def recording(model: nn.Module) -> Iterator[Recorded]:
+def recording(model: nn.Module) -> Iterator[ModuleRuns]:
     """Capture the block, and record module calls."""
     names = {id(module): name for name, module in model.named_modules()}
     open_runs: list[int] = []
@@ -49,7 +49,7 @@ def recording(model: nn.Module) -> Iterator[Recorded]:
     def here() -> int:
         return len(recorder.captures[-1].entries) + len(recorder.entries) - first
 
-    recording_state = Recorded(here=here)
+    recording_state = ModuleRuns(here=here)
 
     def enter(module: nn.Module, _: Any) -> None:
         at = here()

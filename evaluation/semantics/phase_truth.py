@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from djinn.planning import ExecutionPhase as Phase
 from djinn.planning import Modality, WorkloadType
 from evaluation.semantics.ground_truth import ModuleRun
-from evaluation.semantics.module_runs import Recorded
+from evaluation.semantics.module_runs import ModuleRuns
 
 FORWARD, PREFILL, DECODE = Phase.FORWARD, Phase.LLM_PREFILL, Phase.LLM_DECODE
 SEEING, DRAWING, FUSING = Phase.VISION_ENCODING, Phase.VISION_DECODING, Phase.MULTIMODAL_FUSION
@@ -54,7 +54,7 @@ def workloads_of(family: str, situation: str) -> frozenset[WorkloadType]:
 
 
 def phases_of(
-    family: str, situation: str, count: int, recorded: Recorded, kinds: Mapping[int, frozenset[Modality]]
+    family: str, situation: str, count: int, recorded: ModuleRuns, kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
     """Return the right phases by node."""
     runs, situation = recorded.runs, situation.removeprefix("eager_")

@@ -14,7 +14,7 @@ __all__ = ["PLAIN"]
 WORDS = 640
 
 
-class Wrapped(nn.Module):
+class WrappedModule(nn.Module):
     """A network with a loss: cross entropy over the last dimension, or mean squared error for float labels."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -41,7 +41,10 @@ def with_loss(logits: torch.Tensor, labels: torch.Tensor | None) -> dict[str, to
 enter(
     "generic",
     "perceptron",
-    lambda: (Wrapped(PerceptronTower(20, 32, 32, 5)), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}),
+    lambda: (
+        WrappedModule(PerceptronTower(20, 32, 32, 5)),
+        {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])},
+    ),
 )
 
 
@@ -65,7 +68,7 @@ class ResidualPerceptron(nn.Module):
 enter(
     "generic",
     "residual_perceptron",
-    lambda: (Wrapped(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}),
+    lambda: (WrappedModule(ResidualPerceptron()), {"inputs": numbers(4, 20), "labels": torch.tensor([0, 1, 2, 3])}),
 )
 
 
@@ -73,7 +76,7 @@ enter(
 def autoencoder() -> tuple[nn.Module, Inputs]:
     """Return an autoencoder of numbers."""
     network = nn.Sequential(PerceptronTower(20, 16, 4), PerceptronTower(4, 16, 20))
-    return Wrapped(network), {"inputs": numbers(4, 20), "labels": numbers(4, 20)}
+    return WrappedModule(network), {"inputs": numbers(4, 20), "labels": numbers(4, 20)}
 
 
 @plain("vision")
@@ -83,7 +86,7 @@ def convolutions() -> tuple[nn.Module, Inputs]:
         nn.Conv2d(3, 8, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         PerceptronTower(400, 32, 5),
     )  # fmt: skip
-    return Wrapped(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
+    return WrappedModule(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
 
 
 @plain("vision")
@@ -94,7 +97,7 @@ def vgg() -> tuple[nn.Module, Inputs]:
         layers += [nn.Conv2d(one, other, 3, padding=1), nn.BatchNorm2d(other), nn.ReLU()]
         layers += [nn.MaxPool2d(2)] if other == 16 or one == 8 else []
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
-    return Wrapped(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
+    return WrappedModule(network), {"inputs": numbers(2, 3, 32, 32), "labels": torch.tensor([1, 2])}
 
 
 class Segmenting(nn.Module):
@@ -138,7 +141,10 @@ def _twice(one: int, other: int) -> nn.Sequential:
 enter(
     "vision",
     "segmenting_unet",
-    lambda: (Wrapped(Segmenting()), {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4}),
+    lambda: (
+        WrappedModule(Segmenting()),
+        {"inputs": numbers(2, 3, 16, 16), "labels": torch.arange(512).view(2, 16, 16) % 4},
+    ),
 )
 
 
@@ -149,7 +155,7 @@ def sound_convolutions() -> tuple[nn.Module, Inputs]:
     for one, other, size, stride in ((1, 8, 80, 4), (8, 8, 3, 1), (8, 16, 3, 1)):
         layers += [nn.Conv1d(one, other, size, stride), nn.BatchNorm1d(other), nn.ReLU(), nn.MaxPool1d(4)]
     network = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 5))
-    return Wrapped(network), {"inputs": numbers(2, 1, 1600), "labels": torch.tensor([1, 2])}
+    return WrappedModule(network), {"inputs": numbers(2, 1, 1600), "labels": torch.tensor([1, 2])}
 
 
 class Tagger(nn.Module):
@@ -190,7 +196,7 @@ class Forecasting(nn.Module):
 enter(
     "generic",
     "lstm_forecast",
-    lambda: (Wrapped(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}),
+    lambda: (WrappedModule(Forecasting()), {"inputs": numbers(2, 12, 3), "labels": numbers(2, 3, seed=1)}),
 )
 
 
@@ -246,7 +252,10 @@ class PictureAutoencoder(nn.Module):
 enter(
     "autoencoder",
     "picture_autoencoder",
-    lambda: (Wrapped(PictureAutoencoder()), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}),
+    lambda: (
+        WrappedModule(PictureAutoencoder()),
+        {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)},
+    ),
 )
 
 
@@ -257,7 +266,7 @@ def convolutional_autoencoder() -> tuple[nn.Module, Inputs]:
     network.add_module("encoder", nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.SiLU(), nn.Conv2d(8, 4, 3, 2, 1)))
     up = (nn.Upsample(scale_factor=2), nn.Conv2d(4, 8, 3, 1, 1), nn.SiLU(), nn.Upsample(scale_factor=2))
     network.add_module("decoder", nn.Sequential(*up, nn.Conv2d(8, 3, 3, 1, 1)))
-    return Wrapped(network), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
+    return WrappedModule(network), {"inputs": numbers(2, 3, 16, 16), "labels": numbers(2, 3, 16, 16, seed=1)}
 
 
 class Comparing(nn.Module):
@@ -295,7 +304,7 @@ class Hearing(nn.Module):
 enter(
     "audio",
     "speech_recurrence",
-    lambda: (Wrapped(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}),
+    lambda: (WrappedModule(Hearing()), {"inputs": numbers(2, 16, 40), "labels": numbers(2, 18, 30, seed=1)}),
 )
 
 

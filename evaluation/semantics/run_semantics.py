@@ -195,20 +195,22 @@ def _show(tally: Tally, seconds: float) -> None:
         verdicts = [j.right for j in score.judged[name]]
         closed = [r for r in verdicts if r is not None]
         count = score.found[name] + score.missed[name]
-        recall = f"{_written(score.recall(name)):>8}{_written(least(score.found[name], count)):>7}"
-        precision = f"{_written(score.precision(name)):>10}{_written(least(sum(closed), len(closed))):>7}"
+        recall = f"{_format_score(score.recall(name)):>8}{_format_score(least(score.found[name], count)):>7}"
+        precision = f"{_format_score(score.precision(name)):>10}{_format_score(least(sum(closed), len(closed))):>7}"
         counts = f"{count:10}{score.found[name]:8}{recall}{len(closed):9}{sum(closed):8}"
         print(f"{name:16}{counts}{precision}{len(verdicts) - len(closed):7}")
     result, instances = sum(score.found.values()), sum(score.found.values()) + sum(score.missed.values())
     closed = [j.right for name in NAMES for j in score.judged[name] if j.right is not None]
     print(
-        f"{'all':16}{instances:10}{result:8}{_written(result / max(instances, 1)):>8}{_written(least(result, instances)):>7}"
-        f"{len(closed):9}{sum(closed):8}{_written(_mean(closed)):>10}{_written(least(sum(closed), len(closed))):>7}"
+        f"{'all':16}{instances:10}{result:8}{_format_score(result / max(instances, 1)):>8}{_format_score(least(result, instances)):>7}"
+        f"{len(closed):9}{sum(closed):8}{_format_score(_mean(closed)):>10}{_format_score(least(sum(closed), len(closed))):>7}"
     )
-    print(f"\n{'phases':16}" + "  ".join(f"{s} {_written(tally.full.phase_accuracy(s))}" for s in score.phases))
+    print(f"\n{'phases':16}" + "  ".join(f"{s} {_format_score(tally.full.phase_accuracy(s))}" for s in score.phases))
     tiers = {"structure": score.workloads, "operations": tally.counted, "all tiers": tally.full.workloads}
-    print(f"{'workload type':16}" + "  ".join(f"{tier} {_written(_mean(right))}" for tier, right in tiers.items()))
-    print(f"{'residency':16}{_written(share(score.residencies))}  modality {_written(share(score.modalities))}")
+    print(f"{'workload type':16}" + "  ".join(f"{tier} {_format_score(_mean(right))}" for tier, right in tiers.items()))
+    print(
+        f"{'residency':16}{_format_score(share(score.residencies))}  modality {_format_score(share(score.modalities))}"
+    )
     print(f"{'FLOPs':16}{len(tally.differing)} of {tally.flops} programs differ")
     for line in (*tally.differing[:20], *tally.broken):
         print(f"  {line}")
@@ -219,10 +221,10 @@ def _show_calibration(score: Sum) -> None:
     print(f"\n{'confidence':16}{'stated':>8}{'right':>8}")
     for name in NAMES:
         if (result := score.calibration(name)) is not None:
-            print(f"{name:16}{_written(result[0]):>8}{_written(result[1]):>8}")
+            print(f"{name:16}{_format_score(result[0]):>8}{_format_score(result[1]):>8}")
 
 
-def _written(value: float | None) -> str:
+def _format_score(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 

@@ -36,7 +36,7 @@ _INSIDE = 0.5
 
 
 @attrs.frozen
-class Judged:
+class JudgedMatch:
     """A match with its verdict; None if open."""
 
     match: PatternMatch
@@ -47,7 +47,7 @@ class Judged:
 class PatternScore:
     """Verdicts on the matches of one pattern in one program, and the missed instances."""
 
-    judged: tuple[Judged, ...]
+    judged: tuple[JudgedMatch, ...]
     found: int
     missed: tuple[Instance, ...]
 
@@ -95,7 +95,7 @@ def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[Patte
     mine = [i for i in instances if i.pattern == name]
     inputs = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
-    judgements = [Judged(match, _judge(name, match, mine, covered)) for match in inputs]
+    judgements = [JudgedMatch(match, _judge(name, match, mine, covered)) for match in inputs]
     _, whole = _ENOUGH.get(name, _ANY)
     required = [(k, i) for k, i in enumerate(mine) if i.required]
     missed = tuple(i for k, i in required if len(covered[k]) < (i.enough or whole) * len(_core(i)))
@@ -137,7 +137,7 @@ def _judge(name: str, match: PatternMatch, instances: Sequence[Instance], covere
 class Sum:
     """Total scores of many programs."""
 
-    judged: dict[str, list[Judged]] = attrs.field(factory=lambda: defaultdict(list))
+    judged: dict[str, list[JudgedMatch]] = attrs.field(factory=lambda: defaultdict(list))
     found: Counter[str] = attrs.field(factory=Counter)
     missed: Counter[str] = attrs.field(factory=Counter)
     phases: dict[str, list[tuple[int, int]]] = attrs.field(factory=lambda: defaultdict(list))

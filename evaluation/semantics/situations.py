@@ -17,8 +17,8 @@ from torch import nn
 
 from djinn.planning import Modality
 from evaluation.semantics.ground_truth import ModuleRun
-from evaluation.semantics.module_runs import Recorded, recording
-from evaluation.semantics.value_truth import Kept, storage_in, tensors_in
+from evaluation.semantics.module_runs import ModuleRuns, recording
+from evaluation.semantics.value_truth import RetainedTensors, storage_in, tensors_in
 from evaluation.zoo.likeness import loss_of
 
 SEED = 1
@@ -31,8 +31,8 @@ class Call:
     """One recorded call of a model, with known facts about its tensors."""
 
     situation: str
-    recorded: Recorded
-    kept: Kept
+    recorded: ModuleRuns
+    kept: RetainedTensors
 
 
 def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
@@ -96,7 +96,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 
-def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: Recorded | None = None) -> None:
+def backward(model: nn.Module, inputs: Mapping[str, Any], recorded: ModuleRuns | None = None) -> None:
     """Run forward pass, loss and backward pass."""
     loss = loss_of(model(**inputs, **without_cache(model)))
     if recorded is not None:
@@ -152,7 +152,7 @@ def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
 
     @functools.wraps(original)
     def recorded_forward(*args: Any, **kwargs: Any) -> Any:
-        before = Kept()
+        before = RetainedTensors()
         for name in _CACHES:
             before.cache(kwargs.get(name))
         with recording(model) as recorded:
@@ -173,8 +173,8 @@ def _each_forward(model: nn.Module) -> Iterator[list[Call]]:
         del model.forward
 
 
-def _known(situation: str, recorded: Recorded, model: nn.Module, given: Mapping[str, Any], output: Any) -> Call:
-    retained = Kept()
+def _known(situation: str, recorded: ModuleRuns, model: nn.Module, given: Mapping[str, Any], output: Any) -> Call:
+    retained = RetainedTensors()
     names = {"past_key_values", "cache_params", "encoder_outputs", "state"}
     retained.inputs({name: value for name, value in given.items() if name not in names})
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # its decoder reads them, shifted by one

@@ -23,7 +23,7 @@ _MODALITIES = (
 
 
 @attrs.frozen
-class Kept:
+class RetainedTensors:
     """Storages with known purpose.
 
     Attributes:
@@ -111,7 +111,7 @@ def storage_in(tensor: Any) -> int:
     return storage_of(tensor.remote.handle)
 
 
-def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
+def residency_of(graph: Graph, kept: RetainedTensors) -> dict[int, DataResidency]:
     """Return the residency by value, for known inputs and all results that are not views."""
     inputs = {storage_of(v) for v in graph.inputs}
     results = {v: kept.residency[storage_of(v)] for v in graph.inputs if storage_of(v) in kept.residency}
@@ -124,7 +124,7 @@ def residency_of(graph: Graph, kept: Kept) -> dict[int, DataResidency]:
     return results
 
 
-def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
+def caches_in(graph: Graph, kept: RetainedTensors) -> Iterator[Instance]:
     """Yield one instance for each layer with a used cache; states of other layers are optional."""
     users = defaultdict(set)
     for node in graph.nodes:
@@ -140,7 +140,7 @@ def caches_in(graph: Graph, kept: Kept) -> Iterator[Instance]:
         yield Instance("kv_cache", core, core, values=frozenset({storage}), required=False, where="state")
 
 
-def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
+def modalities_of(graph: Graph, kept: RetainedTensors) -> dict[int, frozenset[Modality]]:
     """Return the modalities of the inputs that reach each node; unreached nodes are not listed."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     results: dict[int, frozenset[Modality]] = {}
@@ -153,7 +153,7 @@ def modalities_of(graph: Graph, kept: Kept) -> dict[int, frozenset[Modality]]:
     return results
 
 
-def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept) -> list[int]:
+def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: RetainedTensors) -> list[int]:
     """Return nodes at which modalities meet that did not meet in any input of the node."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     results = []
@@ -167,7 +167,11 @@ def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: Kept)
 
 
 def fusions(
-    graph: Graph, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]], kept: Kept, required: bool
+    graph: Graph,
+    runs: Sequence[ModuleRun],
+    kinds: Mapping[int, frozenset[Modality]],
+    kept: RetainedTensors,
+    required: bool,
 ) -> Iterator[Instance]:
     """Yield fusion points, one instance for each module with one."""
     by_run: dict[int | None, list[int]] = defaultdict(list)

@@ -12,7 +12,7 @@ from djinn_server.rlimits import allow_many_files, limit_memory
 from djinn_server.system import memory
 
 
-class Kept(logging.Handler):
+class LogLines(logging.Handler):
     def __init__(self):
         super().__init__()
         self.lines = []
@@ -52,7 +52,7 @@ with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connectio
     tcp.widen(sock, 4 << 20)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 1 << 17
     assert refused(tcp.PeerSilence().seconds, sock), "Linux has no such option"
-logging.getLogger("djinn").addHandler(kept := Kept())
+logging.getLogger("djinn").addHandler(kept := LogLines())
 logging.getLogger("djinn").setLevel(logging.INFO)
 trimmer()()
 trimmer()()

@@ -85,8 +85,8 @@ def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
     torch.manual_seed(0)
     model, inputs = architecture.make()
     unsettle(model)
-    theirs, sent_bytes = copy.deepcopy(model).to(REMOTE), moved(inputs, REMOTE)
-    model, inputs = model.to(here), moved(inputs, here)
+    theirs, sent_bytes = copy.deepcopy(model).to(REMOTE), move_inputs(inputs, REMOTE)
+    model, inputs = model.to(here), move_inputs(inputs, here)
     remote = outcome(theirs, sent_bytes)
     local = outcome(model, inputs)
     return Verdict(
@@ -111,14 +111,14 @@ def unsettle(model: nn.Module) -> None:
             parameter.add_(torch.randn(parameter.shape), alpha=0.05)
 
 
-def moved(inputs: Any, device: str) -> Any:
+def move_inputs(inputs: Any, device: str) -> Any:
     """Return the inputs with every tensor moved to a device."""
     if isinstance(inputs, torch.Tensor):
         return inputs.to(device)
     if isinstance(inputs, Mapping):
-        return {name: moved(value, device) for name, value in inputs.items()}
+        return {name: move_inputs(value, device) for name, value in inputs.items()}
     if isinstance(inputs, (list, tuple)):
-        return type(inputs)(moved(value, device) for value in inputs)
+        return type(inputs)(move_inputs(value, device) for value in inputs)
     return inputs
 
 

@@ -138,7 +138,7 @@ def test_name_prefix_selects_cases(module, capsys):
 def test_relay_delays_frames(module):
     links = module("links")
     with links.ExitStack() as stack:
-        way = links.partial(links.relayed, stack, links.Conditions(round_trip=0.01))
+        way = links.partial(links.start_relay, stack, links.Conditions(round_trip=0.01))
         with links.measured([], "127.0.0.1", way) as seconds:
             assert seconds >= 0.01
 

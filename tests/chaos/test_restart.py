@@ -14,7 +14,7 @@ import djinn
 from djinn_core.protocol.delivery.record_log import RecordReader, RecordWriter
 from djinn_server.launch.token_table import change_table, create
 from djinn_server.recovery.journal_versions import JOURNAL_VERSION, MAGIC
-from evaluation.chaos.disturbing import RestartedServer, executors, resumed
+from evaluation.chaos.disturbing import RestartedServer, executors, resume_count
 from evaluation.chaos.programs import PROGRAMS, REMOTE
 
 
@@ -49,11 +49,11 @@ CASES = [
 @pytest.mark.parametrize(("name", "moment", "number"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_program_continues_after_a_restart(server, name, moment, number):
     expected = PROGRAMS[name](lambda _: None)
-    before, (victim,) = resumed(), executors()
+    before, (victim,) = resume_count(), executors()
     found = PROGRAMS[name](lambda step: step == moment and server.restart(number=number))
     server.join()
     assert found == expected
-    assert resumed() == before + 1
+    assert resume_count() == before + 1
     wait_for(lambda: not exists(victim), "the end of the executor of a server that was ended")
 
 

@@ -48,7 +48,7 @@ def part(code, seconds=60, *, gpu=False):
     ],
 )
 def test_each_outcome_of_part_is_a_row(tmp_path, code, seconds, expected):
-    row = run_gpu.tried(part(code), "cpu", tmp_path, seconds)
+    row = run_gpu.run_part(part(code), "cpu", tmp_path, seconds)
     assert row | expected == row
 
 
@@ -114,7 +114,7 @@ def test_device_wait_inside_op_is_found():
         given = torch.arange(8.0)
         handles = [client.upload(given)]
         for step, waits in ((add, False), (by_mask, True)):
-            program, before = frames.recorded(step, [given]), client.figures()
+            program, before = frames.record(step, [given]), client.figures()
             client.submit(program, handles)
             client.answer()
             assert bool(frames.hidden_synchronizations(before, client.figures())) is waits

@@ -6,7 +6,7 @@ import pytest
 
 from djinn_profiler.plans.cluster_plan import planning_plugins
 from evaluation.ablation.run_ablation import Compared, Figures, verdicts
-from evaluation.ablation.scenarios import SCENARIOS, measured
+from evaluation.ablation.scenarios import SCENARIOS, measure
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
@@ -25,20 +25,20 @@ def plugins():
     ],
 )
 def test_two_devices_are_faster_than_one(name, least, does, plugins):
-    row = measured(BY_NAME[name], plugins)
+    row = measure(BY_NAME[name], plugins)
     assert row.gain >= least
     assert does in row.how
 
 
 def test_slow_link_favours_recomputation(plugins):
-    row = measured(BY_NAME["recomputation, 1 Gbit/s"], plugins)
+    row = measure(BY_NAME["recomputation, 1 Gbit/s"], plugins)
     assert "recomputation" in row.how
     assert row.two_ms < 0.1 * row.other_ms
     assert row.two_bytes < 0.02 * row.other_bytes
 
 
 def test_large_tables_stay_in_place(plugins):
-    row = measured(BY_NAME["recommender tables, 104 GB"], plugins)
+    row = measure(BY_NAME["recommender tables, 104 GB"], plugins)
     assert row.one_ms is None
     assert row.two_bytes < 0.001 * row.other_bytes
 

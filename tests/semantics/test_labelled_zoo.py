@@ -16,7 +16,7 @@ from djinn_core.ir.graph import Graph
 from djinn_core.planning.builtins.flops import flops_of
 from evaluation.semantics.labelled_zoo import LABELLED, PLAIN, ZOO, labelled
 from evaluation.semantics.phase_truth import workloads_of
-from evaluation.semantics.scoring import NAMES, Judged, Sum, least, of_pattern, score
+from evaluation.semantics.scoring import NAMES, JudgedMatch, Sum, least, of_pattern, score
 
 # One architecture of each family: the situation in which it is looked at, and how many instances of each pattern it has.
 EXPECTED = {
@@ -143,7 +143,7 @@ def test_optional_instances_are_not_scored(embedded, recorded):
 
 def test_confidence_calibration():
     def judged(confidence, right):
-        return Judged(PatternMatch("mlp", (0,), confidence, "it was told"), right)
+        return JudgedMatch(PatternMatch("mlp", (0,), confidence, "it was told"), right)
 
     total = Sum()
     total.judged["attention"] += [judged(0.95, True)] * 3 + [judged(0.91, False)] + [judged(0.95, None)]

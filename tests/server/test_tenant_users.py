@@ -27,7 +27,7 @@ from djinn_core.system.accounts import missing_right
 from djinn_core.wire.messages import PROTOCOL_VERSION, Attach, Hello, Welcome
 from djinn_server.launch.system_users import open_users
 from djinn_server.launch.token_table import change_table, create
-from evaluation.chaos.disturbing import RestartedServer, executors, kill, resumed
+from evaluation.chaos.disturbing import RestartedServer, executors, kill, resume_count
 from evaluation.chaos.programs import PROGRAMS, REMOTE
 
 USERS = {"alice": 70_001, "bob": 70_002}
@@ -258,12 +258,12 @@ def test_model_runs_and_survives_the_gateways_and_the_executors_end(world):
     server, _ = world
     with using(world, "alice"):
         expected = PROGRAMS["train"](lambda _: None)
-        before = resumed()
+        before = resume_count()
         strikes = {5: server.restart, 25: lambda: kill(executors())}
         found = PROGRAMS["train"](lambda step: step in strikes and strikes[step]())
         server.join()
         assert found == expected
-        assert resumed() >= before + 2
+        assert resume_count() >= before + 2
         (process,) = executors()
         assert status_of(process)[0]["Uid"].split()[0] == "70001"
 
