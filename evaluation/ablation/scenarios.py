@@ -258,7 +258,7 @@ class Row:
     one_ms: float | None
     two_ms: float
     two_bytes: int
-    describe_plan: str
+    how: str
     instead: str = ""
     other_ms: float | None = None
     other_bytes: int | None = None
@@ -322,7 +322,7 @@ def main() -> None:
             "" if row.other_bytes is None else f"{row.instead}: {row.other_ms:.4g} ms, {row.other_bytes / 1e6:,.1f} MB"
         )
         two = f"{row.two_ms:.4g} ms | {gain} | {row.two_bytes / 1e6:,.1f} MB"
-        print(f"| {row.name} | {row.promised} | {one} | {two} | {row.describe_plan} | {other} |")
+        print(f"| {row.name} | {row.promised} | {one} | {two} | {row.how} | {other} |")
     if options.json:
         print(json.dumps([attrs.asdict(row) for row in rows]))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from evaluation import start_server as servers
+from evaluation import served as servers
 from evaluation.benchmarks.measuring import Case, Effort, Outcome, main
 from evaluation.benchmarks.serving import connected
 
@@ -96,8 +96,8 @@ def embedded_again(effort: Effort) -> Outcome:
         return seconds_beyond_torch(effort, script)
 
 
-def start_server(effort: Effort) -> Outcome:
-    with servers.start_server(threads=effort.threads) as serving:
+def connected_process(effort: Effort) -> Outcome:
+    with servers.served(threads=effort.threads) as serving:
         environment = {"DJINN_SERVERS": serving.tcp, "DJINN_TOKEN": serving.token}
         return seconds_beyond_torch(effort, FIRST, environment)
 
@@ -130,7 +130,7 @@ def new_program(effort: Effort) -> Outcome:
 
 CASES = [
     Case("import", 0.15, import_, unit="s"),
-    Case("served", 0.15, start_server, unit="s"),
+    Case("served", 0.15, connected_process, unit="s"),
     Case("embedded", 0.5, embedded, unit="s"),
     Case("embedded_at_import", 0.5, embedded_at_import, unit="s"),
     Case("embedded_again", 0.5, embedded_again, unit="s"),

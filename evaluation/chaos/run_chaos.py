@@ -162,7 +162,7 @@ def _while_writing(name: str, options: Options, chance: random.Random, folder: P
     with one_server(folder, *kept), contextlib.chdir(folder):  # folder of pointer files
         result = files.FileKills(folder)
         tally = disturb(files.PROGRAMS[name], options.kills, chance, result.executor)
-        result.look()
+        result.check_files()
     print(f"{name:18} {tally}; {result}", flush=True)
     return {f"{name}_{key}": float(value) for key, value in (tally.figures() | result.figures()).items()}
 

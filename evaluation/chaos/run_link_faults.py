@@ -26,7 +26,8 @@ from typing import Any
 import attrs
 
 from evaluation import ROOT
-from evaluation.benchmarks import links, serving
+from evaluation.benchmarks import links
+from evaluation.served import served
 
 TOKEN = "evaluation-link-faults"
 STEPS, BEFORE = 60, 20  # number of steps in total and before the fault
@@ -103,8 +104,8 @@ def run(case: Case) -> dict[str, Any]:
     """Run the loop with the fault after some steps."""
     with links.namespace(case.conditions) as inside, tempfile.TemporaryDirectory() as cache:
         network = ["--host", links.SERVER, "--insecure-plaintext-on-network", "--store-gib", "0"]
-        with serving.server(*network, prefix=inside, environment={"DJINN_TOKEN": TOKEN}) as file:
-            environment = {"DJINN_SERVERS": serving.url_of(file), "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
+        with served(*network, prefix=inside, environment={"DJINN_TOKEN": TOKEN}) as file:
+            environment = {"DJINN_SERVERS": file.tcp, "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
             return _loop(case, environment | {"XDG_CACHE_HOME": cache, "DJINN_CONFIG": os.devnull})
 
 

@@ -53,12 +53,11 @@ from djinn_server.recovery.snapshot_format import (
     Snapshot,
     decode_snapshot,
     encode_snapshot,
-    octets_of,
     put_values,
 )
 from djinn_server.running.device_time import DeviceTimer
 from djinn_server.running.own_operators import own_operators
-from djinn_server.running.random_state import DeviceRandomness
+from djinn_server.running.random_state import DeviceRandomness, state_to_bytes
 from djinn_server.running.template_compiler import compile_template
 from djinn_server.running.values import ValueTable
 from djinn_server.weights.uploads import UploadAssembly
@@ -250,7 +249,7 @@ def _snapshot(data: bytes) -> None:
 def _snapshot_seeds(draw: random.Random) -> list[bytes]:
     items = (Item(8, (View(1 << 32 | 1, "float32", (2,), (1,)),)),)
     templates = (KnownTemplate(b"d" * 16, TEMPLATE, (), (5,)),)
-    state = octets_of(torch.Generator().get_state())
+    state = state_to_bytes(torch.Generator().get_state())
     whole = Snapshot(3, templates, items, ((9, 1.5), (10, (1.0, 2.0))), ((11, state),), state)
     return _packed([encode_snapshot(whole), [bytes(8)]])
 

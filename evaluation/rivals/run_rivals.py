@@ -27,9 +27,10 @@ from typing import Any
 import torch
 
 from evaluation import ROOT
-from evaluation.benchmarks import links, serving
+from evaluation.benchmarks import links
 from evaluation.rivals import tables
 from evaluation.rivals.counting import PROGRAMS, Program
+from evaluation.served import served
 
 ROUND_TRIPS_MS = (0, 10, 45, 116)
 CLUSTER = Path(__file__).with_name("gpu.toml")
@@ -44,8 +45,8 @@ def start_server(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, st
     if inside:
         network += ["--host", links.SERVER, "--insecure-plaintext-on-network"]
     options = {"DJINN_TOKEN": TOKEN, "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
-    with serving.server(*network, device=device, prefix=inside, environment=options) as file:
-        yield {"DJINN_SERVERS": serving.url_of(file), "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
+    with served(*network, device=device, prefix=inside, environment=options) as file:
+        yield {"DJINN_SERVERS": file.tcp, "DJINN_TOKEN": file.token, "DJINN_DISABLE": "local"}
 
 
 def count(name: str, options: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, dict[str, float]]:
