@@ -41,7 +41,7 @@ class Program:
         summary: one line for the list.
         default: arguments if the command line has none.
         variables: environment variables of the process.
-        layer: environment that the program needs; None: the current one.
+        layer: virtual environment that the program needs. None selects the current environment.
     """
 
     command: tuple[str, ...]
@@ -59,12 +59,12 @@ def _module(
     variables: Mapping[str, str] = QUIET,
     layer: Layer | None = None,
 ) -> Program:
-    """Return a program of this package, with library warnings disabled."""
+    """Return a program of this package, which runs with library warnings disabled."""
     return Program(("-W", "ignore", "-m", f"evaluation.{name}", *given), summary, default, variables, layer)
 
 
 def _tests(*paths: str, summary: str, variables: Mapping[str, str] = QUIET, layer: Layer | None = None) -> Program:
-    """Return a program that runs tests outside of the usual suite: they need a package or a variable, or take long."""
+    """Return a program that runs tests that are not in the usual suite: they need a package or a variable, or take long."""
     return Program(("-m", "pytest", *paths), summary, variables=variables, layer=layer)
 
 

@@ -68,7 +68,7 @@ def _is_locked() -> bool:
 def torch_requirement() -> str:
     """Return a requirement of the installed PyTorch for an environment that does not include it.
 
-    The Makefile writes its given requirement and the found version next to the environment.
+    The Makefile writes the requirement and the installed version into the folder of the environment.
     """
     result, inputs = Path(sys.prefix, "torch.here"), Path(sys.prefix, "torch.wanted")
     if inputs.exists() and not (result.exists() and result.read_text().strip()):

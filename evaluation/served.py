@@ -45,7 +45,7 @@ class Server:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Return one URL by scheme."""
+        """Return the server's first URL of each scheme, by scheme."""
         return {urlsplit(url).scheme: url for url in reversed(self.connection.urls)}
 
     @property
@@ -78,11 +78,11 @@ def start_server(
 ) -> Server:
     """Start a server that drains for at most a second, and wait until it listens.
 
-    Its log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix`: command prefix. `start`:
-    starts a process as `subprocess.Popen` does, given the arguments of `python`. None: `Popen`.
+    The server's log is `folder/log`. Its environment is `plain_environment()` with `environment`. `prefix`: command prefix.
+    `start`: function that starts a process as `subprocess.Popen` does, given the arguments of `python`, or None.
 
     Raises:
-        RuntimeError: it ended, or does not listen after `SECONDS`. The message is its log.
+        RuntimeError: the server ended, or does not listen after `SECONDS`. The message is its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "connection.json"
@@ -114,7 +114,7 @@ def served(
     prefix: Sequence[str] = (),
     start: Callable[..., Any] | None = None,
 ) -> Iterator[Server]:
-    """Run a server as `start_server` does, during the block; by default in a temporary folder."""
+    """Run a server as `start_server` does, during the block. Without `folder`, use a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
         server = start_server(
             folder or Path(temporary),

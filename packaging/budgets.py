@@ -43,7 +43,7 @@ Budgets = dict[str, dict[str, int]]
 
 @attrs.frozen
 class Figure:
-    """A measured size, and the place to look at if it is too large."""
+    """A measured size. `look_at`: description of what to shorten if it exceeds its budget."""
 
     value: int
     look_at: str
@@ -61,13 +61,13 @@ class Text:
 
     @property
     def language(self) -> str | None:
-        """None for data."""
+        """Language that counts the file's lines, or None for data."""
         path = Path(self.path)
         return next((name for name, kinds in LANGUAGES.items() if kinds & {path.suffix, path.name}), None)
 
     @property
     def folder(self) -> str:
-        """The top-level folder; `.` for files of the root."""
+        """Top-level folder, or `.` for files of the root."""
         apart = [folder for folder in APART if self.path.startswith(f"{folder}/")]
         return apart[0] if apart else self.path.split("/")[0] if "/" in self.path else "."
 
@@ -104,7 +104,7 @@ def longest_file(texts: Iterable[Text], language: str) -> Figure:
 def imports_between_modules(files: Iterable[str]) -> tuple[list[Import], set[str]]:
     """Return all imports between our modules, and the packages that hold modules.
 
-    Imports inside functions and under `TYPE_CHECKING` count: whoever reads one module of the circle needs the other.
+    Imports inside functions and under `TYPE_CHECKING` count, because a reader of one module of a circle needs the others.
     """
     packages = [match for path in files if (match := re.fullmatch(r"(|plugins/\w+/)(\w+)/__init__\.py", path))]
     sys.path[:0] = [str(ROOT / match[1]) for match in packages]
@@ -137,7 +137,7 @@ def import_circles(files: Iterable[str]) -> dict[str, Figure]:
 
 
 def names_of(path: str) -> int:
-    """Return how many names the `__all__` of a public module has."""
+    """Return the number of names in the `__all__` of a module."""
     for node in ast.parse((ROOT / path).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return len(ast.literal_eval(node.value))

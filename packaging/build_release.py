@@ -1,10 +1,10 @@
-"""Builds the release into a folder: a wheel and a source distribution of every package, checked, with their digests.
+"""Build the release into a folder: a wheel and a source distribution of every package, checked, with their digests.
 
-Everything is built twice: once as a release is (the wheel from the source distribution), and once from a copy of the tracked files elsewhere,
-with other permissions. Both must give the same bytes.
+Every package is built twice: as for a release (the wheel from the source distribution), and from a copy of the tracked files in another
+folder with other permissions. Both builds must give the same bytes.
 
-It runs in an environment with the extra `release` of pyproject.toml (`make dist`). djinn-native is compiled by another Python, which has PyTorch:
-one wheel for this machine. cibuildwheel makes those of other platforms (djinn_native/README.md).
+The script runs in an environment with the extra `release` of pyproject.toml (`make dist`). Another Python, which has PyTorch, compiles
+djinn-native: one wheel for this machine. cibuildwheel makes the wheels of other platforms (djinn_native/README.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ TOP_LEVEL = {"djinn": "djinn,djinn_core,djinn_client"}
 
 
 def epoch() -> str:
-    """Seconds since 1970 that files in the packages bear: of the last commit, or of 1 January 2026 outside a checkout."""
+    """Return the modification time of files in the packages, in seconds since 1970.
+
+    It is the time of the last commit, or 1 January 2026 outside a checkout.
+    """
     result = subprocess.run(
         ["git", "-C", ROOT, "log", "-1", "--format=%ct"], check=False, capture_output=True, text=True
     )
@@ -47,7 +50,7 @@ def epoch() -> str:
 
 
 def check_tag(root: Path) -> None:
-    """StepError if the commit has the tag of another version than the packages."""
+    """Raise StepError if the commit has a version tag that differs from the version of the packages."""
     command = ["git", "-C", root, "tag", "--points-at", "HEAD", "--list", "v[0-9]*"]
     tags = subprocess.run(command, check=False, capture_output=True, text=True).stdout.split()
     version = version_of(root)
@@ -59,7 +62,7 @@ def check_tag(root: Path) -> None:
 
 
 def copy_sources(to: Path) -> Path:
-    """A copy of the files that git tracks, or would if they were added; of all, outside a checkout."""
+    """Copy the files that git does not ignore to the folder `to`, and return it. Outside a checkout, copy all files."""
     command = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
     if result.returncode:
@@ -72,7 +75,10 @@ def copy_sources(to: Path) -> Path:
 
 
 def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
-    """Build all packages of a checkout. Without options: source distributions, and the wheels from them."""
+    """Build all packages of the checkout `source` into the folder `to`.
+
+    `options`: of `python -m build`. Without options, it builds source distributions, and wheels from these.
+    """
 
     def build_package(package: str) -> None:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", to, *options, source / package]
@@ -83,7 +89,10 @@ def build(source: Path, to: Path, *options: str, umask: int = -1) -> None:
 
 
 def build_native(python: Path, source: Path, to: Path, umask: int = -1) -> None:
-    """Build the source distribution of djinn-native, and its wheel: from that where `source` is the checkout, else from `source`."""
+    """Build the source distribution of djinn-native and its wheel into the folder `to`.
+
+    If `source` is the checkout, the wheel is built from the source distribution, otherwise from `source`.
+    """
     command = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--sdist", "--outdir", to]
     run(*command, source / NATIVE, umask=umask)
     (archive,) = to.glob(f"{NATIVE}-*.tar.gz")
@@ -93,7 +102,7 @@ def build_native(python: Path, source: Path, to: Path, umask: int = -1) -> None:
 
 
 def normalize(archive: Path) -> None:
-    """Pack a source distribution again: setuptools writes times, modes and the user of its files, which differ between machines."""
+    """Pack a source distribution again with fixed times, modes and user, which differ between machines in setuptools' archives."""
     buffer = io.BytesIO()
     with tarfile.open(archive) as old, tarfile.open(fileobj=buffer, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda member: member.name):
@@ -105,7 +114,7 @@ def normalize(archive: Path) -> None:
 
 
 def differing(first: Path, second: Path) -> Iterator[str]:
-    """Names of files that are in one folder alone, or whose bytes differ."""
+    """Yield the names of files that are in only one of two folders, or whose bytes differ."""
     names = {path.name for folder in (first, second) for path in folder.iterdir()}
     for name in sorted(names):
         files = [folder / name for folder in (first, second)]

@@ -8,21 +8,21 @@ from pathlib import Path
 
 
 class StepError(RuntimeError):
-    """A command failed, or what it made is not as it must be; the message has what it printed."""
+    """A command failed, or its result is wrong. The message has the command's output."""
 
 
 def run(*command: object, umask: int = -1, cwd: Path | None = None, seconds: float = 3600.0, **environment: str) -> str:
-    """What a command prints.
+    """Run a command, and return its output.
 
     Args:
         command: the program and its arguments.
-        umask: -1: as it is.
-        cwd: where it runs; None: here.
-        seconds: after which it is ended.
-        environment: variables besides those of this process.
+        umask: file mode mask of the command. -1 keeps the mask of this process.
+        cwd: working directory of the command. None selects the current one.
+        seconds: timeout, after which the command is killed.
+        environment: environment variables, in addition to those of this process.
 
     Raises:
-        StepError: it failed, or took longer.
+        StepError: the command failed, or exceeded the timeout.
     """
     command_line = f"$ {' '.join(map(str, command))}"
     try:

@@ -1,9 +1,9 @@
-"""Sets the licence of all packages: metadata, the text beside each package, and the sentence of the README.
+"""Set the licence of all packages: metadata, the licence text in each package's folder, and the sentence of the README.
 
     python packaging/licence.py SPDX-ID --text FILE
 
-The identifier is one of SPDX's, as `Apache-2.0` or `MIT OR Apache-2.0`. FILE has the text, with the holder's name and the year where the licence
-asks for them; without it the text is loaded from SPDX's list, and placeholders in it are left for you. Files have no header: one text speaks for all.
+The identifier is an SPDX expression, such as `Apache-2.0` or `MIT OR Apache-2.0`. FILE has the licence text, with the holder's name and the
+year if the licence has them. Without FILE, the text is downloaded from SPDX's list, and you fill in its placeholders. Source files have no header.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ SECTION = re.compile(r"(?<=^## Licence\n\n).*?(?=\n\n|\n\Z)", re.MULTILINE | re.
 
 
 class LicenceError(ValueError):
-    """The licence cannot be set; the message says why, and what to do."""
+    """The licence cannot be set. The message says why, and what to do."""
 
 
 def with_licence(pyproject: str, licence: str) -> str:
-    """The text of a pyproject.toml that names the licence, in place of one that it named before."""
+    """Return the text of a pyproject.toml with the licence `licence` instead of an earlier licence."""
     fields = f'license = "{licence}"\nlicense-files = ["LICENSE"]\n'
     return re.sub(r"^(?=requires-python = )", lambda _: fields, FIELDS.sub("", pyproject), count=1, flags=re.MULTILINE)
 
 
 def text_of(licence: str) -> str:
-    """The text of a licence from SPDX's list. LicenceError where it cannot be had."""
+    """Return the text of a licence from SPDX's list. Raise LicenceError if it cannot be downloaded."""
     try:
         with urllib.request.urlopen(TEXTS.format(licence), timeout=30) as answer:  # noqa: S310 - the address is above
             return answer.read().decode()
@@ -45,7 +45,7 @@ def text_of(licence: str) -> str:
 
 
 def packages(root: Path) -> list[Path]:
-    """The folders of the packages of a checkout."""
+    """Return the folders of all packages of a checkout."""
     return [
         path.parent
         for pattern in ("*.toml", "*/*.toml", "plugins/*/*.toml")
@@ -55,7 +55,7 @@ def packages(root: Path) -> list[Path]:
 
 
 def set_licence(root: Path, licence: str, text: str) -> int:
-    """Set the licence of the checkout at `root`; the number of packages."""
+    """Set the licence of all packages of the checkout at `root`. Return the number of packages."""
     result = packages(root)
     for folder in result:
         file = folder / "pyproject.toml"

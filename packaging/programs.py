@@ -1,4 +1,4 @@
-"""Programs that run in the environments of a release's trial. Each fails with an error."""
+"""Source text of programs with which `try_release.py` tests an installed release. A program raises if a test fails."""
 
 # Of a client: twenty steps give bitwise what they give on this machine.
 TRAIN = """\

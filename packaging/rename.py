@@ -1,12 +1,12 @@
-"""Gives the project another name, everywhere: distributions, imports, commands, settings, metrics, documents, files and folders.
+"""Rename the project in distributions, imports, commands, settings, metrics, documents, files and folders.
 
     python packaging/rename.py NEW-NAME
 
-The name is one word of lower-case letters and digits, because packages are imported under it. `djinn` becomes the name as it is given, `Djinn`
-the name with a capital, `DJINN` the name in capitals, also inside of longer words. The bytes at the start of a frame or a journal
-(`DJNF`, `DJNJ`) stay: users do not see them. Lists that were sorted by name are sorted again by `ruff`.
+The name is a word of lower-case letters and digits, because Python imports packages by this name. `djinn` becomes the new name, `Djinn` the
+name with a capital, and `DJINN` the name in capitals, also inside longer words. The first bytes of a frame or a journal (`DJNF`, `DJNJ`)
+stay, because users do not see them. `ruff` sorts imports again.
 
-The checkout must have no changes that are not committed. Afterwards: `make venv test`, and look at `git diff`.
+The checkout must have no uncommitted changes. Afterwards, run `make venv test`, and look at `git diff`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ NAME = re.compile(r"[a-z][a-z0-9]{1,30}")
 
 
 def renamed(text: str, name: str, old: str = OLD) -> str:
-    """`text` with `name` in place of the old name, in the three ways of writing it."""
+    """Return `text` with `name` instead of the name `old`, in lower case, with a capital and in capitals."""
     pairs = {old: name, old.capitalize(): name.capitalize(), old.upper(): name.upper()}
     return re.sub("|".join(pairs), lambda found: pairs[found[0]], text)
 
 
 def tracked(root: Path) -> list[str]:
-    """Files of the checkout that git tracks, relative to `root`."""
+    """Return the paths of the files that git tracks, relative to `root`."""
     return [name for name in run("git", "-C", root, "ls-files", "-z").split("\0") if name]
 
 
 def rename(root: Path, name: str) -> int:
-    """Rename the checkout at `root`; the number of files that changed."""
+    """Rename the project in the checkout at `root`. Return the number of changed files."""
     changes = 0
     for old_path in tracked(root):
         source, new_path = root / old_path, renamed(old_path, name)
@@ -60,14 +60,14 @@ def rename(root: Path, name: str) -> int:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder and its parents as far as they hold only bytecode. Python would import the rest as a namespace package."""
+    """Remove a folder and its parents if they hold only bytecode, because Python would import them as namespace packages."""
     while not {path.name for path in folder.iterdir()} - {"__pycache__"}:
         shutil.rmtree(folder)
         folder = folder.parent
 
 
 def sort_again(root: Path) -> None:
-    """Sort imports and wrap lines again where the length or the first letter of the name moved them."""
+    """Sort imports and wrap lines again, because the new name has another length and first letter."""
     ruff = [sys.executable, "-m", "ruff"]
     run(*ruff, "check", "--quiet", "--fix", "--exit-zero", "--select", "I,RUF022", ".", cwd=root)
     run(*ruff, "format", "--quiet", ".", cwd=root)

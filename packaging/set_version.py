@@ -1,4 +1,4 @@
-"""Sets the version of all packages, and wherever documents and charts name it.
+"""Set the version of all packages, and in documents and charts that name it.
 
     python packaging/set_version.py 26.12.0rc1
 
@@ -31,12 +31,12 @@ FILES = (
 
 
 def version_of(root: Path) -> str:
-    """The version of the checkout at `root`."""
+    """Return the version of the checkout at `root`."""
     return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
 
 
 def set_version(root: Path, new: str) -> int:
-    """Replace the version of the checkout at `root`; the number of files that changed."""
+    """Replace the version of the checkout at `root` by `new`. Return the number of changed files."""
     old = re.compile(rf"(?<![\d.]){re.escape(version_of(root))}(?![\d.]*\d|(?:a|b|rc)\d)")
     changes = 0
     for file in [file for pattern in FILES for file in sorted(root.glob(pattern))]:
@@ -48,7 +48,7 @@ def set_version(root: Path, new: str) -> int:
 
 
 def calendar_version(text: str) -> str:
-    """A version in its normal form. ValueError if it is none of the calendar's: YEAR.MONTH.PATCH."""
+    """Return a version in its normal form. Raise ValueError if it has not the form YEAR.MONTH.PATCH."""
     try:
         version = Version(text)
     except InvalidVersion as error:

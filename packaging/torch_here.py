@@ -1,7 +1,7 @@
-"""Prints the version of the PyTorch that this Python has, if Djinn can use it; nothing otherwise.
+"""Print the version of this Python's PyTorch if Djinn can use it, otherwise nothing.
 
-With the folder of a virtual environment as argument, lets that environment see the packages beside this PyTorch, below its own. The Makefile
-uses both, so that no second PyTorch is installed.
+If the argument is the folder of a virtual environment, let this environment import the packages of this Python as well. Its own packages come
+first. The Makefile uses both, so that no second PyTorch is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[1] / "djinn_native" / "pyproject.toml
 
 
 def usable() -> importlib.metadata.Distribution | None:
-    """The PyTorch of this Python; None if there is none, if the client's device is not built for it, or if it cannot be imported."""
+    """Return the PyTorch of this Python, or None if it is missing, of an unsupported version, or cannot be imported."""
     try:
         result = importlib.metadata.distribution("torch")
     except importlib.metadata.PackageNotFoundError:

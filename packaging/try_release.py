@@ -1,8 +1,8 @@
-"""Installs a built release without the checkout and uses it: a client, a server, a planner, the demo, pipx and uv.
+"""Install a built release without the checkout, and test it: a client, a server, a planner, the demo, pipx and uv.
 
-Each environment has what one kind of user installs. PyTorch is installed once, below all of them, so that sizes and times are those of
-Djinn beside it. It runs in an environment with the extra `release` (`make dist`), and writes a bill of materials of each environment in
-CycloneDX's JSON, and `sizes.json`, into the folder of the release.
+Each environment has the packages that one kind of user installs. All share one PyTorch, so that sizes and times are those of Djinn alone. The
+script runs in an environment with the extra `release` (`make dist`). It writes a bill of materials of each environment as CycloneDX JSON, and
+`sizes.json`, into the folder of the release.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ run = partial(
 
 
 def wheels(release: Path, names: tuple[str, ...]) -> list[str]:
-    """Wheel files with extras, as pip wants them."""
+    """Return the paths of wheels in the folder `release` with their extras, as arguments of pip."""
     results = []
     for name in names:
         package, _, extras = name.partition("[")
@@ -56,12 +56,12 @@ def wheels(release: Path, names: tuple[str, ...]) -> list[str]:
 
 
 def packages_folder(python: Path) -> Path:
-    """The folder of an environment's packages."""
+    """Return the folder of an environment's packages. `python`: interpreter of the environment."""
     return Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
 
 
 def environment(folder: Path, base: Path) -> Path:
-    """The interpreter of a new environment on top of `base`, which has PyTorch and pip."""
+    """Make an environment in `folder` on top of `base`, which has PyTorch and pip. Return its interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     run(base, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
@@ -71,7 +71,7 @@ def environment(folder: Path, base: Path) -> Path:
 
 
 def size(folder: Path, pattern: str = "*") -> float:
-    """MiB that the files of a folder take."""
+    """Return the size in MiB of the files in a folder that match `pattern`."""
     return round(sum(path.lstat().st_blocks * 512 for path in folder.rglob(pattern)) / MIB, 1)
 
 
@@ -86,12 +86,12 @@ print(between - began, time.process_time() - between)
 
 
 def megabytes(python: Path) -> dict[str, float]:
-    """MiB of an environment without what lies below it."""
+    """Return the size of an environment's own packages, and of their compiled modules, in MiB, by label."""
     return {"MiB": size(packages_folder(python)), "of that compiled modules": size(packages_folder(python), "*.pyc")}
 
 
 def seconds(python: Path) -> dict[str, float]:
-    """Processor seconds of importing, the least of five times."""
+    """Return the processor seconds of imports, by label: the minimum of five runs."""
     times = [[float(part) for part in run(python, "-c", TIMING).split()] for _ in range(5)]
     torch, djinn = (min(column) for column in zip(*times, strict=True))
     return {"import torch, s": round(torch, 2), "import djinn after it, s": round(djinn, 2)}
@@ -103,10 +103,10 @@ def delete_client(python: Path) -> None:
 
 
 def check_plugins(python: Path, folder: Path) -> str:
-    """List plugins with the command of an environment; all must be in use.
+    """Return the list of plugins that an environment's command prints.
 
     Raises:
-        StepError: a plugin is not.
+        StepError: a plugin is not in use.
     """
     rows = json.loads(run(python.with_name("djinn"), "plugins", "--json", HOME=str(folder)))
     if unusable := [row for row in rows if row["status"] != "active"]:
@@ -115,9 +115,9 @@ def check_plugins(python: Path, folder: Path) -> str:
 
 
 def use_remotely(server: Path, client: Path, folder: Path) -> None:
-    """Serve with one environment and run a program and `djinn doctor` with another, over TLS and the transport that it has.
+    """Run a server in one environment, and a program and `djinn doctor` in another, over TLS.
 
-    The server knows the token that `djinn token` made, and finds no program on its search path, so no compiler either.
+    `djinn token` makes the token. The server's search path is empty, so it finds no compiler.
 
     Raises:
         StepError: the server did not start, or the program failed.
@@ -155,7 +155,7 @@ def use_remotely(server: Path, client: Path, folder: Path) -> None:
 
 
 def bill_of_materials(python: Path, to: Path) -> None:
-    """Write what an environment consists of; where a wheel was lying when it was installed is left out."""
+    """Write an environment's bill of materials, without the paths from which wheels were installed."""
     outputs = [
         sys.executable,
         "-m",
@@ -178,7 +178,7 @@ def bill_of_materials(python: Path, to: Path) -> None:
 
 
 def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
-    """How `pipx install` and `uv tool install` from the wheels ended; a tool that is not there is not tried."""
+    """Return the outcomes of `pipx install` and `uv tool install` from the wheels, by tool. Missing tools are left out."""
     djinn, *others = wheels(release, ("djinn", "djinn_native", "djinn_tcp", "djinn_commands"))
     (folder / "torch.txt").write_text(torch + "\n")
     own = {
@@ -232,10 +232,10 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
 
 
 def try_alone(pythons: dict[str, Path], folder: Path) -> None:
-    """Use each environment by itself.
+    """Test each environment by itself.
 
     Raises:
-        StepError: something is there that must not be, or does not work.
+        StepError: an environment has a package that it must not have, or a test fails.
     """
     run(pythons["client"], "-c", programs.ABSENT, *SERVERS_ONLY)
     run(pythons["planner"], "-c", programs.ABSENT, *SERVERS_ONLY, "djinn_native")

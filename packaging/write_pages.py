@@ -36,7 +36,7 @@ def one_line(text: str) -> str:
 
 
 def format_default(value: Any) -> str:
-    """Return a default as it is written in a configuration file; empty for defaults without a value."""
+    """Return a default as a configuration file spells it, or "" for a default without a value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -99,7 +99,7 @@ PARTS: Mapping[str, Callable[[], str]] = {"settings": settings, "kinds": kinds, 
 
 
 def renew_parts(text: str) -> str:
-    """Return the text of a page with all its parts current."""
+    """Return the text of a page with all generated parts renewed."""
     return PART.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]()}\n\n{found[4]}", text)
 
 

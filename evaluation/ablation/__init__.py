@@ -1,1 +1,1 @@
-"""The planner on described clusters: scenarios with the promised figures, and ablations of each part."""
+"""Plans for simulated clusters: scenarios with promised speedups, and ablations of patterns and optimizations."""

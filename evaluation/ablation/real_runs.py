@@ -1,4 +1,4 @@
-"""Models of the zoo on real executors, with and without each plugin: counters of the client and of `fakegpu` per step."""
+"""Run models of the zoo on real executors with and without each plugin, and count costs of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ SENT, RECEIVED = ("bytes_sent", "bytes_uploaded", "bytes_read"), ("bytes_receive
 
 @attrs.frozen
 class StepCounts:
-    """Counters of one steady step. Launches and microseconds are those of `fakegpu`, 0 elsewhere; seconds are wall time."""
+    """Counters of one step after the plan is cached.
+
+    Launches and device time are those of `fakegpu`, and 0 on other devices. `seconds` is wall time.
+    """
 
     round_trips: float
     messages: float
@@ -69,7 +72,7 @@ def session(where: str, disabled: Sequence[str]) -> Iterator[None]:
 
 
 def counters() -> dict[str, float]:
-    """Return all counters."""
+    """Return the counters of the client and of its executors, by name."""
     result, figures = djinn.stats(), executor_figures()
     return {
         "round_trips": result["round_trips"],
@@ -107,7 +110,10 @@ def count_step(name: str) -> StepCounts:
 
 
 def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return, by plugin, the models of the zoo on which one of its parts acts. `compared`: pairs of program and part."""
+    """Return by plugin the models of the zoo on which one of its patterns or optimizations acts.
+
+    `compared`: pairs of a program and the name of a part that acts on it.
+    """
     owner = {name: row.name for (_, name), row in registry.owners.items()}
     results: dict[str, dict[str, None]] = {}
     for program, part in compared:
@@ -117,9 +123,9 @@ def acting(registry: Registry, compared: Iterable[tuple[str, str]]) -> dict[str,
 
 
 def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
-    """Return what is counted, by environment, plugin that is switched off ("" for none), and model.
+    """Return the counters of a step, by environment, by disabled plugin ("" for none), and by model.
 
-    `acts`: by plugin the models that run with it and without it. A model that fails is left out.
+    `acts`: models by plugin. Each model runs with and without the plugin. Models that fail are left out.
     """
     every = list(dict.fromkeys(model for models in acts.values() for model in models))
     results: Runs = {}
@@ -136,9 +142,9 @@ def runs(acts: Mapping[str, Sequence[str]]) -> Runs:
 
 
 def effect_table(found: Runs) -> str:
-    """Return a table: what each plugin changes in a steady step of the models on which it acts.
+    """Return a table of the changes that each plugin makes to a step of the models on which it acts.
 
-    The time is that of the device on `fakegpu`, whose clock depends on the ops alone.
+    On `fakegpu`, the time is the device's, whose clock depends only on the ops.
     """
     fields = [field.name for field in attrs.fields(StepCounts) if field.name != "seconds"]
     head = ("plugin", "where", "models", "differ", "saves 10 %", "costs 2 %", *fields)
@@ -156,7 +162,7 @@ def effect_table(found: Runs) -> str:
 
 
 def _changes(pairs: Sequence[tuple[StepCounts, StepCounts]], fields: Sequence[str]) -> Iterator[str]:
-    """Yield by which share of the sum over all models each figure changes if the plugin is on."""
+    """Yield the relative change of each figure, summed over all models, if the plugin is on."""
     for field in fields:
         on, off = (sum(getattr(pair[side], field) for pair in pairs) for side in (0, 1))
         yield f"{on / off - 1:+.1%}" if off else f"+{on:,.0f}" if on else ""

@@ -1,4 +1,4 @@
-"""Ablation: disables each pattern and optimization in turn, for every program that it matches.
+"""Ablation: plan every program without each pattern and each optimization that acts on it, and compare the plans.
 
     python -m evaluation ablation [--models gpt2,llama | --every 3] [--run] [--json]
 
@@ -52,7 +52,7 @@ class Case:
 
 @attrs.frozen
 class Figures:
-    """Figures of one planned run. `bytes`: transferred between devices and to and from the client."""
+    """Simulated figures of one run. `bytes`: bytes transferred between devices and to and from the client."""
 
     ms: float
     bytes: int
@@ -62,7 +62,7 @@ class Figures:
 
 @attrs.frozen
 class Compared:
-    """One program on one cluster, with and without a part."""
+    """One program on one cluster, planned with and without a part (a pattern or an optimization)."""
 
     case: str
     cluster: str
@@ -77,7 +77,7 @@ class Compared:
 
     @property
     def gain(self) -> float:
-        """Return the share of time that the part saves; negative if it costs time."""
+        """Return the share of the time that the part saves. It is negative if the part costs time."""
         return 1 - self.with_it.ms / self.without.ms
 
 
@@ -86,10 +86,10 @@ class Verdict:
     """Effect of a part on all programs of a cluster.
 
     Attributes:
-        matched: number of programs in which it was applied or matched. acts: number of programs whose plan changes without it.
+        matched: number of programs that the part matched or changed. acts: number of programs whose plan it changes.
         gains: number of programs in which it saves at least 10 % of the time. loses: number in which it costs more than 2 %.
-        median, worst: gains in programs on which it acts.
-        launches, bytes: total relative change in these programs.
+        median, worst: median and smallest share of time saved in programs on which it acts.
+        launches, bytes: relative change of the sum over these programs.
     """
 
     part: str
@@ -119,12 +119,12 @@ def cases(models: Sequence[str], *, scenarios: bool) -> Iterator[Case]:
 
 
 def plan_program(graph: Graph, count: int, plugins: Plugins) -> ClusterPlan:
-    """Plan a program of the zoo."""
+    """Return the plan of a program of the zoo for `count` devices."""
     return plan_for_cluster(graph, cluster(count), plugins, exact=False, rewrite=rewrite)
 
 
 def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
-    """Return the figures of one run; for a stream, the mean over the devices that take turns."""
+    """Return the figures of one run. If several devices process a stream in rotation, return the mean over the devices."""
     on_device = transfers = launches = 0
     for plan in plans:
         schedule, line = plan.result.schedule, plan.timeline
@@ -138,7 +138,7 @@ def figures_of(plans: Sequence[ClusterPlan]) -> Figures:
 
 
 def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
-    """Return kinds and names of matching patterns and applied optimizations."""
+    """Return pairs of kind and name for matching patterns and applied optimizations."""
     results = set()
     for plan in plans:
         for result in (plan.first, plan.result):
@@ -151,7 +151,7 @@ def parts_in(plans: Sequence[ClusterPlan]) -> set[tuple[str, str]]:
 
 
 def without(plugins: Plugins, kind: str, name: str) -> Plugins:
-    """Return the plugins without one object."""
+    """Return the plugins without the part `name` of the kind `kind`."""
     return PluginOverrides(plugins, **{kind: tuple(item for item in getattr(plugins, kind) if item.name != name)})
 
 

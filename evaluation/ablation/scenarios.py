@@ -1,4 +1,4 @@
-"""Programs that should gain from several executors, in simulated time, with the figures that the design promises.
+"""Programs that should be faster on several executors, in simulated time, with the speedups that the design promises.
 
     python -m evaluation scenarios [--only branches] [--json]
 
@@ -51,12 +51,12 @@ class Scenario:
     """A program with its promised speedup.
 
     Attributes:
-        build: makes the model, on the meta device, and its inputs.
-        promised: the figure in the design.
-        stream: number of inputs that follow each other without waiting; then the interval is compared, not the latency.
+        build: function that returns the model, on the meta device, and its inputs.
+        promised: speedup in the design, as text.
+        stream: number of inputs that follow each other without waiting. With several, intervals are compared, not latencies.
         options: fields of `Request`.
-        gbs: bandwidth of the link between devices.
-        instead: the plan to compare the two-device plan with: its name in the table, and its options.
+        gbs: bandwidth of the link between devices, in GB/s.
+        instead: alternative to the two-device plan: its name in the table, and its options.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Scenario:
         return capture.graph
 
     def plans(self, graph: Graph, count: int, plugins: Plugins, **options: Any) -> list[ClusterPlan]:
-        """Return the plans for `count` devices: one plan, or for a stream one per device that may have the next turn."""
+        """Return the plans for `count` devices: one plan, or, for a stream in rotation, one plan per device."""
         topology = cluster(count, self.gbs)
         turns = [device.id for device in topology.devices] if self.stream else [""]
         streams = [Stream(self.stream, turn) if turn and count > 1 else ALONE for turn in turns]
@@ -88,7 +88,7 @@ class Scenario:
 
 
 def seconds_of(plans: Sequence[ClusterPlan]) -> float:
-    """Return the latency of one run; for a stream, the interval: the share of the busiest device or link."""
+    """Return the seconds of one run. For a stream, return the interval, which is the time of the busiest device or link."""
     if len(plans) == 1:
         return plans[0].timeline.seconds
     busy: dict[object, float] = {}
@@ -188,7 +188,7 @@ def convolutions() -> Model:
 
 
 class Towers(nn.Module):
-    """`left` uses the result of `made`; `right` uses it together with the result of `own`."""
+    """Two towers: `left` reads the result of `made`, and `right` reads the results of `made` and `own`."""
 
     def __init__(self, width: int = 1024) -> None:
         super().__init__()
@@ -248,9 +248,9 @@ SCENARIOS = (
 
 @attrs.frozen
 class Row:
-    """Figures of one scenario: milliseconds of a run, and bytes between devices.
+    """Figures of one scenario: milliseconds of a run, and bytes sent between devices.
 
-    None: one device cannot hold the program.
+    `one_ms` is None if one device cannot hold the program. `other_*` are figures of the alternative plan.
     """
 
     name: str
@@ -265,7 +265,7 @@ class Row:
 
     @property
     def gain(self) -> float | None:
-        """Time on one device over time on two."""
+        """Time on one device divided by time on two, or None."""
         return None if self.one_ms is None else self.one_ms / self.two_ms
 
 
@@ -275,7 +275,7 @@ def sent_by(plans: Sequence[ClusterPlan]) -> int:
 
 
 def measure(scenario: Scenario, plugins: Plugins) -> Row:
-    """Plan a scenario for one device, for two devices, and in the way to compare with."""
+    """Return the figures of plans for one device, for two devices, and of the alternative plan."""
     graph = scenario.graph()
     try:
         one: float | None = seconds_of(scenario.plans(graph, 1, plugins, **without_pins(scenario))) * 1e3
@@ -291,7 +291,7 @@ def measure(scenario: Scenario, plugins: Plugins) -> Row:
 
 
 def without_pins(scenario: Scenario) -> dict[str, Any]:
-    """Return options that place everything on one device."""
+    """Return options that place everything on one device, if the scenario has pins, otherwise none."""
     return {"policy": "single", "pins": ()} if "pins" in scenario.options else {}
 
 

@@ -45,7 +45,7 @@ def processor_seconds(process: int) -> float:
 
 
 def product(x: torch.Tensor) -> float:
-    """Run a step."""
+    """Return the result of a step, which a client waits for."""
     return (x @ x @ x @ x).sum().item()
 
 
@@ -55,7 +55,10 @@ def matrix(side: int, device: str) -> torch.Tensor:
 
 
 def client(connect: Callable[[], Callable[[], object]], orders: Connection) -> None:
-    """Run a client process: start, then work for the requested seconds, until None is received."""
+    """Run a client process. It connects, then works for each number of seconds in `orders` until it receives None.
+
+    `connect`: connects the process, and returns its step. The client replies with the number of steps.
+    """
     torch.set_num_threads(1)
     djinn.shut_down()
     step = connect()
@@ -88,7 +91,7 @@ def by_pipe(pipe: Connection) -> Callable[[], object]:
 
 
 def worker(pipes: Sequence[Connection], side: int) -> None:
-    """Compute for some clients in a plain process, until the last one has left."""
+    """Compute the products of some clients in a process without Djinn, until the last client disconnects."""
     torch.set_num_threads(1)
     x, open_pipes = matrix(side, "cpu"), list(pipes)
     while open_pipes:
@@ -103,7 +106,7 @@ def worker(pipes: Sequence[Connection], side: int) -> None:
 
 @attrs.frozen
 class Clients:
-    """Client processes that wait for their turn."""
+    """Client processes that wait for orders."""
 
     orders: tuple[Connection, ...]
 
@@ -116,7 +119,7 @@ class Clients:
 
 @contextmanager
 def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[Clients]:
-    """Start a client process for each element, one after the other."""
+    """Start a client process for each function in `connects`, in sequence. Yield the clients, and end them afterwards."""
     orders, children = [], []
     for connect in connects:
         ours, theirs = FORKING.Pipe()
@@ -139,7 +142,7 @@ def clients(connects: Sequence[Callable[[], Callable[[], object]]]) -> Iterator[
 
 @contextmanager
 def plain(workers: int, count: int, side: int) -> Iterator[Clients]:
-    """Yield clients of processes without Djinn."""
+    """Yield `count` clients of `workers` processes without Djinn."""
     pairs = [FORKING.Pipe() for _ in range(count)]
     worker_pipes = [[theirs for _, theirs in pairs[number::workers]] for number in range(workers)]
     processes = [FORKING.Process(target=worker, args=(pipes, side), daemon=True) for pipes in worker_pipes]
@@ -172,7 +175,10 @@ def serving(servers: int, executors: int, count: int, side: int) -> Iterator[tup
 
 @attrs.frozen
 class BalanceFigures:
-    """Processor time of each of two executors, and steps per second on one and on two, for executors and plain processes."""
+    """Processor time of each of two executors, and steps per second.
+
+    `ours`, `plain`: steps per second on one and on two executors, and on one and two processes without Djinn.
+    """
 
     spent: tuple[float, ...]
     ours: tuple[float, float]
@@ -181,7 +187,7 @@ class BalanceFigures:
 
 @cache
 def measure(servers: int, count: int, effort: Effort) -> BalanceFigures:
-    """Measure all four arrangements, alternating."""
+    """Return the figures of one and two executors and of one and two processes without Djinn, in alternating turns."""
     seconds = 0.5 if effort.small else SECONDS / 2 if effort.quick else SECONDS
     count, side = (min(count, 4), 64) if effort.small else (count, SIDE)
     with ExitStack() as stack:
@@ -205,7 +211,7 @@ def measure(servers: int, count: int, effort: Effort) -> BalanceFigures:
 
 
 def balance(servers: int, count: int, effort: Effort) -> Outcome:
-    """Return the executors' processor time while `count` clients work."""
+    """Return the busiest executor's processor time divided by the least busy executor's, while `count` clients work."""
     seconds_spent = measure(servers, count, effort).spent
     return Outcome(
         max(seconds_spent) / min(seconds_spent),

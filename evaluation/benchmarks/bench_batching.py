@@ -1,4 +1,4 @@
-"""Requests that meet: sessions that decode with the same weights, with and without `--batch-sessions`, and threads of one program.
+"""Concurrent requests: sessions that decode with the same weights, with and without `--batch-sessions`, and threads of one program.
 
     python -m evaluation.benchmarks.bench_batching [--json] [--quick] [--case processor_gpt2]
 
@@ -72,7 +72,7 @@ FORKING = multiprocessing.get_context("fork")
 
 
 def model_of(config: dict[str, int], device: str) -> Any:
-    """Return a model with random weights, or on the meta device."""
+    """Return a GPT-2 model of this configuration on `device`. On the meta device, it has no weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def model_of(config: dict[str, int], device: str) -> Any:
 
 @contextmanager
 def saved_weights(config: dict[str, int]) -> Iterator[str]:
-    """Yield a folder with the weights of a model."""
+    """Yield a folder with the saved weights of a model."""
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ def saved_weights(config: dict[str, int]) -> Iterator[str]:
 
 
 def tokens_of(folder: str, config: dict[str, int], length: int) -> Iterator[int]:
-    """Yield tokens of texts, waiting for each token."""
+    """Yield greedily decoded tokens after a prompt of `length` tokens. Each token is fetched."""
     model = model_of(config, "meta")
     model.load_state_dict(dict(djinn.open_weights(f"file:{folder}", device=0)), assign=True, strict=False)
     model.tie_weights()
@@ -113,7 +113,7 @@ Sent = tuple[bytes, tuple[bytes, ...]]
 
 
 def record(folder: str, config: dict[str, int], length: int, told: Connection) -> None:
-    """Decode a text, and send the recorded frames: of the warm-up, and of the measured tokens."""
+    """Decode a text, and send two lists of recorded frames to `told`: of the warm-up and of the measured tokens."""
     torch.set_num_threads(1)
     messages: list[Sent] = []
     plain, sending = ExecutorLink.send, threading.local()
@@ -161,7 +161,7 @@ class ReplayChannel:
         self._go = threading.Semaphore(0)
 
     def release_part(self) -> int:
-        """Release the next part. Return the number of its replies."""
+        """Let the session send its next part of the frames. Return the number of replies to expect."""
         self._go.release()
         return sum(isinstance(decode(head), Submit) for head, _ in self._parts[0])
 
@@ -184,7 +184,7 @@ class ReplayChannel:
 
 
 def work(channels: Sequence[ReplayChannel]) -> None:
-    """Have all sessions send the next part, and wait for the replies."""
+    """Let all sessions send their next part, and wait for the replies."""
     answers = [channel.release_part() for channel in channels]
     for channel, count in zip(channels, answers, strict=True):
         for _ in range(count):
@@ -194,7 +194,7 @@ def work(channels: Sequence[ReplayChannel]) -> None:
 def replay(
     texts: Sequence[tuple[Sequence[Sent], Sequence[Sent]]], sessions: int, batched: bool, told: Connection
 ) -> None:
-    """Replay in several sessions. Report processor seconds and seconds per token, and batch sizes."""
+    """Replay frames in several sessions. Send processor seconds and seconds per token, and batch sizes, to `told`."""
     torch.set_num_threads(1)
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds=EXECUTOR_KINDS)
     weights = WeightReader(registry.weight_sources, EVERYTHING.permissions, registry.weight_formats)
@@ -219,7 +219,7 @@ def replay(
 
 @cache
 def record_texts(name: str, small: bool) -> Sequence[tuple[Sequence[Sent], Sequence[Sent]]]:
-    """Return the recorded frames of some texts."""
+    """Return the recorded frames of each text: of its warm-up and of its measured tokens."""
     config = SMALL if small else MODELS[name]
     folder = STACK.enter_context(saved_weights(config))
     return [in_process(record, folder, config, 8 + 5 * number) for number in range(TEXTS)]
@@ -250,7 +250,7 @@ def processor(name: str, sessions: int, effort: Effort) -> Outcome:
 
 
 def connect(settings: dict[str, Any], folder: str, config: dict[str, int], length: int) -> Callable[[], object]:
-    """Return a step of a client: one token."""
+    """Connect this process, and return a step: decoding one token."""
     djinn.configure(**settings)
     tokens = tokens_of(folder, config, length)
     return lambda: next(tokens)
@@ -328,7 +328,7 @@ def answers(
 
 
 def time_threads(name: str, batch: int, exact: bool, effort: Effort, told: Connection) -> None:
-    """Measure local and remote threads in turns, and tell the seconds and processor seconds of both, a row per turn."""
+    """Measure local and remote threads in turns, and send a row of seconds and processor seconds per turn to `told`."""
     torch.set_num_threads(1)
     count = SESSIONS if effort.small else REQUESTS // 8 if effort.quick else REQUESTS
     generator = torch.Generator().manual_seed(0)
@@ -358,7 +358,7 @@ def time_threads(name: str, batch: int, exact: bool, effort: Effort, told: Conne
 
 
 def requests(name: str, batch: int, exact: bool, effort: Effort) -> Outcome:
-    """Return the time of threads with remote encoder divided by that with a local one."""
+    """Return the time of threads with a remote encoder, divided by their time with a local encoder."""
     rows = in_process(time_threads, "tiny" if effort.small else name, batch, exact, effort)
     local, ours, alone, seconds_spent = (statistics.median(column) for column in zip(*rows, strict=True))
     figures = {

@@ -37,7 +37,7 @@ SMALL = {"n_layer": 12, "n_embd": 48, "n_head": 12, "vocab_size": 1000}  # the o
 
 
 def count(run: Callable[[], object]) -> Mapping[str, float]:
-    """Return the increase of this process's counters."""
+    """Return the increase of this process's counters during `run`."""
     djinn.synchronize()
     before = dict(djinn.stats())
     run()

@@ -49,7 +49,7 @@ class Floor(torch.Tensor):
 
 @attrs.frozen
 class Issued:
-    """A call of a model with its results. `ops`: number of recorded instructions."""
+    """A call of a PyTorch function with its arguments and result. `ops`: number of recorded instructions."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -75,7 +75,7 @@ class Listening(TorchFunctionMode):
 
 
 def nothing_is_sent() -> None:
-    """Drop recorded ops, and disable sending."""
+    """Drop recorded ops, and disable sending of programs."""
     current().take(SyncRequest())
     ops.drop_freed()
     current().limit = 10**9
@@ -110,7 +110,7 @@ def flat(values: Any) -> Iterator[Any]:
 
 
 def with_floor_tensors(value: Any) -> Any:
-    """Return the value with tensors replaced by `Floor` tensors."""
+    """Return an argument with its tensors replaced by `Floor` tensors."""
     if isinstance(value, torch.Tensor):
         return torch_dispatch.make_wrapper(Floor, *spec_of(value), REMOTE)
     return (
@@ -125,7 +125,10 @@ def spec_of(tensor: torch.Tensor) -> Spec:
 
 
 def least(calls: list[Issued]) -> tuple[list[Issued], list[tuple[Spec, ...]]]:
-    """Return the calls that reach `__torch_dispatch__` unchanged, on `Floor` tensors, and the metadata of their results."""
+    """Return the calls that record one instruction through `__torch_dispatch__`, and the metadata of their results.
+
+    The calls have `Floor` tensors as arguments.
+    """
     whole = {"linear", "matmul", "layer_norm", "scaled_dot_product_attention"}
     reaching = [
         call for call in calls if call.ops == 1 and (resolve_name(call.function) or "").split(".")[-1] not in whole
@@ -153,7 +156,7 @@ def best(run: Callable[[], object], rounds: int, before: Callable[[], object]) -
 
 @torch.no_grad()
 def average(effort: Effort) -> Outcome:
-    """Return the mean over the ops of a decode step."""
+    """Return the mean recording time of the ops of a decode step, divided by the reference."""
     calls = decode_step(effort)
     bare, specs = least(calls)
 
@@ -174,7 +177,7 @@ def average(effort: Effort) -> Outcome:
 
 
 def alternating(rounds: int, first: Any, before_first: Any, second: Any, before_second: Any) -> tuple[float, float]:
-    """Return the best time of each, alternating."""
+    """Return the best processor times of `first` and `second`, which alternate for `rounds` rounds."""
     pairs = [(best(first, 2, before_first), best(second, 2, before_second)) for _ in range(rounds)]
     return min(a for a, _ in pairs), min(b for _, b in pairs)
 
@@ -189,7 +192,7 @@ OPS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @torch.no_grad()
 def single(name: str, effort: Effort) -> Outcome:
-    """Repeat one op."""
+    """Return the client's time to record the op `name` again and again, divided by the reference."""
     spec = ((4, 4), (4, 1), 0, torch.float32)
     remote, bare = torch.empty(4, 4, device=REMOTE), torch_dispatch.make_wrapper(Floor, *spec, REMOTE)
 
@@ -236,7 +239,7 @@ def bytes_in_cpp() -> tuple[int, int]:
 
 
 def allocated(calls: list[Issued]) -> tuple[int, int]:
-    """Return the bytes that the calls leave behind, without and with the records of dead tensors."""
+    """Return the bytes that recording the calls allocates, without and with the records of dead tensors."""
     nothing_is_sent()
     gc.collect()
     tracemalloc.start()

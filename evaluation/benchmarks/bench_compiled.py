@@ -96,9 +96,9 @@ def elementwise(batch: int) -> Start:
 
 
 def under_compile(start: Start) -> Run | None:
-    """Return the same step under a local `torch.compile`; None if it does not work here.
+    """Return the step of `start` under a local `torch.compile`, or None if `torch.compile` does not work here.
 
-    Cases call `.eval()` on their model, which is where it is wrapped.
+    Cases call `.eval()` on their model. This function patches `eval` to compile the model.
     """
     try:
         with patch.object(nn.Module, "eval", lambda module: torch.compile(module.train(False))):
@@ -112,7 +112,7 @@ def under_compile(start: Start) -> Run | None:
 
 
 def warm(run: Run) -> tuple[float, int]:
-    """Call the step until the server has finished compiling. Return the seconds until then, and the number of hot templates."""
+    """Call the step until the server has finished compiling. Return the seconds that took, and the number of hot templates."""
     start = last = time.monotonic()
     quiet = hot = 0
     while quiet < QUIET_RUNS:
@@ -154,7 +154,7 @@ def measure(start: Start, times: int, effort: Effort) -> Outcome:
 
 
 def case(name: str, bar: float | None, times: int, start: Start) -> Case:
-    """Return a case of this script."""
+    """Return the case `name` with the bar `bar`, which calls the step of `start` `times` times per round."""
     return Case(name, bar, partial(measure, start, times))
 
 

@@ -47,7 +47,10 @@ IMAGES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4,
 
 @attrs.frozen
 class Case:
-    """A transformers model (module, class and settings), and its use as options of `djinn plan`."""
+    """A transformers model (module, class and settings), and its use in terms of `djinn plan`.
+
+    `step`: kind of use. `new`: number of generated tokens.
+    """
 
     module: str
     model: str
@@ -62,7 +65,7 @@ class Case:
 
     @property
     def options(self) -> list[str]:
-        """Return the options."""
+        """Options of `djinn plan` for this use."""
         description = {"step": self.step, "batch": self.batch, "tokens": self.tokens, "dtype": self.dtype}
         if self.step == "decode":
             description["new-tokens"] = self.new
@@ -118,7 +121,7 @@ SHORT = ("llama, batch 1", "resnet", "gpt2, SGD")
 
 @attrs.frozen
 class Prediction:
-    """A figure that `djinn plan` predicted, and the measured one."""
+    """A figure that `djinn plan` predicted, and its measured value."""
 
     predicted: float
     measured: float
@@ -150,7 +153,7 @@ def counting() -> Iterator[Path]:
 
 
 def predicted(config: Any, one: Case, connection_file: Path) -> Mapping[str, Any]:
-    """Return the answer of `djinn plan --json` for a configuration."""
+    """Return the output of `djinn plan --json` for a configuration."""
     from click.testing import CliRunner
 
     from djinn_commands.planning.plan_command import plan as command
@@ -175,7 +178,7 @@ def inputs_of(model: torch.nn.Module, one: Case) -> dict[str, torch.Tensor]:
 
 
 def run(model: torch.nn.Module, one: Case) -> None:
-    """Use the model as its step says."""
+    """Use the model as the case describes: generate, evaluate or train."""
     model.to(DEVICE).train(one.step == "train")
     inputs = inputs_of(model, one)
     if one.step == "decode":

@@ -60,7 +60,7 @@ def token(config: Config, effort: Effort, late: bool) -> tuple[float, float]:
 
 
 def over_link(conditions: Conditions, config: Config, late: bool, effort: Effort) -> Outcome:
-    """Return a token over the link, divided by a token on loopback with a blocking check."""
+    """Return the time of a token over the link, divided by the time of a token over loopback with a blocking check."""
     config = TOY if effort.small else config
     loopback = []
 
@@ -79,7 +79,7 @@ def over_link(conditions: Conditions, config: Config, late: bool, effort: Effort
 
 
 def on_loopback(config: Config, effort: Effort) -> Outcome:
-    """Return a token over loopback with a late check, divided by one with a blocking check."""
+    """Return the time of a token over loopback with a late check, divided by the time with a blocking check."""
     config = TOY if effort.small else config
     with connected(threads=effort.threads):
         before = token(config, effort, late=False)[0]

@@ -38,7 +38,7 @@ def token(config: Config, effort: Effort) -> tuple[float, float]:
 
 
 def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
-    """Return a token over the link, divided by a token on loopback plus a round trip."""
+    """Return the time of a token over the link, divided by the time of a token over loopback plus a round trip."""
     config = TOY if effort.small else config
     loopback = []
 
@@ -56,7 +56,10 @@ def decoding(conditions: Conditions, config: Config, effort: Effort) -> Outcome:
 
 
 def upload(conditions: Conditions, effort: Effort) -> Outcome:
-    """Return the time of 64 MiB both ways, divided by the link's time for the bytes; on a fast link also with one connection."""
+    """Return the time of 64 MiB both ways, divided by bytes over bandwidth plus a round trip.
+
+    On a fast link, also measure one connection.
+    """
     x = torch.rand((1 << 18 if effort.small else UPLOAD_BYTES) // 4)
 
     def there_and_back() -> None:

@@ -1,4 +1,4 @@
-"""The executor's log of a session: seconds per decoded token with it, divided by those without.
+"""Cost of an executor's journal of a session: seconds per decoded token with a journal, divided by those without.
 
     python -m evaluation.benchmarks.bench_log [--json] [--quick] [--case decode]
 
@@ -31,7 +31,7 @@ def connect(settings: dict[str, Any], config: dict[str, int]) -> Callable[[], ob
 
 
 def log(config: dict[str, int], effort: Effort) -> Outcome:
-    """Return the time per token with the log, divided by that without."""
+    """Return the time per token with a journal, divided by the time without."""
     with ExitStack() as stack:
         connects = []
         for options in ((), ("--journal-gib", "0")):

@@ -66,7 +66,7 @@ def convolutions(device: str) -> Results:
 
 
 def trained(loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, steps: int) -> Results:
-    """Return the losses of training steps."""
+    """Return the losses of `steps` training steps."""
     for _ in range(steps):
         loss = loss_of()
         loss.backward()
@@ -113,7 +113,7 @@ MODELS: Final = {one.__name__: one for one in (mlp, encoder_training, gpt2, conv
 
 
 def run(make: Callable[[str], Results], gib: float) -> tuple[list[torch.Tensor], dict[str, int]]:
-    """Return the results of a model, and the figures of its executor."""
+    """Return the results of a model under a memory limit of `gib` GiB, and the figures of its executor."""
     djinn.shut_down()
     djinn.configure(servers=[], threads=1, memory_gib=gib)
     djinn.init()

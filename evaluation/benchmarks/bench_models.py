@@ -96,7 +96,7 @@ def generate(tokens: int = 24, **config: object) -> Start:
 
 
 def compiled_decode(device: str) -> Run:
-    """Decode with a static cache under `torch.compile(backend="djinn")`; locally eager."""
+    """Return a decode step with a static cache: under `torch.compile(backend="djinn")` remotely, eager locally."""
     from transformers import StaticCache
 
     model = gpt2(n_layer=4, n_embd=64, n_head=4, vocab_size=1000).eval().to(device)
@@ -167,7 +167,10 @@ WARM_CALLS = 14  # for plans, templates and work ahead
 
 
 def measure(start: Start, times: int, effort: Effort) -> Outcome:
-    """Alternate local and remote runs. `start`: moves a model to a device and returns the step. `times`: calls per round."""
+    """Return the remote time of a step divided by its local time, from alternating rounds.
+
+    `start`: moves a model to a device, and returns the step. `times`: number of calls per round.
+    """
     here = start("cpu")
     for _ in range(3):
         here()

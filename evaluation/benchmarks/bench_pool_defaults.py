@@ -130,7 +130,7 @@ def processor_seconds(process: int) -> float:
 
 @attrs.frozen
 class CallFigures:
-    """Figures of consecutive calls: median seconds per call, processor time of the client and of each executor."""
+    """Figures of consecutive calls: median seconds per call, and processor seconds of the client and of each executor."""
 
     wall: float
     client: float
@@ -143,7 +143,7 @@ class CallFigures:
 
 
 def serve_client(pipe: Any, executors: int, cache: str, calibrate: bool) -> None:
-    """Run a client process: build programs, run them as often as requested, and report times."""
+    """Run a client process, which builds and runs the programs that `pipe` orders, and sends their figures."""
     os.environ |= {"XDG_CACHE_HOME": cache, "DJINN_CALIBRATE": str(int(calibrate))}
     torch.set_num_threads(1)
     djinn.shut_down()
@@ -195,7 +195,7 @@ EXECUTORS = {"one": 1, "two": 2, "one again": 1}  # executors of each client
 
 
 class Clients:
-    """Two clients with one executor and one with two; one works at a time."""
+    """Two clients with one executor each, and a client with two executors. One client works at a time."""
 
     def __init__(self, calibrated: bool) -> None:
         spawning = multiprocessing.get_context("spawn")
@@ -228,12 +228,12 @@ class Clients:
 
 @cache
 def clients(calibrated: bool) -> Clients:
-    """Return all clients, started on first use."""
+    """Return the clients. The first call starts them."""
     return Clients(calibrated)
 
 
 def compared(name: str, calibrated: bool, effort: Effort) -> Outcome:
-    """Return the time of a program on two executors divided by one."""
+    """Return the time of a program on two executors, divided by its time on one executor."""
     all_of_them, calls = clients(calibrated), effort.times(CALLS)
     for item in EXECUTORS:
         all_of_them.send_order(item, "build", name)

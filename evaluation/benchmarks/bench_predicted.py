@@ -41,7 +41,7 @@ HALVES = (("first", "0"), ("second", "1"))
 
 @attrs.frozen
 class Program:
-    """A program: `build` makes a model and its inputs; it runs locally, for the result, and remotely."""
+    """A program. `build` makes a model and its inputs. The program runs locally, for its result, and remotely."""
 
     name: str
     build: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
@@ -49,14 +49,14 @@ class Program:
 
 @attrs.frozen
 class Way:
-    """Settings for placement and scheduling."""
+    """Programs to run with settings for placement and scheduling."""
 
     settings: Mapping[str, object]
     programs: tuple[Program, ...]
 
 
 class Halves(nn.Module):
-    """Two halves in sequence; `parts` inputs follow each other."""
+    """Two halves in sequence. The input is split into `parts` parts, which can run as a pipeline."""
 
     def __init__(self, half: Callable[[], nn.Module], parts: int = 1) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def ways(small: bool) -> tuple[Way, ...]:
 
 @attrs.define
 class Watch(Observer):
-    """Records when the first part of a program was sent and when the last reply came."""
+    """Observer that records the times at which the first part of a program was sent and the last reply arrived."""
 
     name = "watch"
     events = frozenset({"submitted", "completed"})
@@ -196,7 +196,7 @@ class Watch(Observer):
 
 @attrs.define
 class Compared:
-    """One program: its plan, its step, and the measured seconds."""
+    """A program with its plan (`result`), its step, and the measured seconds of each run."""
 
     name: str
     result: PipelineResult
@@ -221,7 +221,7 @@ class Compared:
 
 @contextmanager
 def calibrations_of_its_own() -> Iterator[None]:
-    """Isolate the stored calibrations of devices inside the block."""
+    """Store calibrations of devices in a temporary folder during the block."""
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
@@ -251,7 +251,7 @@ def calibrate(effort: Effort) -> None:
 
 @torch.no_grad()
 def prepare(program: Program, watch: Watch) -> Compared:
-    """Start a program on the connected executors, check it, and run it until its plan is cached."""
+    """Return a program on the connected executors, whose result equals the local one and whose plan is cached."""
     torch.manual_seed(0)
     model, inputs = program.build()
     model = model.eval()
@@ -281,7 +281,7 @@ def own_cores() -> None:
 
 
 def compared(way: Way, effort: Effort) -> list[Compared]:
-    """Run the programs of one way, alternating, and subtract the time of a program without ops."""
+    """Return the programs of `way` with measured seconds, from which the time of a program without ops is subtracted."""
     djinn.shut_down()
     djinn.configure(executors=2, threads=effort.threads, **way.settings)
     djinn.init()
@@ -297,7 +297,7 @@ def compared(way: Way, effort: Effort) -> list[Compared]:
 
 
 def r2_log(found: Sequence[Compared]) -> float:
-    """Return R² of the logarithm of the predictions."""
+    """Return R² of the logarithms of the predicted seconds."""
     log_seconds = [math.log(item.seconds) for item in found]
     residual = sum((m - math.log(item.predicted())) ** 2 for m, item in zip(log_seconds, found, strict=True))
     spread = sum((m - statistics.fmean(log_seconds)) ** 2 for m in log_seconds)

@@ -27,9 +27,9 @@ CACHE = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "2"}
 
 
 def session(url: str, token: str, layers: int, tokens: int, exact: bool, pipe: Connection) -> None:
-    """Answer each prompt with the executor's seconds up to the first token, and that token.
+    """Reply to each prompt in `pipe` with the executor's seconds up to the first token, and with this token.
 
-    A prompt is its number, and the number of the prompt that it shares all but `OTHER_TOKENS` first tokens with, or None.
+    A prompt is a pair of its number and the number of an earlier prompt, whose first tokens it has, or None.
     """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -90,7 +90,7 @@ def _ratio(first: Sequence[tuple[float, int]], again: Sequence[tuple[float, int]
 
 
 def equal_prompts(second_session: bool, effort: Effort) -> Outcome:
-    """Each prompt twice, in one session or in two."""
+    """Return the executor's time for repeated prompts, in one session or two, divided by the time of first prompts."""
     layers, tokens = _sizes(effort)
     environment = CACHE | ({"DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"} if effort.small else {})
     with served(threads=effort.threads, environment=environment) as server:
@@ -111,7 +111,7 @@ def equal_prompts(second_session: bool, effort: Effort) -> Outcome:
 
 
 def common_prefix(effort: Effort) -> Outcome:
-    """Each prompt, and one with its first tokens."""
+    """Return the executor's time for prompts with the first tokens of an earlier prompt, divided by the earlier time."""
     layers, tokens = _sizes(effort)
     environment = CACHE | ({"DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"} if effort.small else {})
     with served(threads=effort.threads, environment=environment) as server:
@@ -127,7 +127,7 @@ def common_prefix(effort: Effort) -> Outcome:
 
 
 def other_prompts(effort: Effort) -> Outcome:
-    """Prompts that never repeat, with the cache and without it."""
+    """Return the executor's time for prompts that never repeat with the cache, divided by the time without it."""
     layers, tokens = _sizes(effort)
     with (
         served(threads=effort.threads, environment=CACHE) as cached,

@@ -41,8 +41,8 @@ SUBMISSIONS = 1500  # submissions of one client after the warm-up
 class Recording:
     """Frames of a session.
 
-    `awaited`: for each frame the submission whose reply the client waits for next; 0: it sends on. `warm`: number of frames
-    before the clock starts. `submissions`: number of submissions after these.
+    `awaited`: for each frame, the submission whose reply the client waits for after sending it, or 0. `warm`: number of
+    frames before the clock starts. `submissions`: number of submissions after these frames.
     """
 
     frames: Sequence[Frame]
@@ -100,7 +100,7 @@ class Replay:
 
 
 def seconds_per_submission(recording: Recording, sessions: int, times: int, begin: Callable[[], Talk]) -> float:
-    """Return the executor's processor time per submission with this number of sessions, `times` times."""
+    """Return the executor's processor seconds per submission, while `sessions` sessions replay `times` times."""
     seconds = 0.0
     for _ in range(times):
         clients = [Replay(recording, begin) for _ in range(sessions)]
@@ -119,7 +119,7 @@ def seconds_per_submission(recording: Recording, sessions: int, times: int, begi
 
 
 def replayed(start: Start, effort: Effort) -> Outcome:
-    """Alternate one client and many."""
+    """Return the processor time per submission with many clients, divided by the time with one client."""
     if sys.platform != "linux":
         raise CannotMeasureError("processor time of another process is measured on Linux only")
     sessions = 3 if effort.small else SESSIONS

@@ -30,7 +30,7 @@ Counts = list[int]
 
 
 def session(number: int, url: str, token: str, products: int, who: Any, counts: Any, ready: Any) -> None:
-    """Run steps in one session while `who` is the session's number or `ALL`."""
+    """Send requests in a session while the shared value `who` is the session's number or `ALL`."""
     import torch
 
     import djinn
@@ -60,7 +60,7 @@ def session(number: int, url: str, token: str, products: int, who: Any, counts: 
 
 
 def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Counts]:
-    """Return the requests per second during the turn of `whose`, and the count of each session."""
+    """Return the requests per second while the session `whose`, or all, work for `seconds`, and each session's requests."""
     who.value = whose
     time.sleep(seconds / 8)  # until all have started
     before, start = list(counts), time.perf_counter()
@@ -73,7 +73,7 @@ def rate(who: Any, whose: int, counts: Any, seconds: float) -> tuple[float, Coun
 
 
 def _parted() -> tuple[set[int], set[int]]:
-    """Return the processor for the server, and those for the clients."""
+    """Return the processor numbers for the server and for the clients."""
     results = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(results) < 2:
         raise CannotMeasureError("it takes two processors, and a system that lets processes be bound to them")
@@ -81,7 +81,7 @@ def _parted() -> tuple[set[int], set[int]]:
 
 
 def together(products: int, effort: Effort) -> Outcome:
-    """Alternate one session and all of them."""
+    """Return the executor's time per request when all sessions work, divided by the time when one session works."""
     forking = multiprocessing.get_context("fork")
     sessions, seconds = (4, 0.5) if effort.small else (SESSIONS, SECONDS / 2 if effort.quick else SECONDS)
     counts, who, ready = forking.Array("l", sessions, lock=False), forking.Value("i", NONE), forking.Semaphore(0)

@@ -42,9 +42,9 @@ LENGTH = 6  # ops of a program besides the fetched sum
 
 
 def seconds_beyond_torch(effort: Effort, program: str | Path, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Return the median additional seconds of a process over one that only imports torch, and of processor time.
+    """Return the median additional seconds, and processor seconds, of a process over one that only imports torch.
 
-    `program`: its source text, or a script.
+    `program`: source text of the process, or a script.
     """
     results: dict[str | Path, list[float]] = {TORCH: [], program: []}
     processor: dict[str | Path, list[float]] = {TORCH: [], program: []}
@@ -89,7 +89,7 @@ def embedded_prepared(effort: Effort) -> Outcome:
 
 
 def embedded_again(effort: Effort) -> Outcome:
-    """Return later runs of a script, whose executor starts before the import of PyTorch."""
+    """Return the additional seconds of later runs of a script, whose executor starts before the import of PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "script.py"
         script.write_text(EARLY)

@@ -29,7 +29,7 @@ LIMITS = Limits()
 
 
 def measure_djinn(tensor: torch.Tensor) -> torch.Tensor:
-    """Encode and decode like an upload, without the socket."""
+    """Encode and decode a tensor as an upload does, without a socket."""
     header, data = tensor_to_wire(tensor)
     message = UploadPart(1, header.dtype, header.shape, header.stride, data.nbytes, 0)
     opening, body = encode_frame(Frame(encode(message), [data]), LIMITS)
@@ -68,7 +68,7 @@ def over(reference: Callable[[torch.Tensor], torch.Tensor], effort: Effort) -> O
 
 
 def copies(effort: Effort) -> Outcome:
-    """Return the number of copies of a tensor's bytes: 0 if the result has the same memory."""
+    """Return the number of copies of a tensor's bytes. It is 0 if the decoded tensor has the same memory."""
     tensor = torch.arange(1000 if effort.small else ELEMENTS, dtype=torch.float32)
     return Outcome(float(measure_djinn(tensor).data_ptr() != tensor.data_ptr()))
 

@@ -66,7 +66,7 @@ class OverTransport:
 
 @contextmanager
 def beside(contestant, effort: Effort) -> Iterator[Run]:
-    """Run the other end during the block. Yield the function that exchanges bytes."""
+    """Run the other end of a transport in a process. Yield a function that sends bytes there and back."""
     context = multiprocessing.get_context("fork")
     addresses = context.SimpleQueue()
     start = threading.Thread if effort.small else context.Process
@@ -83,7 +83,7 @@ def beside(contestant, effort: Effort) -> Iterator[Run]:
 
 
 def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:
-    """Return `size` bytes both ways, divided by the reference."""
+    """Return the time of `size` bytes both ways, divided by the time of the reference."""
     data = memoryview(bytearray(min(size, 1 << 20) if effort.small else size))
     with beside(reference(), effort) as theirs:
         plain = partial(theirs, data)
@@ -100,9 +100,9 @@ def against(reference, ours, size: int, times: int, effort: Effort) -> Outcome:
 
 
 def submission(step: Callable[[torch.Tensor], object], effort: Effort) -> Outcome:
-    """Return a submission of an op over loopback TCP, divided by a ping-pong of 64 bytes.
+    """Return the time of a submission over loopback TCP, divided by the time of a ping-pong of 64 bytes.
 
-    The value is new each time, because the client caches fetched values.
+    Each step fetches a new value, because the client caches fetched values.
     """
     with beside(RawSocket(socket.AF_INET), effort) as theirs, connected(threads=effort.threads):
         plain = partial(theirs, memoryview(bytearray(SMALL_BYTES)))
@@ -123,7 +123,7 @@ def http() -> OverTransport:
 
 
 def certified(contestant: Callable[[TlsOptions], OverTransport | RawTls | PlainAiohttp]):
-    """Make it with a certificate of its own."""
+    """Return a contestant with TLS and a new certificate."""
     return lambda: contestant(self_signed_tls(Path(tempfile.mkdtemp(prefix="bench-"))))
 
 

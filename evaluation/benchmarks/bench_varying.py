@@ -54,7 +54,7 @@ class StepCosts:
 
 @attrs.frozen
 class Length:
-    """Numbers of steps: warm-up, compared, total."""
+    """Numbers of steps: `warm` in the warm-up, `window` compared, `steps` in total."""
 
     warm: int
     window: int
@@ -62,7 +62,7 @@ class Length:
 
     @classmethod
     def of(cls, effort: Effort, steps: int = 2000) -> Length:
-        """Return the numbers for the command line's effort."""
+        """Return the numbers of steps for an effort, at most `steps` in total."""
         if effort.small:
             return cls(4, 4, 20)
         return cls(60, 50, min(steps, 400)) if effort.quick else cls(100, 100, steps)
@@ -70,7 +70,10 @@ class Length:
 
 @attrs.frozen
 class Varied:
-    """Measurements of a program with varying sizes."""
+    """Costs of a program's steps with varying sizes: known and new sizes, early and late steps.
+
+    `early_here`, `late_here`: local costs. `plans`: number of plans made in late steps.
+    """
 
     known: StepCosts
     new: StepCosts
@@ -89,7 +92,7 @@ def blocks(sizes: Iterable[Size], steps: int) -> Iterator[list[Size]]:
 
 
 def block(program: Program, step: Step, sizes: Sequence[Size]) -> StepCosts:
-    """Run steps of one side. Fetch the last result, so that no work is left for the other side's turn."""
+    """Return the cost per step of steps with these sizes. Fetch the last result, so that the device is idle afterwards."""
     cpu, wall = time.process_time(), time.perf_counter()
     for number, size in enumerate(sizes, 1):
         result = step(size)
@@ -99,12 +102,12 @@ def block(program: Program, step: Step, sizes: Sequence[Size]) -> StepCosts:
 
 
 def middle(spent: Sequence[StepCosts]) -> StepCosts:
-    """Return the medians."""
+    """Return the median processor time and the median wall time."""
     return StepCosts(statistics.median(x.cpu for x in spent), statistics.median(x.wall for x in spent))
 
 
 def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], steps: int) -> list[StepCosts]:
-    """Return the medians of each side's blocks, all with the same sizes."""
+    """Return the median costs of each side, which run blocks of steps with equal sizes in turns."""
     results: list[list[StepCosts]] = [[] for _ in sides]
     for turn, inputs in enumerate(blocks(sizes, steps)):
         order = list(zip(sides, results, strict=True))
@@ -115,7 +118,10 @@ def in_turns(program: Program, sides: Sequence[Step], sizes: Iterable[Size], ste
 
 @functools.cache
 def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = False) -> Varied:
-    """Run with varying sizes, alternating with local PyTorch."""
+    """Return the costs of a program with varying sizes, in turns with local PyTorch.
+
+    `plugin`: kind of the plugin skeleton that is installed. `chosen`: True to select it in the settings.
+    """
     length = Length.of(effort, STEPS_BESIDE_A_SKELETON) if plugin else Length.of(effort)
     known, unseen = program.halves(length.warm // 2)
     with ExitStack() as stack:
@@ -145,7 +151,7 @@ def varied(program: Program, effort: Effort, plugin: str = "", chosen: bool = Fa
 
 @functools.cache
 def fixed(program: Program, effort: Effort) -> tuple[StepCosts, StepCosts]:
-    """Run both sides with one size after a warm-up."""
+    """Return the costs of remote and local steps with one size, after a warm-up."""
     length = Length.of(effort)
     with connected(threads=effort.threads):
         sides = program.start(REMOTE), program.start("cpu")
@@ -180,7 +186,7 @@ def name_of(kind: str) -> str:
 
 
 def quotient(ours: StepCosts, reference: StepCosts) -> Outcome:
-    """Return the ratio of processor times; figures are in milliseconds."""
+    """Return the ratio of processor times, with both costs in milliseconds as figures."""
     figures = {
         "ours ms": ours.cpu,
         "reference ms": reference.cpu,
@@ -196,7 +202,7 @@ def new_over_known(program: Program, effort: Effort, **plugin: object) -> Outcom
 
 
 def late_over_early(program: Program, effort: Effort) -> Outcome:
-    """Return the late steps divided by early ones, relative to local steps at the same time, because the machine's speed varies."""
+    """Return the cost of late steps divided by early steps, each relative to local steps at that time."""
     result = varied(program, effort)
     here = result.late_here.cpu / result.early_here.cpu
     compared = quotient(result.late, result.early)

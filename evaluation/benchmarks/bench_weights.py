@@ -99,10 +99,9 @@ def of_first_token(effort: Effort) -> Outcome:
 
 
 def of_second_session(effort: Effort) -> Outcome:
-    """Return the seconds to load all weights if another session holds the model: nothing is read.
+    """Return the seconds to load all weights while another session has the model, so that the server reads no file.
 
-    Also for a model of a quarter of the width: the time does not grow with the size of tensors. The first forward pass does, as
-    locally; it is a separate figure.
+    Figures are the seconds for a model of a quarter of the width, which should be equal, and of the first forward pass.
     """
     figures: dict[str, float] = {}
     ready = 0.0
@@ -149,7 +148,7 @@ def of_far_client(effort: Effort) -> Outcome:
 
 
 def holding(settings: dict[str, Any], cache: Path, loaded: Any, done: Any) -> None:
-    """Run a client that loads the model and holds it."""
+    """Run a client that loads the model, sends to `loaded`, and keeps the model until `done` is set."""
     torch.set_num_threads(1)
     djinn.shut_down()
     djinn.configure(**settings)
@@ -161,9 +160,9 @@ def holding(settings: dict[str, Any], cache: Path, loaded: Any, done: Any) -> No
 
 
 def of_eight_sessions(effort: Effort) -> Outcome:
-    """Return the memory of eight sessions of a model in the executor, divided by that of one.
+    """Return the executor's memory with eight sessions of a model, divided by its memory with one session.
 
-    It is the process's proportional set size (PSS): its own pages and the mapped model files.
+    Memory is the process's proportional set size (PSS): its own pages and the mapped model files.
     """
     spawning = multiprocessing.get_context("forkserver")  # so that the eight processes import everything once
     spawning.set_forkserver_preload(["transformers.models.llama", "djinn"])

@@ -35,7 +35,7 @@ class CountedRuntime(CpuRuntime):
         self._own = frozenset(_storages())  # tensors of libraries
 
     def memory(self) -> Mapping[str, int]:
-        """Return bytes by name, including `peak`."""
+        """Return the bytes of the device's memory by name, including `peak`."""
         return {**super().memory(), "peak": self._peak}
 
     @contextmanager
@@ -63,7 +63,7 @@ class CountedDevice(Device):
     name = "counted"
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """As `cpu:0`."""
+        """Return the capabilities of the CPU."""
         return tuple(attrs.evolve(item, id="counted:0", kind="counted") for item in CpuDevice().discover())
 
     def open(self, index: int) -> DeviceRuntime:

@@ -37,11 +37,11 @@ class BenchRun:
     """One run.
 
     Attributes:
-        commit: the measured commit, with a `+` if files had changed.
-        release: its version, or the coming version; `after X` if X was already released.
-        machine: kind of machine and version of PyTorch. Values of other machines are not compared.
+        commit: the measured commit, with a `+` if files had uncommitted changes.
+        release: version of the commit, or `after X` if X was already released.
+        machine: kind of machine and version of PyTorch. Only values of equal machines are compared.
         effort: arguments that shorten runs.
-        values: by subject and case.
+        values: value of each case, by subject and case.
     """
 
     commit: str
@@ -54,7 +54,7 @@ class BenchRun:
 
 @attrs.frozen
 class Slower:
-    """A regression: the value, the median of the last release, and the noise."""
+    """A regression: the value, the median of the last release's runs, and the noise as a share of this median."""
 
     case: str
     now: float
@@ -63,7 +63,7 @@ class Slower:
 
 
 def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun:
-    """Return the run of the present commit that has just ended."""
+    """Return a run with these values, of the checked-out commit on this machine."""
     commit = _git("rev-parse", "--short=12", "HEAD") or "unknown"
     changes = "+" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{FILE.name}") else ""
     machine = f"{platform.machine()}, {os.cpu_count()} processors, torch {torch.__version__}"
@@ -78,7 +78,7 @@ def this_run(release: str, effort: str, values: Mapping[str, float]) -> BenchRun
 
 
 def _of_release(version: str) -> str:
-    """Return the version of a commit before or at its tag; `after VERSION` if the tag is behind it."""
+    """Return `after VERSION` if the version's tag is an ancestor of the commit, otherwise `version`."""
     tagged = _git("rev-list", "-n", "1", f"v{version}")
     is_behind = tagged and tagged == _git("merge-base", tagged, "HEAD") != _git("rev-parse", "HEAD")
     return AFTER + version if is_behind else version
@@ -93,7 +93,7 @@ def _git(*arguments: str) -> str:
 
 
 def read(file: Path) -> list[BenchRun]:
-    """Return the runs, oldest first; none without a file."""
+    """Return the runs in a file, oldest first. Return an empty list without a file."""
     if not file.exists():
         return []
     return [BenchRun(**json.loads(line)) for line in file.read_text().splitlines() if line.strip()]

@@ -62,10 +62,14 @@ while True:
 
 @attrs.frozen
 class Conditions:
-    """Parameters of a link: round trip in seconds, bits per second each way (None: unlimited), also per connection.
+    """Parameters of a link.
 
-    A limit per connection is what providers apply. It needs `bits_per_second` and namespaces. Connections whose client ports have
-    equal low bits share it. `loss` is the share of lost packets each way. It needs namespaces and a round trip.
+    Attributes:
+        round_trip: in seconds.
+        bits_per_second: maximum rate each way, or None.
+        bits_per_connection: maximum rate of a connection, as providers apply it, or None. It needs `bits_per_second` and
+            namespaces. Connections whose client ports have equal low bits share this rate.
+        loss: share of lost packets each way. It needs namespaces and a round trip.
     """
 
     round_trip: float = 0.0
@@ -76,7 +80,7 @@ class Conditions:
 
 @attrs.frozen
 class Link:
-    """An existing link. `how`: its implementation. `measured`: its round trip in seconds, by a raw socket."""
+    """A link. `how`: its implementation, as text. `measured`: its round trip in seconds, measured by a raw socket."""
 
     how: str
     measured: float
@@ -84,7 +88,10 @@ class Link:
 
 @contextmanager
 def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **settings: object) -> Iterator[Link]:
-    """Run a server at the other end of such a link as `remote_accelerator`. `settings`: of this process."""
+    """Run a server with `arguments` at the other end of a link, and use it as `remote_accelerator`.
+
+    `threads`: PyTorch threads of the server. `settings`: settings of this process.
+    """
     import djinn
     from evaluation.served import served
 
@@ -117,7 +124,10 @@ def connected_over(conditions: Conditions, *arguments: str, threads: int = 1, **
 
 @contextmanager
 def measured(prefix: list[str], host: str, way: Callable[[int], tuple[str, int]]) -> Iterator[float]:
-    """Yield the median round trip of 64 bytes to a socket behind `way`."""
+    """Yield the median seconds of a round trip of 64 bytes to an echo server behind a link.
+
+    `prefix`: command prefix of the server. `way`: maps the server's port to the address at which the link ends here.
+    """
     command = [*prefix, sys.executable, "-c", _ECHO, host]
     echo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -183,7 +193,7 @@ def limit_uplink(bits_per_second: float) -> None:
 
 
 def cut(*, up: bool) -> None:
-    """Take the link of `namespace` down at this process's end, or bring it up again."""
+    """Take the link of `namespace` down at this process's end. With `up`, bring it up again."""
     _do("ip", "link", "set", near_interface(), "up" if up else "down")
 
 
@@ -265,7 +275,7 @@ def _open_tun(name: str) -> int:
 
 
 class Delay:
-    """Pass data from `read` to `write`, each piece `seconds` later, at most `rate` bytes per second."""
+    """Delay line: it passes data from `read` to `write`, each piece `seconds` later, at most `rate` bytes per second."""
 
     def __init__(
         self, read: Callable[[], bytes], write: Callable[[bytes], object], seconds: float, rate: float
@@ -319,7 +329,7 @@ def _put(device: int, draw: random.Random, loss: float, packet: bytes) -> None:
 
 
 def start_relay(stack: ExitStack, conditions: Conditions, port: int) -> tuple[str, int]:
-    """Start a relay process to that port of this machine. Return its address."""
+    """Start a process that relays TCP connections to `port` of this machine. Return its address."""
     rate = (conditions.bits_per_second or 0.0) / 8
     command = [
         sys.executable,
@@ -336,7 +346,7 @@ def start_relay(stack: ExitStack, conditions: Conditions, port: int) -> tuple[st
 
 
 def relay(port: int, delay: float, rate: float) -> None:
-    """Relay TCP connections to that port of this machine."""
+    """Relay TCP connections to `port` of this machine, with a delay in seconds and a rate in bytes per second."""
     listener = socket.create_server(("127.0.0.1", 0))
     print(listener.getsockname()[1], flush=True)
     while True:

@@ -31,7 +31,7 @@ SUFFERS = 1.03  # factor above which a reference that is slower beside Djinn tha
 
 
 class CannotMeasureError(Exception):
-    """This machine cannot measure the case. The text says why."""
+    """This machine cannot measure the case. The message says why."""
 
 
 NOT_MEASURED = "not_measured"  # JSON key of the reasons for null values
@@ -54,7 +54,7 @@ class Effort:
     small: bool = False
 
     def times(self, usual: int) -> int:
-        """Return the calls per round; `usual`: the default."""
+        """Return the number of calls per round. `usual`: the number without options."""
         return min(usual, 2) if self.small else max(2, usual // 4) if self.quick else usual
 
 
@@ -68,7 +68,7 @@ class Outcome:
 
 @attrs.frozen
 class Case:
-    """A measurement. `bar`: the maximum acceptable value; None without a bar."""
+    """A named measurement. `bar`: the maximum acceptable value, or None."""
 
     name: str
     bar: float | None
@@ -78,7 +78,10 @@ class Case:
 
 @attrs.frozen
 class Compared:
-    """Medians in seconds per call, and the median of the ratios within a round. `alone`: the reference without Djinn running."""
+    """Median seconds per call of the reference and of Djinn, and the median of their ratios within rounds.
+
+    `alone`: seconds of the reference while Djinn does not run.
+    """
 
     reference: float
     ours: float
@@ -104,9 +107,9 @@ def median_of(run: Run, times: int, clock: Clock = time.perf_counter) -> float:
 
 
 def compare(reference: Run, ours: Run, effort: Effort, times: int, alone: float) -> Compared:
-    """Alternate reference and Djinn, each first in every other round. `alone`: the reference's time by itself.
+    """Return the times of reference and Djinn, which alternate. Each is first in every other round.
 
-    The caller has warmed up both.
+    `alone`: seconds of the reference while Djinn does not run. The caller has warmed up both.
     """
     calls = effort.times(times)
     results: dict[str, list[float]] = {"reference": [], "ours": []}

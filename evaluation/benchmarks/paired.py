@@ -59,13 +59,13 @@ class Ratio:
 
 @attrs.frozen
 class Pairs:
-    """Pairs of times without and with something: wall time, and processor time of all processes."""
+    """Pairs of times of neighbouring blocks without and with a change: wall seconds, and processor seconds."""
 
     wall: list[tuple[float, float]] = attrs.field(factory=list)
     processors: list[tuple[float, float]] = attrs.field(factory=list)
 
     def milliseconds(self, steps: int) -> float:
-        """Return the median milliseconds of a step without it."""
+        """Return the median wall time of a step without the change, in milliseconds. `steps`: steps per block."""
         return 1e3 * statistics.median(without for without, _ in self.wall) / steps
 
 
@@ -75,7 +75,7 @@ def processor_seconds(processes: Sequence[int]) -> float:
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Return the ratio of turns with something to their neighbours without."""
+    """Return the ratio of times with the change to times without it."""
     result = np.array([with_it / without for without, with_it in pairs])
     picked = np.random.default_rng(0).integers(0, len(result), (RESAMPLES, len(result)))
     low, high = np.quantile(np.median(result[picked], axis=1), (0.025, 0.975))
@@ -89,7 +89,10 @@ def take_turns(
     processes: Sequence[int],
     seconds: float,
 ) -> Pairs:
-    """Run alternating blocks for about this many seconds. Each block begins with an uncounted run."""
+    """Alternate blocks of `run` in the contexts `without` and `with_it` for about `seconds`, and return their times.
+
+    Each block begins with a run that is not timed. `processes`: processes whose processor time counts.
+    """
     results, end = Pairs(), time.perf_counter() + seconds
     while time.perf_counter() < end or len(results.wall) < 2:
         pair: dict[int, tuple[float, float]] = {}
@@ -174,7 +177,7 @@ class ProgramTimes:
 def compare(
     before: Path, after: Path, cases: Sequence[str], pairs: int, programs: Path = PROGRAMS
 ) -> dict[str, ProgramTimes]:
-    """Return the processor times of both checkouts by case, over `pairs` pairs. An extra first pair is a warm-up."""
+    """Return the processor times of both checkouts, by case, over `pairs` pairs. One more pair first is a warm-up."""
     results = {case: ProgramTimes() for case in cases}
     for number in range(pairs + 1):
         order = (0, 1) if number % 2 else (1, 0)
@@ -202,7 +205,10 @@ def _quadruples(workers: dict[int, Worker], order: tuple[int, int], case: str) -
 
 
 def count_instructions(checkout: Path, case: str, folder: Path, programs: Path = PROGRAMS) -> int:
-    """Count instructions of the client's process in a run of a program. Takes minutes: the preparation is simulated, too."""
+    """Return the number of instructions of the client's process in a run of a program.
+
+    Callgrind simulates the preparation as well, so this takes minutes.
+    """
     file = folder / "callgrind"
     under = ("valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}")
     with closing(Worker(checkout, programs, under)) as worker:

@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20  # the fastest size for a plain aiohttp loop
 
 
 def fresh(size: int) -> memoryview:
-    """Return untouched memory."""
+    """Return newly allocated memory that was never written."""
     return memoryview(np.empty(size, np.uint8))
 
 
@@ -77,7 +77,7 @@ class RawSocket:
 
 
 class RawTls(RawSocket):
-    """The same over TLS."""
+    """`RawSocket` over TLS."""
 
     def __init__(self, tls: TlsOptions) -> None:
         super().__init__(socket.AF_INET)
@@ -104,7 +104,7 @@ def contexts(tls: TlsOptions) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class PlainAiohttp:
-    """POST in chunks from a generator, read in chunks into memory of the right size; the reply likewise."""
+    """HTTP POST with aiohttp. Request and reply are sent in chunks and read into memory of their size."""
 
     def __init__(self, tls: TlsOptions | None = None) -> None:
         self.done = threading.Event()

@@ -24,7 +24,7 @@ Rows = list[dict[str, Any]]
 
 
 def rows_in(folder: Path) -> Rows:
-    """Return every case with its subject."""
+    """Return a row for every case of the results in a folder, with its subject."""
     rows = []
     for file in sorted(folder.glob("bench_*.json")):
         report = json.loads(file.read_text())
@@ -34,7 +34,7 @@ def rows_in(folder: Path) -> Rows:
 
 
 def draw(rows: Rows, picture: Path) -> None:
-    """Draw value over bar on a logarithmic axis."""
+    """Draw each case's value divided by its bar, on a logarithmic axis, into the file `picture`."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _result_time_ns(folder: Path, script: Path) -> int:
-    """Return the time of a script's last results; 0: never. A script that measured nothing leaves the results of an earlier run."""
+    """Return the time at which a script last wrote results, in nanoseconds, or 0. It tells new from earlier results."""
     file = folder / f"{script.stem}.json"
     return file.stat().st_mtime_ns if file.exists() else 0
 

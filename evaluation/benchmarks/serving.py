@@ -1,4 +1,4 @@
-"""A server over loopback TCP with this process as its client, with one thread as the local reference."""
+"""A server over loopback TCP with this process as its client. Both use the same number of PyTorch threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def connected(
 ) -> Iterator[None]:
     """Run a server over TCP as `remote_accelerator` during the block.
 
-    `by`: maps the server's URL to another route, such as a slow link. `environment`: of the server. `settings`: of this process.
+    `by`: context that maps the server's URL to a URL behind a slow link, for example. `environment`: of the server.
+    `settings`: settings of this process.
     """
     options = ("--store-gib", "0", *arguments)
     with served(*options, threads=threads, environment=environment) as server, by(server.tcp) as url:

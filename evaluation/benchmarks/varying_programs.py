@@ -20,11 +20,11 @@ class Program:
     """A program with many sizes.
 
     Attributes:
-        start: moves it to a device and returns a step, which takes a size and returns a printable result.
+        start: function that moves the program to a device and returns a step, from a size to a printable result.
         sizes: all sizes.
         fixed: the size for runs with one size.
-        usual: the size of nine steps in ten, if only the last batch of an epoch differs.
-        fetched: number of steps between fetches of the result.
+        usual: size of nine steps in ten, for programs in which only the last batch of an epoch differs, or None.
+        fetched: number of steps after which a result is fetched.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Program:
     fetched: int = 10
 
     def halves(self, known: int) -> tuple[list[Size], list[Size]]:
-        """Return up to `known` initial sizes, and as many later sizes from the other half, each spread over all."""
+        """Return up to `known` sizes for the first steps, and as many for later steps, each spread over all sizes."""
         mixed = list(self.sizes)
         random.Random(0).shuffle(mixed)
         return mixed[::2][:known], mixed[1::2]
 
     def drawn(self, among: Sequence[Size], seed: int) -> Iterator[Size]:
-        """Yield random sizes step by step."""
+        """Yield random sizes out of `among` without end."""
         draw = random.Random(seed)
         for number in itertools.count(1):
             yield self.usual if self.usual and number % 10 else draw.choice(among)

@@ -19,16 +19,16 @@ Fate = Callable[[int], str]
 
 
 def all_pass(_: int) -> str:
-    """Return PASS: a good network."""
+    """Return `PASS` for each frame, as a good network does."""
     return PASS
 
 
 class BadNetwork:
-    """A relay between a client and a server. Frames have individual fates with a `tcp://` address.
+    """A relay between a client and a server, for connections over TCP.
 
     Attributes:
-        up, down: fates of frames to and from the server; may be replaced at any time.
-        sent: bytes that clients have sent, including lost ones.
+        up, down: functions that choose the fate of frames to and from the server. They may be replaced at any time.
+        sent: bytes that clients have sent, including lost bytes.
         connections: number of connections so far.
     """
 
@@ -50,7 +50,7 @@ class BadNetwork:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def part(self, seconds: float) -> None:
-        """Stall for a while without breaking connections; returns at once."""
+        """Stall connections for `seconds` without breaking them. Return at once."""
         self._passing.clear()
         threading.Timer(seconds, self._passing.set).start()
 
@@ -62,7 +62,7 @@ class BadNetwork:
             _reset(item)
 
     def close(self) -> None:
-        """Refuse all connections from now on."""
+        """Break every connection, and refuse new connections."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -132,7 +132,7 @@ class BadNetwork:
 
 
 def _reset(one: socket.socket) -> None:
-    """Reset a connection like a router that has lost its state: data in flight is lost."""
+    """Reset a connection, as a router that has lost its state does. Data in flight is lost."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.shutdown(socket.SHUT_RDWR)

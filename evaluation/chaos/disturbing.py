@@ -1,4 +1,4 @@
-"""Servers and executors for programs, and functions that kill them."""
+"""Servers and executors for test programs, and functions that kill them at random moments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def using(**settings: object) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_server(folder: Path, *options: str, device: str = "cpu", **settings: object) -> Iterator[Server]:
-    """Use a server with its state and weight store in `folder`, and the sockets of a `fakegpu`."""
+    """Use a server whose state, weight store and sockets of `fakegpu` are in `folder`."""
     environment = {"XDG_CACHE_HOME": str(folder / "cache"), "DJINN_PLUGIN_FAKEGPU_CONTROL": str(folder)}
     state_options = ("--state-dir", str(folder / "state"), "--store", str(folder / "store"))
     with served(*state_options, *options, folder=folder, device=device, environment=environment) as server:
@@ -79,7 +79,7 @@ def two_servers(folder: Path) -> Iterator[None]:
 
 
 def executors() -> list[int]:
-    """Return the processes of this program's executors once they are ready."""
+    """Return the process ids of this program's executors, once they are ready."""
     while True:
         results = [status for status in ask_servers(client.settings()).values() if not isinstance(status, Exception)]
         ready = {executor.process for status in results for executor in status.executors if executor.state == "ready"}
@@ -89,18 +89,18 @@ def executors() -> list[int]:
 
 
 def any_of(processes: Sequence[int], chance: random.Random) -> list[int]:
-    """Return one of the processes, or all."""
+    """Return a random process in a list, or all processes."""
     return chance.choice([*([process] for process in processes), [*processes]])
 
 
 def an_executor(chance: random.Random) -> Callable[[], object]:
-    """Return a function that kills one executor of the servers in use, or all."""
+    """Return a function that kills one random executor of the servers in use, or all of them."""
     choice = any_of(executors(), chance)
     return lambda: kill(choice)
 
 
 def an_executor_of_its_own(chance: random.Random) -> Callable[[], object]:
-    """Return a function that kills one of this program's own executors, or all."""
+    """Return a function that kills one random executor that this program started, or all of them."""
     choice = any_of(executor_processes(), chance)
     return lambda: kill(choice)
 
@@ -112,9 +112,9 @@ class RestartedServer:
     Attributes:
         options: further options of `djinn serve`.
         environment: its environment variables.
-        starter: function that starts a process, as `start` of `served.start_server`.
-        prefix: command before that of the server.
-        starts: number of starts.
+        starter: function that starts a process, as the argument `start` of `served.start_server`.
+        prefix: command prefix of the server.
+        starts: number of starts so far.
     """
 
     folder: Path
@@ -144,7 +144,7 @@ class RestartedServer:
         return self.server
 
     def kill(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the gateway and other processes, and wait for the end of the gateway."""
+        """Send the signal `number` to the gateway and to the processes `others`. Wait for the end of the gateway."""
         assert self.server is not None
         for process in (self.server.process.pid, *others):
             with contextlib.suppress(ProcessLookupError):
@@ -152,7 +152,7 @@ class RestartedServer:
         self.server.process.wait(SECONDS)
 
     def restart(self, *others: int, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the gateway and other processes, then restart in a thread. Return once the gateway was killed."""
+        """Kill the gateway and the processes `others`, then restart the server in a thread. Return after the kill."""
         self.join()
         self.kill(*others, number=number)
         self._starting = threading.Thread(target=self.start, daemon=True)
@@ -184,7 +184,7 @@ class RestartedServer:
 
 @contextlib.contextmanager
 def restartable(folder: Path, *options: str, **settings: object) -> Iterator[RestartedServer]:
-    """Use a server that can be restarted. `settings`: further settings of this program."""
+    """Use a server with `options` that can be restarted. `settings`: further settings of this program."""
     # On a busy machine, a server takes minutes to start.
     server = RestartedServer(folder, ("--lease-seconds", "600", *options))
     running = server.start()
@@ -198,7 +198,7 @@ def restartable(folder: Path, *options: str, **settings: object) -> Iterator[Res
 
 @attrs.define
 class Pair:
-    """Two servers without persistent state: one has the session, the other stands by."""
+    """Two servers without persistent state, by URL. One server has the session, and the other stands by."""
 
     servers: dict[str, RestartedServer]
 
@@ -215,7 +215,7 @@ class Pair:
 
 @contextlib.contextmanager
 def pair(folder: Path) -> Iterator[Pair]:
-    """Use one of two servers."""
+    """Use a server, and another server as its standby."""
     with contextlib.ExitStack() as stack:
         servers = {}
         for name in ("first", "second"):
@@ -233,9 +233,10 @@ class Tally:
     """Outcomes of disturbed runs of a program.
 
     Attributes:
-        different: runs with another result than an undisturbed one. raised: runs that raised an exception.
-        resumed: runs in which the session resumed over a new connection, for each of several executors.
-        recovery: additional seconds of each run over an undisturbed one.
+        kills: number of runs, each with one kill.
+        different: runs whose result differs from that of an undisturbed run. raised: runs that raised an exception.
+        resumed: runs in which the session with every executor resumed over a new connection.
+        recovery: seconds that each run took longer than an undisturbed run.
     """
 
     kills: int = 0
@@ -257,9 +258,9 @@ class Tally:
 
 
 def resume_count() -> int:
-    """Return how often the session resumed over new connections; with several executors, the minimum.
+    """Return how often the session resumed over new connections. With several executors, return the minimum.
 
-    0 for connections with a standby server, which do not count this.
+    Connections with a standby server do not count resumptions, and give 0.
     """
     return min((getattr(connection.connection, "resumed", 0) for connection in open_connections()), default=0)
 
@@ -270,7 +271,10 @@ def disturb(
     chance: random.Random,
     choose: Callable[[random.Random], Callable[[], object]],
 ) -> Tally:
-    """Run a program `kills` times. At a random moment of each run, call the function that `choose` returned before it."""
+    """Run a program `kills` times, and return the outcomes.
+
+    At a random moment of each run, call the function that `choose` returned before the run.
+    """
     program()  # sends its templates again, so that the next run takes the usual time
     start = time.monotonic()
     expected = program()

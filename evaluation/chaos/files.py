@@ -1,4 +1,4 @@
-"""Executors that are killed while they write files: checkpoints, and idle sessions moved to disk."""
+"""Kills of executors that write files: checkpoints, and values of idle sessions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class FileKills:
     Attributes:
         folder: the server's folder, with its journals and, under `saved`, its checkpoints.
         halfway: number of kills during the write of a file.
-        whole: number of valid checkpoints. broken: number of invalid ones, or with tensors of two steps.
+        whole: number of valid checkpoints.
+        broken: problems of invalid checkpoints, and of checkpoints with tensors of two steps.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ class FileKills:
         return {item for item in self.folder.rglob("*") if UNFINISHED in item.name or item.suffix == ".new"}
 
     def check_files(self) -> None:
-        """Read all checkpoints with safetensors; each must have one step."""
+        """Read all checkpoints with safetensors, and record checkpoints that do not have all tensors of one step."""
         for file in sorted((self.folder / "saved").rglob("*.safetensors")):
             if UNFINISHED in file.name:
                 continue
@@ -76,7 +77,7 @@ class FileKills:
 
 
 def problem_of(file: Path) -> str:
-    """Return the problem of a checkpoint; empty if all its tensors have the number of one step."""
+    """Return the problem of a checkpoint, or "" if all its tensors have the number of one step."""
     try:
         with file.open("rb") as stream:  # open once, because the file may be replaced at any time
             (length,) = struct.unpack("<Q", stream.read(8))
@@ -101,7 +102,7 @@ class NumberedModel(torch.nn.Module):
 
 
 def saving() -> list[float]:
-    """Save a model and its state in each step in both ways. Return the final sum of each file."""
+    """Save a model and its state in each step, by `safetensors` and by `torch.save`. Return the final sum of each file."""
     model = NumberedModel().to(REMOTE)
     for step in range(1, STEPS + 1):
         with torch.no_grad():
@@ -116,7 +117,7 @@ def saving() -> list[float]:
 
 
 def moving() -> list[float]:
-    """Change values in place, beside weights, and wait each time until the idle session is on disk."""
+    """Change values in place, and wait after each change until the idle session is on disk. Return the values."""
     ones = {"weight": torch.ones(LENGTH).to(REMOTE)}
     djinn.save_weights(ones, WEIGHTS)
     references = torch.zeros(TENSORS * LENGTH).to(REMOTE)
@@ -131,7 +132,7 @@ def moving() -> list[float]:
 
 
 def wait_until_gone() -> None:
-    """Wait until no session has values on the device."""
+    """Wait until the values of all sessions are on disk."""
     until = time.monotonic() + GONE_SECONDS
     while time.monotonic() < until:
         statuses = ask_servers(client.settings()).values()  # one for each address

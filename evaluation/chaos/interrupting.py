@@ -21,7 +21,14 @@ UPLOAD_BYTES = 48 << 20
 
 @attrs.define
 class Trial:
-    """One or two presses of Ctrl-C: seconds until each was raised, and until the executor was idle."""
+    """One or two presses of Ctrl-C during work.
+
+    Attributes:
+        moment: seconds of work before the first press.
+        raised: seconds from each press to its exception.
+        idle: seconds from the last exception until the executor was idle.
+        wrong: faults of tensors, or "".
+    """
 
     work: str
     moment: float
@@ -94,7 +101,7 @@ class Works:
 
 
 def trials(count: int, seed: int, longest: float = 3.0) -> Iterator[Trial]:
-    """Yield trials at random moments. Each continues the session of the previous one."""
+    """Yield `count` trials at random moments. Each continues the session of the previous trial."""
     chance, works = random.Random(seed), Works()
     tensors = {n: torch.full((100 + n,), float(n)).to(DEVICE) for n in range(20)}
     djinn.synchronize()
@@ -153,7 +160,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
 
 
 def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
-    """Return faults of tensors that were finished before; empty without any."""
+    """Return the faults of tensors that were computed before the trial, as text, or ""."""
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
             return f"tensor {number} is not what it was"

@@ -1,4 +1,4 @@
-"""Programs that are disturbed while they run. Each returns its results and a hash of all state."""
+"""Programs for disturbances. Each returns its results and a hash of all state."""
 
 from __future__ import annotations
 
@@ -101,7 +101,10 @@ def upload(at: Callable[[int], object]) -> object:
 
 
 def interrupted(at: Callable[[int], object]) -> object:
-    """Train, and press Ctrl-C after each step during long work on copies. The work leaves nothing. `at` gets each step."""
+    """Train, and press Ctrl-C after each step during long work on copies, whose results are dropped.
+
+    `at` is called with the number of each step.
+    """
     torch.manual_seed(8)
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(REMOTE)
     optimizer, inputs = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(16, 64).to(REMOTE)
@@ -128,9 +131,9 @@ def _work_for_ever(square: torch.Tensor) -> None:
 
 
 def switch(at: Callable[[int], object], number: Iterator[int] = itertools.count()) -> object:  # noqa: B008 - of all calls
-    """Run a program that was never run before 48 times, so that its run strategy changes meanwhile. `at` gets each run.
+    """Run a new program 48 times, so that its run strategy changes meanwhile. `at` is called with the number of each run.
 
-    The ops differ from call to call, and the results do not.
+    Calls of this function run different ops with equal results.
     """
     torch.manual_seed(9)
     weight, state, bits = torch.randn(32, 32).to(REMOTE), torch.randn(4, 32).to(REMOTE), f"{next(number):010b}"

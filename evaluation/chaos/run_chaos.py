@@ -58,7 +58,10 @@ def disturb_all(
     programs: Mapping[str, Program] = PROGRAMS,
     at: Callable[[int], object] = lambda _: None,
 ) -> dict[str, float]:
-    """Disturb programs `kills` times in total. Print and return the outcomes, under names that begin with `prefix`."""
+    """Disturb programs `kills` times in total. Print and return the outcomes, under names that begin with `prefix`.
+
+    `choose`: returns the disturbance of a run. `at`: called with the number of each step of a program.
+    """
     report: dict[str, float] = {}
     for number, (name, program) in enumerate(programs.items()):
         share = (kills + len(programs) - 1 - number) // len(programs)
@@ -70,7 +73,7 @@ def disturb_all(
 
 
 def updates(server: Server, count: int) -> dict[str, float]:
-    """Add in place over a network that loses every seventh frame and stalls for five seconds. The sum must be exact."""
+    """Return figures of in-place additions over a network that loses every seventh frame and stalls for five seconds."""
     network = BadNetwork(server.tcp)
     with using(servers=[network.url], token=server.token, disable=("local",)):
         total, one = torch.zeros(1, dtype=torch.float64, device=REMOTE), torch.ones(1, dtype=torch.float64).to(REMOTE)
@@ -90,7 +93,7 @@ def updates(server: Server, count: int) -> dict[str, float]:
 
 
 def upload(server: Server, nbytes: int) -> dict[str, float]:
-    """Upload while the connection is reset in every third chunk. Return sent bytes divided by the tensor's bytes."""
+    """Return figures of an upload over a connection that is reset in every third chunk, such as bytes sent per byte."""
     network = BadNetwork(server.tcp)
     with using(servers=[network.url], token=server.token, disable=("local",)):
         source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)  # incompressible
@@ -134,7 +137,7 @@ def own_executor(options: Options, chance: random.Random, _: Path) -> dict[str, 
 
 
 def own_pool(options: Options, chance: random.Random, _: Path) -> dict[str, float]:
-    """Kill one of two executors without journals, or both. This program's log recovers them."""
+    """Kill one of two executors without journals, or both. The client's log recovers them."""
     with using(executors=2, placement_policy="round_robin", recover=False, standby=["engine"]):
         return disturb_all("standby_", (options.kills + 1) // 2, chance, an_executor_of_its_own)
 
@@ -178,7 +181,7 @@ def moves(options: Options, chance: random.Random, folder: Path) -> dict[str, fl
 
 
 def interrupts(options: Options, chance: random.Random, folder: Path) -> dict[str, float]:
-    """Kill the executor of a program whose work Ctrl-C ends again and again."""
+    """Kill the executor of a program whose work is interrupted by Ctrl-C in each step."""
     before = signal.signal(signal.SIGINT, raise_outside_torch)
     try:
         with one_server(folder):
@@ -192,7 +195,7 @@ def switches(options: Options, chance: random.Random, folder: Path) -> dict[str,
     device = RemoteControl(folder)
 
     def slow_launches(run: int) -> None:
-        """Make launches so slow on the clock of the device, which may be new, that a program is hot after few runs."""
+        """Make launches so slow on the device's simulated clock that a program is hot after few runs."""
         if run % 4 == 0:
             with contextlib.suppress(ConnectionError):  # it was killed during the call
                 device.configure(launch=0.1)

@@ -87,7 +87,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """A program in a separate process on one of the devices."""
+    """A program in a separate process on one of the devices. `own`: the op that only this program uses."""
 
     def __init__(self, python: Forks, environment: Mapping[str, str], server: Server, own: str, device: int) -> None:
         self.own, self.device = own, device
@@ -97,7 +97,7 @@ class Client:
         assert self._line() == "ready"
 
     def begin(self, number: int) -> None:
-        """Start a round."""
+        """Start round `number`."""
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
 
@@ -119,7 +119,13 @@ class Client:
 
 @attrs.frozen
 class Planted:
-    """A fault. `victim`: number of the only client that uses the op; None if several do. `twice`: the op's retry fails, too."""
+    """A fault to inject.
+
+    Attributes:
+        after: number of calls of the op before the fault.
+        victim: number of the only client that uses the op, or None if several use it.
+        twice: True if the retry of the op fails as well.
+    """
 
     kind: str
     op: str
@@ -131,7 +137,13 @@ class Planted:
 
 @attrs.define
 class Tally:
-    """Outcomes of all faults of a kind. `problems`: violations."""
+    """Outcomes of all faults of a kind.
+
+    Attributes:
+        told: faults that a client received as an error. named: errors that name the faulty op.
+        told_nobody: faults that no client noticed.
+        problems: number of violations, by description.
+    """
 
     faults: int = 0
     told: int = 0
@@ -175,7 +187,7 @@ class Bench:
         self._memory = self._allocated()
 
     def close(self) -> list[int]:
-        """End everything. Return the bytes left on each device without sessions."""
+        """End the programs and the server. Return the bytes that were still allocated on each device without sessions."""
         for client in self.clients:
             client.close()
         deadline = time.monotonic() + LEAVING_SECONDS
@@ -238,7 +250,7 @@ class Bench:
             tally.named += self._names(fault, answers[number], tally)
 
     def _names(self, fault: Planted, answer: Mapping[str, str], tally: Tally) -> bool:
-        """Return True if the message names exactly one op, the right one."""
+        """Return True if the message names exactly one op, the op with the fault."""
         message = answer["message"]
         if fault.kind == "out_of_memory":
             if answer["error"] != "RemoteOutOfMemoryError" and "memory" not in message:

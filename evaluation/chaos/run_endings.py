@@ -1,4 +1,4 @@
-"""Measure how long a program waits for the place of a program that ended at a random moment, on a server with one place.
+"""Measure how long a program waits for a server with room for one session, after the previous program ended.
 
     python -m evaluation endings [--programs 200] [--seed 1] [--limit 2.0] [--json FILE]
 
@@ -74,7 +74,13 @@ ENDS: Final = ("return", "exception", "exit", "shut_down", "interrupt")
 
 @attrs.frozen
 class Ending:
-    """End of a program: `took` seconds until its process ended, `waited` seconds until the next program had a session."""
+    """End of a program.
+
+    Attributes:
+        work: name of its work. end: kind of its end. moment: seconds of work before the end.
+        took: seconds from this moment until its process ended.
+        waited: seconds until the next program had a session.
+    """
 
     work: str
     end: str
@@ -140,7 +146,7 @@ def endings(
 @click.option("--limit", default=2.0, help="Seconds that the next program may wait.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
-    """End programs at random moments. Exit with 1 if the next program waited too long for the place on the server."""
+    """End programs at random moments. Exit with 1 if the next program waited longer than `limit` seconds for a session."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     python = PreparedPython(environment)
     results: dict[str, list[Ending]] = defaultdict(list)

@@ -60,7 +60,7 @@ def all_sessions_on_disk(server: Server) -> bool:
 
 
 def expected(number: int, mib: int, step: int) -> list[int]:
-    """Return the expected sums after this number of steps: of all elements, and of the first half."""
+    """Return the expected sums of session `number` after `step` steps: of all elements, and of the first half."""
     count = mib * 2**18
     period = sum(range(1000))
     sums = []
@@ -72,7 +72,7 @@ def expected(number: int, mib: int, step: int) -> list[int]:
 
 
 def kill_at_random(server: Server, draw: random.Random, seconds: float) -> threading.Timer:
-    """Kill the executor within this number of seconds."""
+    """Kill the executor at a random moment within `seconds`. Return the timer."""
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -26,7 +26,7 @@ from evaluation.chaos.interrupting import Trial, trials
 @click.option("--idle-seconds", default=1.0, help="Within which the executor has to be idle afterwards.")
 @click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
 def main(presses: int, seed: int, server: str, raised_seconds: float, idle_seconds: float, file: Path | None) -> None:
-    """Press Ctrl-C repeatedly. Exit with 1 if one took too long or state was lost."""
+    """Press Ctrl-C repeatedly. Exit with 1 if an exception or the idle executor took too long, or if state was lost."""
     signal.signal(signal.SIGINT, raise_outside_torch)
     djinn.configure(threads=1, **({"servers": [server]} if server else {}))
     results: dict[str, list[Trial]] = defaultdict(list)

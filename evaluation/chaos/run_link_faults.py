@@ -53,7 +53,7 @@ class Case:
 
     Attributes:
         conditions: initial conditions of the link.
-        fault: called after some steps with the client's process id.
+        fault: function that causes the fault after some steps, given the client's process id, or None.
         floats: number of floats that each step uploads.
     """
 
@@ -101,7 +101,7 @@ def cases(round_trip: float) -> dict[str, Case]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Run the loop with the fault after some steps."""
+    """Run the loop with the fault of a case, and return the figures."""
     with links.namespace(case.conditions) as inside, tempfile.TemporaryDirectory() as cache:
         network = ["--host", links.SERVER, "--insecure-plaintext-on-network", "--store-gib", "0"]
         with served(*network, prefix=inside, environment={"DJINN_TOKEN": TOKEN}) as file:

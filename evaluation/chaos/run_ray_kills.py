@@ -88,7 +88,10 @@ def kill_actor(cluster: Cluster) -> None:
 
 
 def kill_process(number: Callable[[], int | None]) -> None:
-    """Kill a process once it has an id. An id of 0, of a process about to start, would signal this process group."""
+    """Kill the process whose id `number` returns, once the process has started.
+
+    `number` returns None or 0 before. A signal to the id 0 would reach this process group.
+    """
     until = time.monotonic() + 60
     while not (process := number()):
         if time.monotonic() > until:

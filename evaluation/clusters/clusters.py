@@ -55,7 +55,7 @@ class AllOnTheFirst(PlacementPolicy):
 
 
 class Scattered(PlacementPolicy):
-    """A random policy."""
+    """Placement policy that puts nodes and values on random devices."""
 
     name = "scattered"
 
@@ -92,7 +92,7 @@ REGISTRY = Registry(
 
 
 def random_program(chance):
-    """Return segments of layers in different dtypes, with casts, in-place writes, views, random numbers and kept values."""
+    """Return a random program: layers in several dtypes, casts, in-place writes, views, random numbers and held values."""
     builder = ProgramBuilder()
     rows = chance.choice((1, 8, 128))
     width = chance.choice((16, 64, 256))
@@ -124,7 +124,10 @@ def random_program(chance):
 
 
 def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
-    """Return a request with at most `most` devices: some nearly full, some without dtypes or ops, some unknown; some inputs resident."""
+    """Return a request with at most `most` random devices, and with some inputs on devices.
+
+    Some devices are nearly full, some lack dtypes or ops, and some have unknown memory. `kinds`: kinds to choose from.
+    """
     whole = sum(sizes(graph).values())
     shares = (0, 0, 0.02, 0.1, 0.3, 0.6, 1.0, 1.5, 4.0)
     devices = []
@@ -168,7 +171,7 @@ def random_request(chance, graph, most=5, kinds=("cuda", "cuda", "cpu")):
 
 
 def size(graph, value, *, since=False):
-    """Return the bytes between the first and last element of a value; with `since`, from the start of its memory."""
+    """Return the bytes from the first to the last element of a value. With `since`, start at the start of its storage."""
     meta = graph.meta(value)
     if not math.prod(meta.shape):
         return 0
@@ -185,12 +188,12 @@ def sizes(graph):
 
 
 def broken(result, request):
-    """Return the constraints that a plan violates (memory, limits, dtypes or ops), as text."""
+    """Return descriptions of the constraints that a plan violates: memory, limits, dtypes and ops."""
     return [*cannot_run(result, request), *too_full(result, request)]
 
 
 def cannot_run(result, request):
-    """Return the ops that run on a device without the op or one of its dtypes."""
+    """Return descriptions of the ops that a plan runs on a device without the op or one of its dtypes."""
     graph, outcome, replace = result.graph, [], result.plan.replace
     by_id = {d.id: d for d in request.topology.devices}
     for decision in result.placement.decisions:
@@ -204,7 +207,10 @@ def cannot_run(result, request):
 
 
 def waiting(steps, receiver, at):
-    """Return the values that may have arrived before step `at`, if all other devices are as far ahead as possible."""
+    """Return the values that may have arrived at a device before its step `at`.
+
+    All other devices are assumed to be as far ahead as possible. `receiver`: the device.
+    """
     turns, mail, on_device = dict.fromkeys(steps, 0), Counter(), True
     while on_device:
         on_device = False
@@ -223,7 +229,7 @@ def waiting(steps, receiver, at):
 
 
 def too_full(result, request):
-    """Return the devices whose memory a plan exceeds."""
+    """Return descriptions of the devices whose memory a plan exceeds."""
     graph, placement, outcome = result.graph, result.placement, []
     by_id = {d.id: d for d in request.topology.devices}
     references = {d: defaultdict(dict) for d in by_id}  # by device and memory, bytes by value
@@ -231,7 +237,7 @@ def too_full(result, request):
     before = {v: d for v, d in request.resident.items() if v in graph.inputs}
 
     def change(device, memory, value, nbytes):
-        """Add or remove (`nbytes` None) a value of a memory. The memory counts its largest value."""
+        """Add a value to a memory block of a device, or remove it if `nbytes` is None. A block counts its largest value."""
         values = references[device][memory]
         total[device] -= max(values.values(), default=0)
         values.pop(value, None) if nbytes is None else values.update({value: nbytes})
@@ -287,7 +293,7 @@ def too_full(result, request):
 
 
 def fits_somewhere(graph, request):
-    """Return True if one device can hold the whole program without frees: then a plan must be found."""
+    """Return True if one device can hold all values of the program at once. Then a plan must exist."""
     dtypes = {str(graph.meta(v).dtype)[len("torch.") :] for v in (*graph.inputs, *graph.outputs)}
     dtypes |= {str(graph.meta(v).dtype)[len("torch.") :] for node in graph.nodes for v in node.outputs}
     whole = sum(sizes(graph).values()) + max(workspace(graph, node) for node in graph.nodes)
@@ -305,7 +311,13 @@ def fits_somewhere(graph, request):
 
 @attrs.define
 class Tally:
-    """Outcome of all clusters: plans, plans of fallbacks, infeasible programs, and faults."""
+    """Outcome of all plans.
+
+    Attributes:
+        plans: number of plans. spread: number of plans over several devices.
+        fallen_back: number of plans by another policy than the requested policy. refused: number of infeasible programs.
+        faults: descriptions of violations.
+    """
 
     plans: int = 0
     fallen_back: int = 0

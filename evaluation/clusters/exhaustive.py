@@ -1,4 +1,4 @@
-"""Exhaustive placement of small programs, for comparison."""
+"""Exhaustive search for placements of small programs, to which policies are compared."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEAVES = 6_000  # maximum number of examined placements; beyond it, a program co
 
 
 def small_program(chance):
-    """Return at most eight ops: products, sums of earlier results, casts, repetitions, in-place writes, random numbers."""
+    """Return a random program of at most eight ops: products, sums, casts, repetitions, in-place writes, random numbers."""
     builder, width = ProgramBuilder(), chance.choice((16, 32))
     first = builder.input(chance.choice((4, 64)), width, dtype=chance.choice(FLOATS[:2]))
     outputs = [first]
@@ -49,7 +49,7 @@ def small_program(chance):
 
 
 class Pieces:
-    """Memories that must share a device: those that one op makes or writes, and all random ops."""
+    """Sets of storages that must share a device: storages that one op makes or writes, and those of all random ops."""
 
     def __init__(self, graph):
         self.of = {}
@@ -71,7 +71,7 @@ class Pieces:
 
 
 def placement_exists(graph, request, pinned=None):
-    """Return True if a placement fits in program order, False if none fits, None if the search limit was reached first.
+    """Return True if a placement fits in program order, False if none fits, or None if the search limit was reached.
 
     `pinned`: required device by node.
     """
@@ -126,7 +126,7 @@ def placement_exists(graph, request, pinned=None):
 
 
 def may_be_on(graph, request, name, device, pieces):
-    """Return True if a device has the ops and dtypes of a piece, and the dtypes of inputs that would be uploaded for it."""
+    """Return True if a device supports the ops and dtypes of the set of storages `name`, and the dtypes of its uploads."""
     one = request.topology.device(device)
     for node in graph.nodes:
         if pieces.find(storage_of((*node.outputs, *node.writes)[0])) != name:

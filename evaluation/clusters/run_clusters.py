@@ -26,7 +26,7 @@ MODELS = 60  # number of models, evenly sampled from the zoo
 
 
 def main() -> int:
-    """Search, and report the outcome."""
+    """Plan all programs, and report the outcome. Return 1 on a violation."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--zoo", type=int, default=1000, help="clusters for programs of the zoo, two policies each")
     parser.add_argument("--clusters", type=int, default=200, help="clusters for random programs, all policies each")

@@ -21,7 +21,7 @@ REMOTE = "remote_accelerator:0"
 
 @attrs.define
 class Programs:
-    """Recorded programs by name, and models that need data and cannot be recorded without a server."""
+    """Recorded programs by name (`graphs`), and models that cannot be recorded without a server (`left_out`)."""
 
     graphs: dict = attrs.field(factory=dict)
     left_out: list = attrs.field(factory=list)

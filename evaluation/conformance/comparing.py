@@ -1,4 +1,4 @@
-"""Runs the same program on two devices, and compares results or exceptions."""
+"""Run a program on two devices, and compare results or exceptions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ KINDS = (
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the name of the narrowest type of the exception."""
+    """Return the name of the narrowest type in `KINDS` that the exception has."""
     return next(kind.__name__ for kind in KINDS if isinstance(error, kind))
 
 
@@ -62,8 +62,8 @@ class Outcome:
     """Outcome of a program: its fetched results, or the exception.
 
     Attributes:
-        results: tensors with metadata, and numbers. layouts: layout of each result on its own device.
-        error: the exception. late: True if the fetch raised it, not the op.
+        results: fetched tensors, and numbers. layouts: memory layout of each result on its device.
+        error: the exception, or None. late: True if the fetch raised it, not the op.
     """
 
     results: tuple[Any, ...] = ()
@@ -162,7 +162,7 @@ def _readable(layout: Any) -> str:
 
 
 def tolerance_of(op: OpInfo) -> Tolerance:
-    """Return PyTorch's tolerance: `assert_close`'s for the dtype, or the wider one of the entry for CPUs."""
+    """Return PyTorch's tolerance by dtype: the default of `assert_close`, or a wider tolerance of the entry for CPUs."""
     tolerances: dict[torch.dtype, list[tol]] = {}
     for decorator in op.decorators:
         if getattr(decorator, "device_type", None) in {None, "cpu"}:

@@ -22,7 +22,7 @@ STEPS = 4
 
 
 def tolerance(dtype: torch.dtype) -> tol:
-    """Return a tolerance for layers, which sum in another order."""
+    """Return the tolerance for results of layers, which may sum in another order on the remote device."""
     return tol(2e-5, 2e-4) if dtype == torch.float32 else tol(1e-7, 1e-7)
 
 

@@ -36,7 +36,7 @@ def first_dtype(op: OpInfo) -> torch.dtype:
 def samples_of(
     op: OpInfo, count: int | None, dtype: torch.dtype | None = None, *, gradients: bool = False
 ) -> Iterator[SampleInput]:
-    """Return the first samples of an entry (None: all)."""
+    """Return the first `count` samples of an entry, or all samples if `count` is None."""
     # `op.sample_inputs` would seed every device and format a stack trace for each sample.
     torch.manual_seed(SEED)
     output = op.sample_inputs_func(op, "cpu", dtype or first_dtype(op), requires_grad=gradients)
@@ -47,7 +47,7 @@ def samples_of(
 
 
 def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
-    """Return the plain call of the op."""
+    """Return a program that calls the op with a sample. `dress`: changes the layout of input tensors."""
 
     def program(device: str) -> Any:
         inputs = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
@@ -57,7 +57,7 @@ def forward(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = 
 
 
 def gradient(op: OpInfo, sample: SampleInput, function: Callable[..., Any] | None = None) -> Program:
-    """Return the op and its backward pass with gradients of ones."""
+    """Return a program that calls the op and runs its backward pass with gradients of ones."""
 
     def program(device: str) -> Any:
         inputs = copies(op, device).sample(sample)
@@ -81,7 +81,7 @@ def _gradients(outputs: list[Any], sample: SampleInput) -> list[torch.Tensor | N
 
 
 def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None = None) -> Program:
-    """Return the in-place variant. Only its input may be written, and its result must be that input."""
+    """Return a program that calls the in-place variant, and checks that it writes and returns only its input."""
 
     def program(device: str) -> Any:
         inputs = copies(op, device, **({"dressed": dress} if dress else {})).sample(sample)
@@ -94,12 +94,12 @@ def in_place(op: OpInfo, sample: SampleInput, dress: Callable[..., Any] | None =
 
 
 def in_place_gradient(op: OpInfo, sample: SampleInput) -> Program:
-    """Return the backward pass through the in-place variant."""
+    """Return a program that runs the in-place variant and its backward pass."""
     return gradient(op, sample, lambda given, *args, **kwargs: op.inplace_variant(given.clone(), *args, **kwargs))
 
 
 def out(op: OpInfo, sample: SampleInput, make: Callable[[torch.Tensor], torch.Tensor]) -> Program:
-    """Return the op with `out=`. `make` makes a tensor from each result."""
+    """Return a program that calls the op with `out=`. `make`: makes an output tensor from each expected result."""
 
     def program(device: str) -> Any:
         inputs = copies(op, device).sample(sample)
@@ -226,7 +226,7 @@ WAYS: dict[str, Callable[[OpInfo, int | None], Programs]] = {
 
 
 def check(op: OpInfo, way: str, *, samples: int | None) -> Verdict:
-    """Compare an entry, called in one way."""
+    """Return the verdict on an entry that is called in the way `way` of `WAYS`."""
     tolerance = tolerance_of(op)
     if way == "op_db out=":  # a wider `out` tensor gets results that were computed in the sample's dtype
         tolerance = _at_least(tolerance(first_dtype(op)), tolerance)

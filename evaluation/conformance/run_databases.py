@@ -45,7 +45,7 @@ TITLE = "the same here and on remote_accelerator: results, layouts, dtypes, and 
 
 @attrs.frozen
 class Work:
-    """Entries of one database by position."""
+    """Positions of entries of one database."""
 
     database: str
     positions: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Copies of samples on a device: locally for the reference, remotely for the comparison."""
+"""Copies of samples on the local or the remote device."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ def with_gaps(tensor: torch.Tensor) -> torch.Tensor:
 
 @attrs.define
 class Copies:
-    """Copies samples to a device, preserving layouts and shared memory.
+    """Copier of samples to a device, which preserves layouts and shared memory.
 
     Attributes:
-        dressed: function applied to each copied input tensor of the op.
-        stays: returns True for tensors that are copied to the CPU.
+        stays: function that returns True for tensors that are copied to the CPU instead.
+        dressed: function that is applied to each copied input tensor of the op.
+        storages: copied storages. tensors: copied tensors, by id of the original.
     """
 
     device: str

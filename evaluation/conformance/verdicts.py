@@ -25,9 +25,10 @@ class Verdict:
 
     Attributes:
         outcome: `passed`, `failed`, `left out`, or `none` if the entry is inapplicable.
-        reason: the first difference, or the reason for leaving it out. error: the related exception.
-        samples: number of compared samples. wrong: number of differing samples.
-        refused: number for which both sides raised the same error. late: number of those raised remotely at the fetch.
+        reason: the first difference, or the reason for leaving the entry out. error: the exception with the difference.
+        samples: number of compared samples. wrong: number of samples that differ.
+        refused: number of samples for which both sides raised the same error. late: number of these errors that the remote
+            side raised at the fetch.
     """
 
     name: str

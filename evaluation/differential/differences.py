@@ -17,7 +17,14 @@ ABSENT = "(nothing)"
 
 @attrs.frozen
 class Difference:
-    """A property of a tensor that differs after a statement (its number; the last number is the end)."""
+    """A property of a tensor that differs after a statement.
+
+    Attributes:
+        statement: index of the statement. The number of statements stands for the end of the program.
+        place: name of the tensor. property: name of the property.
+        here, there: the property on the CPU and on the remote device.
+        source: text of the statement.
+    """
 
     statement: int
     place: str
@@ -42,7 +49,7 @@ Close = Callable[[torch.Tensor, torch.Tensor], bool]
 def differences(
     statements: Sequence[str], here: Sequence[Facts], there: Sequence[Facts], close: Close | None = None
 ) -> Iterator[Difference]:
-    """Yield where the remote device differs from the CPU, the earliest first. Known differences are left out."""
+    """Yield differences of the remote device from the CPU, the earliest first. Known differences are left out."""
     before: dict[tuple[str, str], tuple[Any, Any]] = {}  # the last difference, which persists
     offsets: set[int] = set()  # known version offsets of storages; views share those of their base
     for number, (want, actual) in enumerate(zip(here, there, strict=True)):
@@ -82,7 +89,7 @@ def differences(
 
 @attrs.frozen
 class FirstDifference:
-    """First difference of a program, and the run that showed it (1: with new calls, 2: with cached calls)."""
+    """First difference of a program. `run`: 1 for the first remote run, whose calls are new, 2 for the second."""
 
     run: int
     difference: Difference
@@ -99,7 +106,10 @@ def first_difference(
     extra: Names | None = None,
     close: Close | None = None,
 ) -> FirstDifference | None:
-    """Run a program on the CPU and twice on the remote device. `expected`: facts from an earlier run on the CPU."""
+    """Run a program on the CPU and twice on the remote device, and return the first difference, or None.
+
+    `expected`: facts from an earlier run on the CPU. `extra`: further names of the program.
+    """
     here = run(statements, "cpu", extra) if expected is None else expected
     forget()
     for number in (1, 2):
@@ -109,7 +119,7 @@ def first_difference(
 
 
 def smallest(found: FirstDifference) -> FirstDifference:
-    """Return the difference in the smallest program that shows it. Return `found` if the difference does not repeat."""
+    """Return the difference in the smallest program that shows it, or `found` if the difference does not repeat."""
     statements = found.statements[: found.difference.statement + 1]
 
     def differs(part: Sequence[str]) -> bool:

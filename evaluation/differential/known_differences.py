@@ -1,4 +1,4 @@
-"""Known differences from the CPU, with reasons. Unused entries are reported."""
+"""Known differences of the remote device from the CPU, with reasons. A run reports unused entries."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import attrs
 
 @attrs.frozen
 class KnownDifference:
-    """A kind of difference: the property, patterns of the statement and of both sides, and the reason to keep it.
+    """A kind of difference, with the reason to accept it.
 
     Attributes:
-        after_error: True if the statement must have raised on both sides. ends: True if the rest cannot be compared.
+        property: name of the differing property.
+        place, source, here, there: regular expressions for the tensor's name, the statement, and both properties.
+        after_error: True if the statement must have raised on both sides.
+        ends: True if the rest of the program cannot be compared.
     """
 
     name: str
@@ -214,7 +217,7 @@ needed: Counter[str] = Counter()
 
 
 def known_difference(found: Any, raised: bool) -> KnownDifference | None:
-    """Return the first entry that matches the difference. `raised`: the statement raised an error on both sides."""
+    """Return the first entry that matches a difference, or None. `raised`: True if the statement raised on both sides."""
     for entry in KNOWN:
         if (
             re.fullmatch(entry.property, found.property)

@@ -88,7 +88,12 @@ CRASHES = frozenset({("nn.functional.pdist", "empty")})
 
 @attrs.frozen
 class OpProgram:
-    """A call of an op: its name, statements and names. `close`: returns True if elements are close enough."""
+    """A program that calls an op.
+
+    Attributes:
+        names: values of the names in its statements.
+        close: function that returns True if two tensors are close enough.
+    """
 
     name: str
     statements: tuple[str, ...]

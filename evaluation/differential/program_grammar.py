@@ -494,7 +494,7 @@ TEMPLATES = {kind: globals()[kind].strip().splitlines() for kind in KINDS}
 
 
 class Generator:
-    """Generate a program while it runs on the CPU. The tensors that it holds decide the next statement."""
+    """Generator of a program, which runs on the CPU meanwhile. The tensors that it holds decide the next statement."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -638,7 +638,7 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def _is_usable(held: object) -> bool:
-    """Return True for tensors, except views that autograd refuses to touch."""
+    """Return True for a tensor, except a view that autograd does not allow to use."""
     if not isinstance(held, torch.Tensor):
         return False
     try:

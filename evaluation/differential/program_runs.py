@@ -1,6 +1,7 @@
 """Run a program statement by statement on a device, and record the facts that a program can see of each tensor.
 
-A program is Python source. `D` is the device, `torch`, `nn` and `F` are there, and an exception ends its statement alone.
+A program is Python source. The name `D` is the device, and `torch`, `nn` and `F` are imported. An exception ends only
+its statement.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Facts = dict[tuple[str, str], Any]
 
 @attrs.frozen(eq=False)
 class Value:
-    """Fetched tensor. Equal to a tensor with the same bits, except payloads of NaNs."""
+    """A fetched tensor. It is equal to a tensor with the same bits, except payloads of NaNs."""
 
     tensor: torch.Tensor
 
@@ -258,7 +259,10 @@ def _parts(held: Any, place: str = "") -> Iterator[tuple[str, Any]]:
 
 @attrs.frozen(eq=False)
 class Raised:
-    """Exception: its narrowest common base class, and its text. Two are equal if their types and PyTorch's own texts are equal."""
+    """An exception of a statement: its narrowest type in `KINDS`, and its text.
+
+    Two exceptions are equal if their types are equal and their texts are, if these are PyTorch's (`own`).
+    """
 
     kind: str
     text: str
@@ -303,5 +307,5 @@ def run(statements: Sequence[str], device: str, extra: Names | None = None) -> l
 
 
 def forget() -> None:
-    """Clear learnt inference, so that the next run of a program is like its first."""
+    """Clear the caches of shape inference, so that the next run of a program is like its first."""
     forget_learnt_calls()

@@ -50,7 +50,7 @@ def settings_of(seed: int) -> str:
 
 @attrs.frozen
 class Work:
-    """Batch of seeds, or of entries of the op databases, with one settings name."""
+    """A batch of programs with the same settings. `numbers`: seeds, or, with `ops`, positions in the op databases."""
 
     settings: str
     numbers: tuple[int, ...]
@@ -60,7 +60,7 @@ class Work:
 
 @attrs.frozen
 class Finding:
-    """Program that differs: its name, settings, property, text and statements."""
+    """A program that differs. `property`: the differing property. `text`: description of the difference."""
 
     name: str
     settings: str
@@ -125,7 +125,7 @@ def _in_ops(work: Work) -> Iterator[Finding]:
 
 
 def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[str]]:
-    """Run the batches. Return the findings, and how often each known difference was needed."""
+    """Run the batches. Return the findings, and the number of uses of each known difference."""
     findings: list[Finding] = []
     cpu_fallbacks: Counter[str] = Counter()
     context = multiprocessing.get_context("spawn")
@@ -151,7 +151,7 @@ def run(works: Sequence[Work], processes: int) -> tuple[list[Finding], Counter[s
 
 
 def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
-    """Return batches of the seeds, and of every n-th entry of the op databases (0: none)."""
+    """Return batches of the seeds, and of every `every`-th entry of the op databases, or no entry if `every` is 0."""
     program_works = [
         (settings, [seed for seed in seeds if settings_of(seed) == settings]) for settings in reversed(SETTINGS)
     ]
@@ -168,7 +168,7 @@ def works_of(seeds: range, every: int, shrink: bool) -> list[Work]:
 
 
 def keep(findings: Sequence[Finding], folder: Path) -> None:
-    """Write small programs that differ as cases, which `test_cases.py` replays."""
+    """Write programs that differ to `folder` as cases, which `test_cases.py` replays."""
     folder.mkdir(parents=True, exist_ok=True)
     for finding in findings:
         if finding.statements and finding.name.startswith("seed"):
@@ -179,7 +179,7 @@ def keep(findings: Sequence[Finding], folder: Path) -> None:
 
 
 def main() -> int:
-    """Run programs and ops, and print what differs."""
+    """Run programs and ops, and print the differences. Return 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")

@@ -1,4 +1,4 @@
-"""Shrink programs that differ."""
+"""Reduce programs that differ to small programs."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def counters() -> dict[str, int]:
 
 
 def count_increases(work: Callable[[], object]) -> Callable[[str], int]:
-    """Run `work` and return a function that says how much a counter grew."""
+    """Run `work`, and return a function from a counter's name to its increase during `work`."""
     djinn.synchronize()
     before = counters()
     work()
@@ -154,7 +154,7 @@ def train_figures(steps: int) -> Figures:
 
 
 def captured_figures(steps: int) -> Figures:
-    """Train and decode where the server records graphs. All tensors of a step are on the device."""
+    """Return the figures of training and decoding on a server that records graphs. All tensors are on the device."""
     train, decode = captured_training(), captured_decoding()
     train(3)
     before = counters()
@@ -170,7 +170,10 @@ def captured_figures(steps: int) -> Figures:
 
 
 def settled(work: Callable[[int], object], count: int) -> Callable[[str], int]:
-    """Run until all runs are graphs, or `CAPTURE_RUNS` have passed. Return the growth of counters in `count` more runs."""
+    """Run `work` until all runs are graphs, at most `CAPTURE_RUNS` times, then `count` more times.
+
+    Return a function from a counter's name to its increase during the last `count` runs.
+    """
     for _ in range(CAPTURE_RUNS // 20):
         if count_increases(lambda: work(20))("graph_launches") >= 20:
             break
@@ -230,7 +233,7 @@ def transfer_figures(mib: int) -> Figures:
 
 
 def overlap_figures(mib: int, control: RemoteControl) -> Figures:
-    """Upload `mib` MiB beside as much compute, in simulated time: the total divided by the longer of both."""
+    """Return the simulated time of an upload of `mib` MiB during as much compute, divided by the longer of both."""
     control.configure(link=LINK, flops=FLOPS)
     square = torch.zeros(512, 512).to(REMOTE)
     products = round(mib * MIB / LINK / (2 * 512**3 / FLOPS))

@@ -46,7 +46,7 @@ Figures = dict[str, float]
 
 
 def generate(model: Any, count: int, setting: str, most: int | None = None) -> torch.Tensor:
-    """Return the `count` tokens that a model generates. `most`: tokens for which beam search has memory."""
+    """Return `count` tokens that a model generates. `most`: number of tokens for which beam search reserves memory."""
     from transformers import StoppingCriteriaList
 
     rows, options = SETTINGS[setting]
@@ -74,7 +74,7 @@ def _is_done(ids: torch.Tensor, _: object, *, length: int) -> torch.Tensor:
 
 
 def assistant_of(model: Any) -> Any:
-    """Return a model that agrees with another one about most tokens."""
+    """Return an assistant model that predicts most tokens like `model`."""
     assistant = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
@@ -84,7 +84,7 @@ def assistant_of(model: Any) -> Any:
 
 
 def first_difference(here: torch.Tensor, there: torch.Tensor) -> int | None:
-    """Return the first token that differs; None if all tokens are the same."""
+    """Return the index of the first token that differs, or None if all tokens are equal."""
     if here.shape != there.shape:
         return min(here.shape[1], there.shape[1])
     unlike = (here != there).any(0).nonzero()

@@ -69,7 +69,7 @@ replace = msgspec.structs.replace
 
 
 def mutate(frame: Frame, draw: random.Random) -> Frame:
-    """Return the frame with one or a few changes."""
+    """Return a mutation of the frame, with one or a few changes."""
     message, way = decode(frame.head), draw.random()
     if way < 0.03:
         return Frame(encode(generated(draw.choice(OTHERS), draw)))
@@ -178,7 +178,7 @@ def _reordered(template: Template, draw: random.Random) -> Template:
 
 
 def _other_form(form: Form, draw: random.Random) -> Form:
-    """Return a form with another op, other constants, or reordered operands and slots, of the same number."""
+    """Return a form with another op, other constants, or reordered operands and slots. Their number stays the same."""
     way = draw.random()
     if way < 0.4:
         return replace(form, op=draw.choice(NAMES))

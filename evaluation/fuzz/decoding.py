@@ -1,4 +1,4 @@
-"""Feed one target malformed inputs, until it mishandles one.
+"""Feed malformed inputs to one target, until it mishandles an input.
 
     python -m evaluation.fuzz.decoding TARGET --inputs 1000000 [--seed 0] [--random]
 
@@ -39,7 +39,13 @@ def resident() -> int:
 
 @attrs.define
 class Trial:
-    """Feeds inputs to a target and records results."""
+    """Run of one target with many inputs, and its results.
+
+    Attributes:
+        refused: number of inputs that raised an allowed exception. slowest: processor seconds of the slowest input.
+        bugs: description with the hexadecimal input, by problem.
+        before, peak: resident bytes at the start and at most.
+    """
 
     read: Callable[[bytes], object]
     allowed: tuple[type[Exception], ...]
@@ -79,7 +85,7 @@ class Trial:
         self.peak = max(self.peak, now)
 
     def result(self, target: str, guided: bool) -> dict[str, Any]:
-        """Return the report of a run."""
+        """Return the report of the run."""
         seconds = time.monotonic() - self.began
         return {
             "target": target,

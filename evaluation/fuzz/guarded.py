@@ -18,7 +18,7 @@ _C.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class GuardedMemory:
-    """Slots of memory between guard pages, used in turn."""
+    """Slots of memory between guard pages, which are reused in rotation."""
 
     def __init__(self, places: int = 24) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -40,7 +40,7 @@ class GuardedMemory:
         return cls()
 
     def place(self, tensor: torch.Tensor, at_end: bool) -> torch.Tensor:
-        """Return a copy of `tensor` at the end (or start) of a slot; a tensor that is too large is returned unchanged."""
+        """Return a copy of `tensor` at the end or the start of a slot. Return a tensor that is too large unchanged."""
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         if not 0 < size <= ROOM or tensor.is_conj() or tensor.is_neg():
@@ -53,7 +53,7 @@ class GuardedMemory:
         return empty.set_(octets.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def place_all(self, value: Any, at_end: bool) -> Any:
-        """Move every tensor in an argument."""
+        """Return an argument with every tensor replaced by its copy in a slot."""
         if isinstance(value, torch.Tensor):
             return self.place(value, at_end)
         if isinstance(value, list | tuple):

@@ -28,7 +28,7 @@ Pool = Sequence[torch.Tensor]
 
 
 def many(rng: random.Random) -> int:
-    """Return a list length; seldom the largest, because an error message shows each element."""
+    """Return a random list length. The largest length is rare, because an error message shows each element."""
     return COUNTS[-1] if rng.random() < 0.02 else rng.choice(COUNTS[:-1])
 
 
@@ -42,13 +42,13 @@ def nested(depth: int) -> Any:
 
 @functools.cache
 def entries() -> tuple[OpInfo, ...]:
-    """Return the called entries."""
+    """Return the entries of the operator database, except those in `LEFT_OUT`."""
     return tuple(op for op in op_db if op.name not in LEFT_OUT)
 
 
 @functools.cache
 def samples_of(position: int, dtype: torch.dtype) -> tuple[Any, ...]:
-    """Return some samples of an entry on the CPU; none for an unsupported dtype."""
+    """Return some samples of an entry on the CPU. The tuple is empty for an unsupported dtype."""
     op = entries()[position]
     state = torch.get_rng_state()
     torch.manual_seed(position)
@@ -171,7 +171,7 @@ ADDED: tuple[tuple[str, Callable[[random.Random, torch.Tensor], Any]], ...] = (
 
 
 def mutate(rng: random.Random, given: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Return the arguments with one to three replaced, removed or added."""
+    """Return the arguments after one to three of them were replaced, removed or added."""
     positional, keywords = [given, *args], dict(kwargs)
     for _ in range(rng.choice((0, 1, 1, 1, 2, 3))):
         way = rng.random()
@@ -199,10 +199,12 @@ def variant_of(rng: random.Random, op: OpInfo) -> Callable[..., Any]:
 
 
 def call(rng: random.Random, pool: Pool = ()) -> tuple[str, Callable[[], Any]]:
-    """Return name and call of an entry. Tensors of `pool` replace some operands, and may be written.
+    """Return the name of a random entry, and a function that calls it with hostile arguments.
+
+    Tensors of `pool` replace some operands, and may be written.
 
     Raises:
-        Exception: creating a hostile tensor may itself raise.
+        Exception: creating a hostile tensor may raise any exception.
     """
     position = rng.randrange(len(entries()))
     op = entries()[position]

@@ -44,7 +44,7 @@ Make = Callable[[random.Random, torch.Tensor], Any]
 
 
 def sizes(rng: random.Random) -> Any:
-    """Return a shape: short, long, nested, or of the wrong type."""
+    """Return a random shape, which may be long, nested or of the wrong type."""
     kind = rng.randrange(6)
     if kind == 0:
         return [1] * rng.choice(COUNTS[:-1])
@@ -118,7 +118,7 @@ class Witnesses:
         self.expected.append(self.expected[0] * 2)
 
     def check(self, where: str) -> None:
-        """Raise AssertionError if a tensor has changed."""
+        """Raise AssertionError if a tensor has changed. `where`: description of the last op, for the message."""
         for expected, there in zip(self.expected, self.there, strict=True):
             assert torch.equal(there.cpu(), expected), f"a tensor has changed by {where}"
 
@@ -168,7 +168,7 @@ def program(rng: random.Random, raised: Counter[str]) -> None:
 
 
 def run(ops: int, seed: int, first: int = 0, note: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Run ops. Return their number, and the raised exceptions.
+    """Run `ops` hostile ops from number `first` on. Return their number, and the numbers of raised exceptions by type.
 
     Raises:
         AssertionError: a tensor has changed.
@@ -273,7 +273,7 @@ def supervise(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the full form."""
+    """Run hostile ops as the command line says, and print the report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ops", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

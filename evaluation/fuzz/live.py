@@ -91,7 +91,7 @@ def serving() -> Iterator[Server]:
 
 
 def _frequent_guest(path: Path) -> str:
-    """Return a token without connection limit, because sessions break all the time here."""
+    """Return a token without a limit of connections per minute, because mutations break many sessions."""
     with change_table(path) as change:
         table, _, token = create(change.table, "fuzz", 0.0)
         change.table = msgspec.structs.replace(table, quotas={"fuzz": Quota(connections_a_minute=1 << 20)})
@@ -100,7 +100,7 @@ def _frequent_guest(path: Path) -> str:
 
 @attrs.define
 class Talk:
-    """A session spoken frame by frame with numbered frames, as clients do."""
+    """A session whose frames this process sends and receives one by one, numbered as a client's frames."""
 
     connection: Connection
     process: int
@@ -143,7 +143,13 @@ class Talk:
 
 @attrs.define
 class Findings:
-    """Findings so far."""
+    """Findings of all mutators, which share one object.
+
+    Attributes:
+        slowest: processor seconds of the slowest submission.
+        bugs: descriptions of bugs, by their first 80 characters.
+        failures, broken: numbers of failed submissions and of protocol errors, by description.
+    """
 
     mutations: int = 0
     completed: int = 0
@@ -155,7 +161,7 @@ class Findings:
     lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def bug(self, what: str, frames: list[Frame], keep: Path | None) -> None:
-        """Record a bug with the sent frames."""
+        """Record the bug `what`, and store the sent frames in the folder `keep`."""
         with self.lock:
             new = what[:80] not in self.bugs
             self.bugs.setdefault(what[:80], []).append(what[:600])
@@ -173,13 +179,13 @@ def processor_seconds(process: int) -> float:
 
 
 def resident(process: int) -> tuple[int, int]:
-    """Return the resident bytes of a process, and its own part without mapped files, which grow as kernels first run."""
+    """Return the resident bytes of a process, with and without mapped files. Mapped files grow as kernels first run."""
     _, pages, files, *_ = map(int, Path(f"/proc/{process}/statm").read_text().split())
     return pages * resource.getpagesize(), (pages - files) * resource.getpagesize()
 
 
 class Mutator:
-    """Opens one connection after the other, each with a session of partly mutated frames."""
+    """Client that opens connections in sequence, each for a session of partly mutated frames."""
 
     def __init__(
         self,
@@ -221,7 +227,10 @@ class Mutator:
             talk.close()
 
     def _script(self, frames: list[Frame]) -> Iterator[tuple[Frame, bool]]:
-        """Yield frames to send: a client's recorded frames, slightly mutated, then its submissions again, mutated."""
+        """Yield pairs of a frame to send and whether it is mutated.
+
+        A client's recorded frames come first, a few of them mutated, then mutations of its submissions.
+        """
         for frame in frames:
             upload = isinstance(decode(frame.head), UploadPart)
             if self.draw.random() < (0.02 if upload else 0.4):
@@ -327,7 +336,7 @@ def shown(frame: Frame) -> str:
 
 
 class Witness(threading.Thread):
-    """Repeats a program in an undisturbed session, and compares results."""
+    """Thread that repeats a program in an undisturbed session, and compares its results."""
 
     def __init__(self, server: Server, transports: Any, frames: list[Frame], found: Findings) -> None:
         super().__init__(daemon=True)
@@ -335,7 +344,7 @@ class Witness(threading.Thread):
         self.rounds, self.over = 0, threading.Event()
 
     def run(self) -> None:
-        """Run until told to stop."""
+        """Repeat the program until `over` is set."""
         expected: list[bytes] | None = None
         while not (self.rounds and self.over.wait(0.2)):
             try:
@@ -349,7 +358,7 @@ class Witness(threading.Thread):
             self.rounds += 1
 
     def once(self) -> list[bytes]:
-        """Return the bytes of all fetched values."""
+        """Run the program once, and return the bytes of all fetched values."""
         talk, local_tensors = Talk.begin(self.server.tcp, self.server.token, self.transports), []
         with contextlib.closing(talk):
             for frame in self.frames:
@@ -365,7 +374,7 @@ class Witness(threading.Thread):
 def run(
     mutations: int, connections: int, seed: int, keep: Path | None = None, programs: Sequence[Program] = PROGRAMS
 ) -> dict[str, Any]:
-    """Run everything, and return the result."""
+    """Run `connections` mutators and a witness until `mutations` frames were mutated, and return the report."""
     results = Findings()
     registry = load_registry(Selection(disable=frozenset({"local"})), builtins=builtin_plugins(), kinds={"transports"})
     with serving() as server:
@@ -421,7 +430,7 @@ def _together(works: list[Any]) -> None:
 
 
 def keep_log(server: Server, keep: Path | None) -> None:
-    """Return the server's log."""
+    """Write the server's log to the folder `keep`, if it is not None."""
     if keep is not None:
         (keep / "log").write_bytes(server.log[-(1 << 22) :].encode())
 

@@ -141,7 +141,7 @@ def _other_list(items: list[Any], draw: random.Random) -> list[Any]:
 
 
 def nested(depth: int) -> bytes:
-    """Return nested arrays."""
+    """Return MessagePack of arrays that are nested `depth` deep."""
     return b"\x91" * depth + b"\xc0"
 
 

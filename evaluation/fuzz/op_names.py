@@ -59,7 +59,7 @@ PARTS = (
 
 
 def hostile_names(allowed: frozenset[str], count: int, seed: int) -> Iterator[str]:
-    """Yield names that are not in `allowed`: combinations of parts, and allowed names in other spellings. None is an op of `aten`."""
+    """Yield names that are neither in `allowed` nor ops of `aten`: combinations of parts, and misspelt allowed names."""
     draw, sources = random.Random(seed), sorted(allowed)
     while count:
         name = _put_together(draw) if draw.random() < 0.5 else _respelt(draw, draw.choice(sources))
@@ -99,7 +99,7 @@ def _respelt(draw: random.Random, name: str) -> str:
 
 
 class Talk:
-    """A session with one tensor, spoken message by message."""
+    """A session with one tensor, whose messages this process sends one by one."""
 
     def __init__(self, connection: Connection, attached: Attached) -> None:
         self._connection, self._sequence = connection, 0
@@ -133,7 +133,7 @@ def talking(url: str, token: str) -> Iterator[Talk]:
 
 
 def try_names(talk: Talk, count: int, seed: int) -> Counter[str]:
-    """Count the kinds of errors of `count` hostile names; `allowed` counts those that did not fail."""
+    """Return the number of errors of each kind for `count` hostile names. The key `allowed` counts names without an error."""
     results: Counter[str] = Counter()
     for name in hostile_names(talk.allowed, count, seed):
         failures = talk.run(name).failures

@@ -15,7 +15,7 @@ LARGEST = 4096  # maximum elements of a kept tensor
 
 
 class Calls(TorchDispatchMode):
-    """Records some calls of each overload, with copies of their tensors."""
+    """Dispatch mode that records up to `each` calls of each overload, with copies of their tensors."""
 
     def __init__(self, each: int) -> None:
         super().__init__()

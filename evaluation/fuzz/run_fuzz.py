@@ -79,7 +79,7 @@ def _target(name: str, count: int, seed: int) -> dict[str, Any]:
 
 
 def claims() -> dict[str, int]:
-    """Return the growth of resident memory if a terabyte is announced: by a frame, an upload, compressed data, a transfer."""
+    """Return the growth of resident memory, in bytes, after input that announces a terabyte, by kind of input."""
     upload = UploadPart(5, "uint8", (TERABYTE,), (1,), TERABYTE)
     item = Item(TERABYTE, (View(5, "uint8", (TERABYTE,), (1,)),))
     prefix = struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE)

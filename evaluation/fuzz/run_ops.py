@@ -1,4 +1,4 @@
-"""Calls every allowed op with mutated and random arguments in processes that may crash, and reports crashes.
+"""Call every allowed op with mutated and random arguments in processes that may crash, and report crashes.
 
     python -m evaluation.fuzz.run_ops [--calls 200] [--seed 0] [--match EXPRESSION] [--unchecked] [--json FILE]
 
@@ -36,7 +36,7 @@ HEAP_BYTES = 1 << 30
 
 
 class Rehearsal:
-    """Calls of one op, each determined by its number."""
+    """Calls of one op. A call's number determines its arguments."""
 
     def __init__(self, name: str, real: list[Call], seed: int, calls: int, function: Callable[..., Any]) -> None:
         self.name, self.real, self.seed, self.calls, self.function = name, real, seed, calls, function
@@ -50,7 +50,7 @@ class Rehearsal:
         return guards.place_all(inputs[0], at_end), {k: guards.place_all(v, at_end) for k, v in inputs[1].items()}
 
     def perform(self, number: int) -> bool:
-        """Return True if the call returned."""
+        """Run call `number`. Return True if it returned, False if it raised."""
         positional, keywords = self.arguments(number)
         try:
             with torch.inference_mode():
@@ -65,7 +65,7 @@ class Rehearsal:
 
 
 def rehearse(rehearsal: Rehearsal, progress: mmap.mmap) -> tuple[list[tuple[int, str]], int]:
-    """Return the crashing calls (number, signal), and the number of calls that returned."""
+    """Run all calls in child processes. Return number and signal of each call that crashed, and the count of returns."""
     crashes: list[tuple[int, str]] = []
     number = return_count = 0
     while number < rehearsal.calls:

@@ -1,4 +1,4 @@
-"""Fuzz targets: decoders of external bytes. Each takes any bytes and may raise only its declared exceptions."""
+"""Fuzz targets: decoders of untrusted bytes. A target takes any bytes, and may raise only its declared exceptions."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ class Target:
     """One decoder.
 
     Attributes:
-        read: takes any bytes.
-        seeds: valid inputs.
-        codec: encoding of the bytes, if any: `msgspec.msgpack` or `msgspec.json`.
-        allowed: declared exceptions.
+        read: function that decodes bytes.
+        seeds: function that returns valid inputs.
+        codec: `msgspec.msgpack` or `msgspec.json` if the bytes have this encoding, otherwise None.
+        allowed: exceptions that `read` may raise.
     """
 
     read: Callable[[bytes], object]
@@ -92,7 +92,7 @@ class Target:
 
 
 def typed(data: bytes, kind: Any) -> Any:
-    """Decode `data` as MessagePack of a type. Errors are those of messages."""
+    """Decode `data` as MessagePack of a type. It raises the same errors as the decoder of messages."""
     if kind not in _DECODERS:
         _DECODERS[kind] = msgspec.msgpack.Decoder(kind)
     try:
@@ -337,7 +337,7 @@ FORMATS = (Safetensors(), Checkpoints(), Gguf())
 
 
 def _weights(suffix: str) -> Callable[[bytes], None]:
-    """Return a target that opens such a file and reads the start and end of each tensor, as an executor does."""
+    """Return a target that opens a weight file with this suffix, and reads the start and the end of each tensor."""
 
     def read(data: bytes) -> None:
         file = MemoryFile(data, f"model{suffix}")
@@ -359,7 +359,7 @@ def _some_tensors() -> dict[str, torch.Tensor]:
 
 
 def _checkpoint_seeds(draw: random.Random) -> list[bytes]:
-    """Return archives of `torch.save` without checksums, so that corrupt ones are not rejected early."""
+    """Return archives of `torch.save` without checksums, because readers would reject mutations by their checksums."""
     tensors = _some_tensors()
     results = []
     for content in (tensors, {"model": tensors | {"t": tensors["a"].t()}, "step": 3, "name": "x"}):
@@ -390,7 +390,7 @@ _LEADS = (
 
 
 def _folders() -> Callable[[bytes], None]:
-    """Return a target that opens addresses in a generated tree of folders, files and links into and out of the permitted folder."""
+    """Return a target that opens addresses in a generated tree of folders, files and links, some out of the permitted folder."""
     root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)).resolve()
     models, secret = root / "models", root / "other" / "secret.safetensors"
     file, hidden = save({"a": torch.ones(2)}), save({"secret": torch.ones(2)})

@@ -59,7 +59,11 @@ def needs_accelerator(device: str) -> None:
 
 @attrs.frozen
 class Model:
-    """A transformer with one head and no norms: `decode` makes a token, `train` a step of SGD with momentum. State is changed in place."""
+    """A transformer with one head and no norms. Its methods change the tensors of a state in place.
+
+    Attributes:
+        layers, width, vocabulary: sizes of the model. length: number of positions.
+    """
 
     layers: int
     width: int
@@ -85,7 +89,7 @@ class Model:
         return [torch.tensor([7]), torch.tensor([0]), *caches, *self.weights()]
 
     def decode(self, state: Sequence[Tensor]) -> None:
-        """Replace the token by the next one."""
+        """Replace the token in `state` by the next token."""
         token, position, *rest = state
         caches, (table, *matrices) = rest[: 2 * self.layers], rest[2 * self.layers :]
         x = functional.embedding(token, table)
@@ -110,7 +114,7 @@ class Model:
         return [tokens, labels, torch.zeros(()), *weights, *map(torch.zeros_like, weights)]
 
     def train(self, state: Sequence[Tensor]) -> None:
-        """Update the weights, their momenta and the loss. The square matrices are layers of a perceptron."""
+        """Run a step of SGD with momentum: update weights, momenta and loss. The matrices are layers of a perceptron."""
         tokens, labels, last_loss, *rest = state
         weights, momenta = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         table, *matrices = leaves = [weight.detach().requires_grad_() for weight in weights]
@@ -155,7 +159,7 @@ def blocks(nbytes: int) -> RecordedProgram:
 
 
 def prepare(client: Client, step: Step, state: Sequence[Tensor]) -> tuple[RecordedProgram, list[int]]:
-    """Upload the state. Return the recorded program with the handles of its inputs."""
+    """Upload the tensors in `state`. Return the recorded program, and the handles of its inputs."""
     return record(step, state), [client.upload(tensor) for tensor in state]
 
 
@@ -175,7 +179,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_each(run: Callable[[], object], times: int) -> float:
-    """Return the seconds of a call that ends when the device is done: the least of three rounds."""
+    """Return the seconds of a call that waits for the device: the minimum of three rounds of `times` calls."""
     run()
     results = []
     for _ in range(3):
@@ -187,7 +191,7 @@ def seconds_each(run: Callable[[], object], times: int) -> float:
 
 
 def beside_plain(device: str, plain: Callable[[], object], remote: Callable[[], object], times: int, ops: int) -> Found:
-    """Time plain PyTorch and an executor. The executor is slow if it takes `SLOW` times as long on a GPU."""
+    """Return the times of plain PyTorch and of an executor. On a GPU, `SLOW` times as long is marked as slow."""
     here, there = seconds_each(plain, times), seconds_each(remote, times)
     results: Found = {
         "plain ms": round(here * 1e3, 3),
@@ -349,7 +353,7 @@ def device_time(device: str) -> Found:
 
 
 def slow_fetch(device: str) -> Found:
-    """Measure a session that waits for its result, and another one on the same GPU that issues a small op meanwhile."""
+    """Measure a session that waits for its result, and a second session on the GPU that issues a small op meanwhile."""
     needs_accelerator(device)
     with executor(device) as process, closing(Client(process)) as long, closing(Client(process)) as short:
         program, inputs = prepare(long, products(10, device), [torch.zeros(())])
@@ -412,10 +416,12 @@ def hung_kernel(device: str) -> Found:
 
 
 def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hanging: str = "") -> Found:
-    """Run a program that kills the executor, then one on its replacement. `hanging`: the op that hangs on `fakegpu`.
+    """Run a program that kills the executor, then a program on its replacement.
+
+    `expected`: pattern of the error. `hanging`: op that hangs on `fakegpu`.
 
     Raises:
-        AssertionError: the executor survives, the message differs, or the replacement fails.
+        AssertionError: the executor survives, the error does not match, or the replacement fails.
     """
     needs_accelerator(device)
     with TemporaryDirectory() as folder, executor(device, folder, hang_seconds=1.0) as process:

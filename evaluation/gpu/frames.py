@@ -42,7 +42,7 @@ class RecordedProgram:
     """A template whose inputs are the program's tensors, in order.
 
     Attributes:
-        slots: numbers among its arguments. digest: digest of the template.
+        slots: numeric arguments of the template. digest: digest of the template.
     """
 
     template: messages.Template
@@ -119,7 +119,7 @@ def record(step: Step, given: Sequence[torch.Tensor]) -> RecordedProgram:
 
 
 class Client:
-    """A session of an executor process. Submissions are sent without waiting; `answer` takes their replies in order."""
+    """A session of an executor process. `submit` does not wait. `answer` returns the replies in order."""
 
     def __init__(self, process: ExecutorProcess) -> None:
         self._connection = LocalTransport().connect(process.ready.urls[0], Limits(), SECONDS)
@@ -172,7 +172,7 @@ class Client:
         return reply, [tensor_from_wire(header, data) for header, data in zip(reply.results, body, strict=True)]
 
     def failure(self) -> str:
-        """Take the reply to the oldest open submission and return the message of its first failure; empty if there is none."""
+        """Return the message of the first failure in the reply to the oldest open submission, or ""."""
         return _failure(self._receive()[0])
 
     def run(
@@ -215,7 +215,7 @@ class Client:
 
 
 def hidden_synchronizations(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Return how often an executor waited for its device between two readings, other than for events, by cause."""
+    """Return how often an executor waited for its device, other than for events, between two `figures`, by cause."""
     increases = {name: after[name] - before.get(name, 0) for name in after if name.startswith(_COUNTED)}
     return {name.removeprefix("device_"): n for name, n in increases.items() if n and not name.endswith(" of an event")}
 
@@ -226,7 +226,7 @@ def _failure(reply: Any) -> str:
 
 
 def memory_of(device: str) -> int:
-    """Return the bytes of accelerator memory that an executor may use: little, so that it soon runs out."""
+    """Return a small limit of accelerator memory for an executor, in bytes, so that it soon runs out."""
     return (6 << 30) if device.startswith("cuda") else (256 << 20)
 
 

@@ -13,7 +13,7 @@ Found = dict[str, object]
 
 
 class NotRun(Exception):
-    """The part cannot be tried here; the text says why."""
+    """The part cannot run here. The message says why."""
 
 
 def needs_gpu(device: str, what: str) -> None:
@@ -23,7 +23,7 @@ def needs_gpu(device: str, what: str) -> None:
 
 
 def run_part(parts: Mapping[str, Callable[[str], Found]], about: str | None) -> int:
-    """Run the named part, and write its row to a file. A part whose `slow` is set is slow."""
+    """Run the part that the command line names, and write its result to a file. Return the exit status."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("part", choices=parts)
     parser.add_argument("--device", required=True)

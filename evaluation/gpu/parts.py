@@ -99,7 +99,7 @@ def half(device: str) -> dict[str, torch.Tensor]:
 
 
 def compared(program: Callable[[str], dict[str, torch.Tensor]], device: str) -> Found:
-    """Compare a program on the local device with the same through Djinn.
+    """Compare the results of a program on the local device and through Djinn.
 
     Raises:
         AssertionError: a result is not within PyTorch's tolerances.
@@ -236,7 +236,7 @@ def copies(device: str) -> Found:
 
 
 def memory_figures(device: str) -> Found:
-    """Test `memory_allocated` and similar: they grow and shrink with tensors; the peak stays."""
+    """Test `memory_allocated` and similar functions: they follow allocations and frees, and the peak stays."""
     with serving(device=device):
         module = torch.get_device_module(REMOTE)
         before = module.memory_allocated()
@@ -269,7 +269,7 @@ def out_of_memory(device: str) -> Found:
 
 
 def filling(device: str) -> Found:
-    """Fill the device in steps; contents stay right, and freed memory is usable."""
+    """Fill the device in steps, and test that contents stay right and freed memory is usable."""
     needs_gpu(device, "limits of the device's own memory")
     with serving(device=device):
         free, _ = torch.get_device_module(REMOTE).mem_get_info()
@@ -313,7 +313,10 @@ def asserts(device: str) -> Found:
 
 
 def accelerated(device: str, figure: str, *options: str) -> Found:
-    """Run a hot model that the server compiles or records: results are equal. `figure` counts its templates."""
+    """Test that a hot model that the server compiles or records gives equal results.
+
+    `figure`: name of the executor's figure that counts such templates. `options`: of the server.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         *[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU(), nn.LayerNorm(256))]
@@ -498,7 +501,7 @@ def databases(device: str) -> Found:
 
 
 def two_gpus(device: str) -> Found:
-    """Use all GPUs as one device: a program over two, and a tensor moved between them."""
+    """Use all GPUs as one device: run a program over two GPUs, and move a tensor between them."""
     needs_gpu(device, "two GPUs")
     if torch.cuda.device_count() < 2:
         raise NotRun("there is one GPU")

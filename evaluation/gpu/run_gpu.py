@@ -47,11 +47,11 @@ class Part:
     """One part of the report.
 
     Attributes:
-        command: the command; `{device}` and `{to}` stand for the device and the result file.
-        covers: claim of the documents that is otherwise untested.
-        seconds: the time limit. quick: that of the short form; 0: left out of the short form.
-        gpu: True if it is meaningless without a GPU.
-        client: True if it needs the client's device, and so `native_library`.
+        command: command with `{device}` and `{to}` for the device and the result file.
+        covers: claim of the documents that only this part tests.
+        seconds: time limit. quick: time limit of the short form, or 0 if the short form leaves the part out.
+        gpu: True if the part needs a GPU.
+        client: True if the part needs the client's device, which the part `native_library` builds.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Part:
 def own(
     name: str, covers: str, seconds: int = 300, *, gpu: bool = False, quick: int = 0, module: str = "parts"
 ) -> Part:
-    """Return a part of `parts.py`, or of another module beside it."""
+    """Return a part of the module `module` of this package."""
     command = (sys.executable, "-m", f"evaluation.gpu.{module}", name, "--device", "{device}", "--to", "{to}")
     return Part(name, covers, command, seconds, gpu, quick, module == "parts")
 
@@ -142,7 +142,7 @@ ALL = (
 
 
 def facts() -> dict[str, object]:
-    """Return machine and versions, as far as known."""
+    """Return facts about the machine, and versions of its software. Unknown facts are left out."""
     results: dict[str, object] = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
@@ -170,7 +170,7 @@ def facts() -> dict[str, object]:
 
 
 def why_not(found: Mapping[str, object]) -> str:
-    """Return the reason why torch can use no GPU here; empty if it can."""
+    """Return the reason why PyTorch can use no GPU here, or "" if it can. `found`: result of `facts`."""
     text = found.get("torch: CUDA, usable, GPUs")
     if not isinstance(text, list):
         return "torch cannot be imported"
@@ -200,7 +200,7 @@ def without_names(text: str) -> str:
 
 
 def run_part(part: Part, device: str, folder: Path, seconds: float) -> dict[str, object]:
-    """Return the row of a part: its verdict and figures, and the last log lines unless it passed."""
+    """Run a part, and return its row: verdict, figures, and, unless it passed, the last log lines."""
     to, log = folder / f"{part.name}.json", folder / f"{part.name}.log"
     to.unlink(missing_ok=True)
     command = [word.replace("{device}", device).replace("{to}", str(to)) for word in part.command]
@@ -263,7 +263,7 @@ def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, 
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Return lines about broken, slow, good and skipped parts."""
+    """Return lines that list failed, slow, passed and skipped parts."""
     groups = {"broken": BROKEN, "slow": {"slow"}, "fine": {"passed"}, "not run": {"not run"}}
     lines = []
     for group, results in groups.items():
@@ -304,7 +304,10 @@ def cell(value: object) -> str:
 
 
 def not_tried(part: Part, device: str, lacking: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return the reason why a part is not run after these rows; empty if it is run."""
+    """Return the reason why a part is not run, or "" if it is run.
+
+    `lacking`: reason why there is no GPU, or "". `rows`: results of earlier parts.
+    """
     if part.gpu and not device.startswith("cuda"):
         return lacking or "it needs a GPU"
     for row in rows:

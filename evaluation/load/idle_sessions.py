@@ -22,7 +22,7 @@ SETTLE_SECONDS = 5.0
 
 
 def begin(peer: Peer, *, direct: bool) -> None:
-    """Open a session that worked and is now idle."""
+    """Open a session, run a program, and leave the session open. `direct`: True to connect to the executor directly."""
     connection, _, _ = peer.begin(direct=direct)
     if direct:
         peer.open.pop(-2).close()  # close the gateway's connection, as clients do
@@ -41,7 +41,7 @@ def each(before: Usage, after: Usage, sessions: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run and print."""
+    """Measure both rounds, and print the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sessions", type=int, default=200)
     parser.add_argument("--json", action="store_true")

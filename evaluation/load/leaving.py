@@ -91,18 +91,18 @@ for line in sys.stdin:
 
 @attrs.frozen
 class Usage:
-    """Resources of a process, or of the server's folders."""
+    """Resources of a process: resident bytes, open descriptors, threads."""
 
     resident: int
     descriptors: int
     threads: int
 
     def same(self, before: Usage) -> bool:
-        """Return True if only memory has changed."""
+        """Return True if descriptors and threads are unchanged since `before`."""
         return (self.descriptors, self.threads) == (before.descriptors, before.threads)
 
     def fits(self, before: Usage) -> bool:
-        """Return True if nothing has grown except memory."""
+        """Return True if descriptors and threads have not grown since `before`."""
         return self.descriptors <= before.descriptors and self.threads <= before.threads
 
 
@@ -128,7 +128,7 @@ def _transports() -> tuple[Any, ...]:
 
 
 class Peer:
-    """A raw client, which speaks message by message and can stop anywhere."""
+    """A client that sends single messages, and can stop after any of them."""
 
     def __init__(self, urls: dict[str, str], token: str, scheme: str) -> None:
         self.urls, self.token, self.scheme = urls, token, scheme
@@ -144,7 +144,7 @@ class Peer:
         return self.open[-1]
 
     def hello(self, token: str = "") -> Any:
-        """Return a connection that has shown its token."""
+        """Return a connection to the gateway that has sent its token."""
         from djinn_core.wire.messages import PROTOCOL_VERSION, Hello, encode
 
         connection = self.dial(self.urls[self.scheme])
@@ -152,7 +152,7 @@ class Peer:
         return connection
 
     def attach(self, *, direct: bool, ticket: str = "") -> tuple[Any, Any]:
-        """Return a connection that has shown its ticket, and the executor's address."""
+        """Return a connection that has sent its ticket, and the executor's address."""
         from djinn_core.wire.messages import Attach, decode, encode
 
         gateway = self.hello()
@@ -233,7 +233,7 @@ def half_a_message(peer: Peer) -> None:
 
 
 def unread_welcome(peer: Peer) -> None:
-    """Show the token and leave."""
+    """Send the token, and hang up without reading the reply."""
     peer.hello()
 
 
@@ -258,12 +258,12 @@ def unread_attached(peer: Peer) -> None:
 
 
 def idle(peer: Peer) -> None:
-    """Begin a session and leave."""
+    """Begin a session, and hang up."""
     peer.begin()
 
 
 def leave_through_gateway(peer: Peer) -> None:
-    """Begin a session through the gateway and leave."""
+    """Begin a session through the gateway, and hang up."""
     peer.begin(direct=False)
 
 
@@ -281,7 +281,7 @@ def relayed_half_an_upload(peer: Peer) -> None:
 
 
 def unwanted_offer(peer: Peer) -> None:
-    """Offer weights, and leave when they are requested."""
+    """Offer weights, and hang up when the executor requests them."""
     from djinn_core.wire.upload_messages import BlobOffer
 
     connection, _, _ = peer.begin()
@@ -317,7 +317,7 @@ def broken(peer: Peer) -> None:
 
 
 def came_back(peer: Peer) -> None:
-    """Resume the session, and leave again."""
+    """Resume a session, and hang up again."""
     from djinn_core.wire.messages import encode
     from djinn_core.wire.resume_messages import Resume
 
@@ -425,7 +425,7 @@ def kill_clients(process: subprocess.Popen[str], count: int) -> int:
 
 
 def executor_of(url: str, token: str) -> tuple[int, int]:
-    """Return the executor's process, and its number of sessions."""
+    """Return the executor's process id, and its number of sessions."""
     from djinn_client.runtime.connecting.servers import ask_servers
     from djinn_core.settings import Settings
 
@@ -435,7 +435,10 @@ def executor_of(url: str, token: str) -> tuple[int, int]:
 
 
 def settled(processes: tuple[int, int], url: str, token: str, wanted: tuple[Usage, ...] = ()) -> tuple[Usage, ...]:
-    """Return the resources once all sessions have ended and they equal `wanted`, or have not changed for a while."""
+    """Return the resources of the processes after all sessions have ended.
+
+    Wait until the resources fit `wanted`, or have not changed for `QUIET_ROUNDS` rounds.
+    """
     deadline, same = time.monotonic() + SETTLE_SECONDS, 0
     before: tuple[Usage, ...] = ()
     while executor_of(url, token)[1] and time.monotonic() < deadline:

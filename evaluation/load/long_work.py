@@ -76,7 +76,7 @@ def on_disk(folder: Path) -> int:
 
 
 class Client:
-    """The client process, and its last answer."""
+    """A client process that runs decode steps and programs on command."""
 
     def __init__(self, url: str, token: str) -> None:
         own = plain_environment(DJINN_SERVERS=url, DJINN_TOKEN=token, DJINN_DISABLE="local")
@@ -103,7 +103,7 @@ class Client:
 def growth_by_process(
     measure: Callable[[], dict[str, int]], client: Client, steps: int, programs: int
 ) -> dict[str, int]:
-    """Return the growth of each process from the first quarter of the work to its end."""
+    """Return the growth of each figure of `measure` from the end of the first quarter of the work to the end."""
     client.work(steps // 4, programs // 4)
     time.sleep(LAST_SECONDS)
     before = measure()

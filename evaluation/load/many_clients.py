@@ -28,7 +28,7 @@ AT_ONCE = 4  # clients that start concurrently
 
 
 def tenants_of(folder: Path, count: int) -> list[str]:
-    """Return tokens of this number of tenants, in a server's table."""
+    """Add `count` tenants to a server's token table in `folder`, and return their tokens."""
     from djinn_server.launch.token_table import change_table, create
 
     tokens = []
@@ -40,7 +40,7 @@ def tenants_of(folder: Path, count: int) -> list[str]:
 
 
 class Work:
-    """Requests of one client, built on the remote device and locally for comparison. Each request writes `state` in place."""
+    """Requests of one client on one device. Each request writes `state` in place."""
 
     def __init__(self, device: str, seed: int) -> None:
         import torch
@@ -72,7 +72,7 @@ class Work:
 
 
 def client(number: int, url: str, token: str, warm: Any, barrier: Any, until: Any, results: Any) -> None:
-    """Run a client. `results` receives its findings."""
+    """Run a client until the time `until`, and put its figures into `results`."""
     import torch
 
     import djinn

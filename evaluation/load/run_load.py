@@ -41,7 +41,7 @@ def rows_of(options: argparse.Namespace) -> dict[str, Row]:
 
 
 def run(row: Row) -> dict[str, object]:
-    """Return the JSON that a row prints; its exit status if it prints none."""
+    """Return the JSON object that a row prints, or its exit status if it prints none."""
     command = [sys.executable, "-W", "ignore", "-m", f"evaluation.load.{row.program}", *row.arguments, "--json"]
     process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     lines = process.stdout.strip().splitlines()

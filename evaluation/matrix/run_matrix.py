@@ -27,7 +27,7 @@ HOUR = 3600
 
 
 def interpreter_path(version: str) -> str | None:
-    """Return the path of that Python; None if it is missing or does not start, such as a version manager's shim."""
+    """Return the path of Python `version`, or None if it is missing or does not start, such as a version manager's shim."""
     for folder in os.get_exec_path():
         path = Path(folder) / f"python{version}"
         if path.exists():
@@ -54,7 +54,7 @@ def step(command: list[object], log: Path, **options: object) -> bool:
 
 
 def prepare_environment(python: str, version: str, torch: str, log: Path) -> tuple[Path, str]:
-    """Return the interpreter of an environment with Djinn, and the reason for missing PyTorch (empty if present)."""
+    """Return the interpreter of an environment with Djinn, and the reason why it lacks PyTorch, or ""."""
     folder = BUILD / f"venv-{version}"
     own = folder / "bin" / "python"
     if not own.exists() and not step([python, "-m", "venv", folder], log):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_native_stack() -> None:
-    """As in tests/system/test_native_stack.py."""
+    """Check the native stack as `tests/system/test_native_stack.py` does."""
     entry = native_stack._entry
     assert entry is not None
 

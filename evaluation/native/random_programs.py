@@ -176,7 +176,7 @@ _REFUSED: Final = (RuntimeError, IndexError, TypeError, ValueError, NotImplement
 
 
 def run(seed: int, device: str) -> tuple[Pool, list[str]]:
-    """Return the tensors of the program with this seed, and the errors of rejected ops."""
+    """Run the program with this seed on a device. Return its tensors, and the errors of rejected ops."""
     rng = random.Random(seed)
     pool: Pool = [_made(rng, [], device)]
     refusal: list[str] = []
@@ -208,7 +208,7 @@ def _kinds(refused: list[str]) -> list[str]:
 
 
 def check(seed: int) -> None:
-    """Run the program on both devices.
+    """Run the program with this seed on both devices, and compare the tensors.
 
     Raises:
         AssertionError: they differ.
@@ -226,7 +226,7 @@ def check(seed: int) -> None:
 
 
 def run_many(seeds: range, compared: int = COMPARED) -> list[str]:
-    """Run these programs. Return the differences."""
+    """Run the programs with these seeds, and return the differences. Every `compared`-th program also runs on the CPU."""
     results: list[str] = []
     for seed in seeds:
         try:

@@ -1,4 +1,4 @@
-"""The device in the form of Hugging Face's tests (`TRANSFORMERS_TEST_DEVICE_SPEC`)."""
+"""Specification of the remote device for Hugging Face's tests (`TRANSFORMERS_TEST_DEVICE_SPEC`)."""
 
 from __future__ import annotations
 

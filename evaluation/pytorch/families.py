@@ -56,9 +56,14 @@ def _image_in_text() -> dict[str, torch.Tensor]:
 
 @attrs.frozen
 class Family:
-    """Names of a family's configuration and models, and the fields that make the configuration small.
+    """A family of models for the tests.
 
-    `tester`: sizes that differ from those of `Tester`. `case`: attributes by which the mixin skips or selects tests.
+    Attributes:
+        config, models: class names of the configuration and of the models.
+        fields: fields that make the configuration small.
+        inputs: function that returns the inputs of a model.
+        tester: attributes that differ from those of `Tester`.
+        case: attributes by which the mixin skips or selects tests.
     """
 
     config: str
@@ -203,20 +208,23 @@ class Tester:
         vars(self).update(family.tester)
 
     def get_config(self) -> Any:
-        """A small configuration."""
+        """Return a small configuration."""
         import transformers
 
         return getattr(transformers, self.family.config)(**copy.deepcopy(dict(self.family.fields)))
 
     def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, torch.Tensor]]:
-        """The configuration, and inputs on the device."""
+        """Return the configuration, and inputs on the device."""
         from transformers.testing_utils import torch_device
 
         return self.get_config(), {name: value.to(torch_device) for name, value in self.family.inputs().items()}
 
 
 def _common_tests() -> type:
-    """Return the mixin of the source. Its source distribution lacks two imported modules, whose tests are skipped."""
+    """Return the mixin class of Hugging Face's common tests.
+
+    The source distribution lacks two modules that the tests import. Tests that need them are skipped.
+    """
     sys.path.insert(0, SOURCE)
     for module, name in (
         ("exporters.test_export", "ExportTesterMixin"),
@@ -234,7 +242,7 @@ def _common_tests() -> type:
 
 
 def _share_tolerances(test: types.FunctionType) -> None:
-    """Add the device to the devices that share CUDA's tolerances; unknown ones get 1e-7 in half precision.
+    """Add the device to the devices that share CUDA's tolerances. Unknown devices get 1e-7 in half precision.
 
     Raises:
         LookupError: the source has no such list.

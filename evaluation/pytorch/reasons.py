@@ -25,7 +25,7 @@ _COMPILED = [(re.compile(pattern, re.MULTILINE), reason) for pattern, reason in 
 
 
 def reason_of(text: str, outcome: str) -> str:
-    """Return the reason of a result, from its traceback."""
+    """Return the reason of an outcome that differs from the CPU's, by its traceback `text`."""
     if outcome == "hangs" and _SLOW.search(text):
         return "an op for each of 60,000 to 1,000,000 elements exceeds the time limit"
     if outcome != "failed":

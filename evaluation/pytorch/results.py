@@ -25,7 +25,13 @@ class Outcome:
 
 @attrs.define
 class FileResults:
-    """Results of one test file. `tests`: number of tests in the file. `cpu`: the selected tests. `remote`: those that passed on the CPU."""
+    """Results of one test file.
+
+    Attributes:
+        tests: number of tests in the file. chosen: description of the selected tests.
+        cpu: outcomes of the selected tests on the CPU.
+        remote: outcomes on the remote device, of tests that passed on the CPU.
+    """
 
     name: str
     tests: int = 0
@@ -49,11 +55,11 @@ class FileResults:
         (folder / f"{self.name}.json").write_text(json.dumps(attrs.asdict(self), indent=1) + "\n")
 
     def passed_on_cpu(self) -> list[str]:
-        """Return the tests that count."""
+        """Return the names of the tests that passed on the CPU."""
         return [test for test, outcome in self.cpu.items() if outcome.outcome == "passed"]
 
     def compared(self) -> list[tuple[str, Outcome, Outcome]]:
-        """Return tests that pass on the CPU and ran remotely, with both results. CPU-only tests skip on the device."""
+        """Return the name and both outcomes of each test that passed on the CPU, except tests for the CPU only."""
         both = [(t, self.cpu[t], self.remote[t]) for t in self.passed_on_cpu() if t in self.remote]
         return [(t, here, there) for t, here, there in both if there.outcome != "skipped"]
 
@@ -103,7 +109,7 @@ _PARAMETERS = re.compile(rf"_cpu((?:_(?:{_DTYPES}))*)$")
 
 
 def folded(tests: Iterable[str]) -> list[str]:
-    """Return names without the device, each followed by its dtypes."""
+    """Return the names of tests without device and dtype, each followed by the dtypes of its variants."""
     dtypes: dict[str, list[str]] = {}
     for test in tests:
         result = _PARAMETERS.search(test)
@@ -139,7 +145,7 @@ _OTHER_LAYOUTS = frozenset({"test_sparse", "test_sparse_csr", "test_nestedtensor
 
 
 def estimates(files: Iterable[FileResults]) -> str:
-    """Return estimated shares of all tests, weighted by the files' test counts, if only some ran."""
+    """Return a sentence with estimated shares of passed tests, weighted by the files' numbers of tests."""
     files = list(files)
     strided = [file for file in files if file.name not in _OTHER_LAYOUTS]
     with_them = f", and {_weighted(files):.2f}% with them" if len(strided) < len(files) else ""

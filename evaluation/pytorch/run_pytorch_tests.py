@@ -38,7 +38,7 @@ Start = Callable[..., Any]
 
 
 class FileError(Exception):
-    """A file that cannot be imported, or whose process ends without a result."""
+    """A test file cannot be imported, or its process ends without a result."""
 
 
 def main() -> int:
@@ -117,7 +117,7 @@ def run_file(file: Path, results: FileResults, options: argparse.Namespace, star
 
 
 def chosen_by(options: argparse.Namespace, count: int) -> str:
-    """Return a description of the selected tests."""
+    """Return a description of the tests that the options select out of `count` tests."""
     ways = [f"one in {options.stride}"] if options.stride > 1 else []
     return ", ".join([f"{count}", *ways, *([f"`{options.only}`"] if options.only else [])])
 

@@ -10,7 +10,7 @@ _INTERNAL = "torch.testing._internal"
 
 
 def _once(*_: Any, **__: Any) -> Any:
-    """Return a decorator that runs a test once. The former one repeated it in a reduced precision that few CPUs have."""
+    """Return a decorator that runs a test once. PyTorch 2.6 repeated the test in a precision that few CPUs have."""
     return lambda test: test
 
 
@@ -56,6 +56,6 @@ def put_in_place(source: str) -> None:
 def as_now(source: str) -> str:
     """Return the text of a test file with explicit base-class calls, so that methods also work in derived classes.
 
-    PyTorch's device classes derive from those of a file; in 2.6 they did not.
+    PyTorch's device classes derive from the classes of a test file. In 2.6 they did not.
     """
     return source.replace("super(self.__class__, self)", "super()")

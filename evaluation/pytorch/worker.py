@@ -43,11 +43,14 @@ GRACE = 30.0  # seconds after its limit before a test that ignores a signal is k
 
 @attrs.frozen
 class Order:
-    """Tests to run: those in `named`, or those that match `only`, every `stride`-th from the `first` on.
+    """Tests to run: the tests in `named`, or every `stride`-th test, from the `first` on, that matches `only`.
 
-    A test may take `test_seconds` of processor time, and `patience` times as long in wall time; all together `file_seconds` of
-    wall time. `device_generic`: only tests that PyTorch makes for each device; otherwise every `TestCase`. `server`: the server
-    process, whose processor time counts as well.
+    A test may take `test_seconds` of processor time, and `patience` times as long in wall time. All tests together may take
+    `file_seconds` of wall time.
+
+    Attributes:
+        device_generic: True to run only tests that PyTorch makes for each device, False to run every `TestCase`.
+        server: process id of the server, whose processor time counts as well, or None.
     """
 
     file: str
@@ -85,7 +88,7 @@ def main() -> None:
 
 
 def common_name(name: str) -> str:
-    """Return the CPU name of a test. PyTorch uses both device names, also within one name."""
+    """Return the name that a test has on the CPU. A test's name may contain both spellings of the remote device."""
     for device in ("privateuse1", REMOTE):
         name = name.replace(device.upper(), "CPU").replace(f"_{device}", "_cpu")
     return name
@@ -230,7 +233,7 @@ def _name(test: unittest.TestCase) -> str:
 
 
 class Reporting(unittest.TestResult):
-    """Results as lines. After each remote test the session must still exist."""
+    """Test result that writes a JSON line per test. After each remote test, it checks that the session still exists."""
 
     def __init__(self, order: Order, writing: int) -> None:
         super().__init__()
@@ -310,7 +313,7 @@ class Reporting(unittest.TestResult):
             os._exit(1)
 
     def _look_at_limits(self, *_: Any) -> None:
-        """End the process if the test is over its limit, because it may have been interrupted anywhere."""
+        """End the process if the test exceeds its limit. The test may be inside any code, so no exception could end it."""
         processor, clock = self.started
         if self.time.used() - processor < self.limit and time.monotonic() - clock < self.longest:
             return

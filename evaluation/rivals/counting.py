@@ -37,11 +37,11 @@ class Program:
     """A program of `evaluation.rivals.programs`.
 
     Attributes:
-        title: its name in tables.
-        where: its module and function.
+        title: name in tables.
+        where: module and function, as `module:function`.
         sizes: arguments of the function for measurements.
-        small: arguments for the default test suite.
-        device: device of the server. `simulated:0` only predicts time.
+        small: arguments of the function for the default test suite.
+        device: device of the server. `simulated:0` only predicts times.
     """
 
     title: str
@@ -61,7 +61,7 @@ PROGRAMS = {
 
 
 def count(program: Program, sizes: tuple[int, ...], device: Device) -> dict[str, dict[str, float]]:
-    """Run a program. Return the figures of its phases."""
+    """Run a program with these arguments. Return the figures of each phase, by phase."""
     results: dict[str, dict[str, float]] = {}
     remote = device == REMOTE
 

@@ -10,10 +10,11 @@ class Published:
     """A figure of another project.
 
     Attributes:
-        program: a name of `counting.PROGRAMS`, or text for a program without an equivalent here.
+        system: name of the project.
+        program: a name in `counting.PROGRAMS`, or a description of a program that is not among them.
         hardware: hardware and link of the measurement.
         figure: messages, waits, bytes or seconds, as published.
-        messages: number of messages of the client, if published.
+        messages: number of messages of the client, or None if it was not published.
         source: repository and file or thread, with the date of the measurement.
     """
 

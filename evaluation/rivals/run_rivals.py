@@ -1,4 +1,4 @@
-"""Programs that rivals publish, over links of 0, 10, 45 and 116 ms, with the rivals' figures.
+"""Programs for which other projects publish figures, over links of 0, 10, 45 and 116 ms, next to these figures.
 
     python -m evaluation rivals [--json] [--small] [--programs nanogpt,gpt2] [--round-trips-ms 0,45] [--save FILE]
         [--page]
@@ -40,7 +40,10 @@ TOKEN = "evaluation-rivals-token"
 
 @contextmanager
 def start_server(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """Serve a device at the far end of a link. Return the environment of a client."""
+    """Run a server of a device at the other end of a link. Yield the environment variables of its client.
+
+    `inside`: command prefix for programs at that end, or empty without a link.
+    """
     network = ["--store-gib", "0"]
     if inside:
         network += ["--host", links.SERVER, "--insecure-plaintext-on-network"]
@@ -50,7 +53,7 @@ def start_server(device: str, inside: Sequence[str]) -> Iterator[Mapping[str, st
 
 
 def count(name: str, options: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, dict[str, float]]:
-    """Run a program in a new process with empty caches."""
+    """Run the program `name` in a new process with empty caches. Return the figures of its phases."""
     command = [sys.executable, "-W", "ignore", "-m", "evaluation.rivals.counting", name]
     command += ["--small"] if options.small else []
     with tempfile.TemporaryDirectory() as folder:

@@ -166,7 +166,7 @@ WIDTH, LEFT, BAR = 560, 150, 18
 
 
 def picture(found: Figures) -> str:
-    """Return bars as SVG: messages that a client sends for 20 iterations of nanoGPT."""
+    """Return a bar chart as SVG: the number of messages that a client sends for 20 iterations of nanoGPT."""
     ours = _with(found, "nanogpt")[-1]["programs"]["nanogpt"][SHOWN["nanogpt"]]["messages_sent"]
     bars = [(p.system, p.messages, "#b8c4d0") for p in PUBLISHED if p.program == "nanogpt" and p.messages]
     bars.append(("Djinn", ours, "#1c4587"))

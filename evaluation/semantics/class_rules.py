@@ -1,4 +1,4 @@
-"""Labels by class: kinds of modules by the names of their classes. The code under test never sees these names.
+"""Rules that label modules by the names of their classes. The code under test never sees these names.
 
 The rules cover classes of transformers, diffusers and torch, and of `plain_models`. If a library's name misleads
 (`NoNorm`, GPT-2's `Conv1D`), the exception is beside the rule.
@@ -47,7 +47,7 @@ _UNUSUAL = {"FluxSingleTransformerBlock", "GLPNLayer", "PvtV2BlockLayer", "Segfo
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Return True if the module is exactly an attention: queries, keys, projections, positions and norms."""
+    """Return True if the module is an attention layer and nothing else: projections, positions, norms and attention."""
     name = type(module).__name__
     return bool(_ATTENTION.search(name)) and not _WHOLE.search(name) and name not in _NOT_ATTENTION
 
@@ -58,7 +58,7 @@ def is_in_parts(module: nn.Module) -> bool:
 
 
 def may_be_block(module: nn.Module) -> bool:
-    """Return True if the class name says layer or block."""
+    """Return True if the class name contains "layer" or "block"."""
     name = type(module).__name__
     return bool(_BLOCK.search(name)) or name == "BridgeTowerResidualAttention"
 
@@ -102,7 +102,7 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 def is_mlp(module: nn.Module) -> bool:
-    """Return True if the class name says feed-forward network."""
+    """Return True if the class name is that of a feed-forward network."""
     return bool(_MLP.search(type(module).__name__))
 
 

@@ -22,7 +22,7 @@ from evaluation.semantics.situations import GENERATION, SEED, backward, optimize
 
 
 def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> int:
-    """Return the FLOPs of a forward pass, or of the second training step: experts may change after the first."""
+    """Return the FLOPs of a forward pass, or of the second training step, because experts may change after the first."""
     model = _counted_fully(model)
     counter = FlopCounterMode(display=False)
     counter.mod_tracker = _Everywhere()  # type: ignore[assignment]
@@ -43,7 +43,10 @@ def flops_here(model: nn.Module, inputs: Mapping[str, Any], situation: str) -> i
 
 
 def flops_written(model: nn.Module, inputs: Mapping[str, Any], *, apart: bool) -> dict[str, int]:
-    """Return the FLOPs of prefill and of the second decode step of `generate()`. `apart`: of a first call of all parts."""
+    """Return the FLOPs of prefill and of the second decode step of `generate()`, by situation.
+
+    `apart`: True to count a first call of all parts of the model as prefill.
+    """
     model = _counted_fully(model).eval()
     flops: list[int] = []
     plain = model.forward
@@ -78,7 +81,7 @@ def _counted_fully(model: nn.Module) -> nn.Module:
 
 
 class _Everywhere:
-    """Replaces the counter's module tracker, which fails for module outputs without gradients."""
+    """Replacement of the counter's module tracker, which fails for module outputs without gradients."""
 
     parents = frozenset({"Global"})
 

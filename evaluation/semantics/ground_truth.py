@@ -1,4 +1,4 @@
-"""Ground truth of a recorded program, known from its recording: the types of the labelled zoo."""
+"""Types of the ground truth of a recorded program, which is derived from the recording."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class ModuleRun:
 
     Attributes:
         module: the module.
-        path: its name in the model; empty for the model itself and for modules outside of it.
-        start, end: the first instruction, and the one after the last.
+        path: name of the module in the model, or "" for the model itself and for modules outside of it.
+        start, end: index of the first instruction, and of the instruction after the last.
         parent: index of the enclosing run, or None.
     """
 
@@ -34,7 +34,7 @@ class ModuleRun:
 
     @property
     def span(self) -> range:
-        """Return the instructions."""
+        """Indices of the instructions."""
         return range(self.start, self.end)
 
 
@@ -43,13 +43,13 @@ class Instance:
     """A subgraph that a pattern should find.
 
     Attributes:
-        pattern: its kind, as in `scoring.NAMES`.
+        pattern: name of the pattern, as in `scoring.NAMES`.
         core: ids of the nodes that a match must cover.
-        span: ids of the nodes that may belong to it; a match lies mostly inside.
-        values: for caches, the storages of keys and values; otherwise empty.
-        required: True if a miss is an error; False if both answers are right.
-        where: path of the module, for people.
-        enough: share of the core that a match must cover; None: the pattern's default.
+        span: ids of the nodes that may belong to the instance. At least half of a match must lie inside.
+        values: storages of keys and values, for caches. Otherwise it is empty.
+        required: True if a miss is an error, False if a match and no match are both right.
+        where: path of the module, for messages.
+        enough: share of the core that a match must cover. None selects the pattern's default.
     """
 
     pattern: str
@@ -68,8 +68,8 @@ class Truth:
     Attributes:
         workloads: the right workload types.
         phases: the right phases by node; other nodes do not count.
-        modalities: modality of nodes that certain inputs lead to.
-        residency: by value, if the harness knows it.
+        modalities: right modality by node, for nodes that known inputs lead to.
+        residency: right residency by value, for values that the harness knows.
         instances: subgraphs that patterns should find.
     """
 
@@ -86,7 +86,7 @@ class Labelled:
 
     Attributes:
         architecture: name of the entry. situation: way of calling the model.
-        flops: of the same local call, by `torch.utils.flop_counter`; None if not counted.
+        flops: FLOPs of the same call on the CPU, by `torch.utils.flop_counter`, or None if they were not counted.
     """
 
     architecture: str

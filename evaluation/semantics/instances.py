@@ -31,8 +31,8 @@ class Scene:
     """A program's nodes and module calls.
 
     Attributes:
-        graph: the program. runs: the calls.
-        tokens: identities of the token embeddings, if the model names them.
+        graph: graph of the program. runs: the module calls.
+        tokens: ids of the token embedding modules, or None if the model does not name them.
     """
 
     graph: Graph
@@ -44,12 +44,12 @@ class Scene:
         return [i for i, run in enumerate(self.runs) if test(run.module)]
 
     def outermost(self, test: Test) -> list[int]:
-        """Return the outermost of these runs."""
+        """Return the indices of runs whose modules pass the test, without runs inside such a run."""
         results = set(self.find(test))
         return [i for i in sorted(results) if not any(a in results for a in list(ancestors(self.runs, i))[1:])]
 
     def inside(self, indices: Iterable[int]) -> set[int]:
-        """Return the ids of the nodes that these runs recorded."""
+        """Return the ids of the nodes that the runs with these indices recorded."""
         return {node for i in indices for node in self.runs[i].span}
 
     def ops(self, span: Iterable[int], operations: frozenset[str]) -> frozenset[int]:
@@ -62,7 +62,7 @@ class Scene:
 
 
 def instances(scene: Scene) -> tuple[Instance, ...]:
-    """Return all instances, except caches and fusion points, which modules do not show."""
+    """Return all expected instances, except caches and fusion points, which do not follow from modules."""
     attentions = tuple(_attentions(scene))
     mixtures = tuple(_mixtures(scene))
     blocks = tuple(_blocks(scene, attentions, mixtures))
@@ -96,7 +96,10 @@ def _inside_others(scene: Scene) -> Iterator[Instance]:
 
 
 def _in_parts(scene: Scene, run: ModuleRun, softmaxes: frozenset[int]) -> Instance:
-    """Return one attention computed in several softmaxes or none: half of them, or of the products of two results, make a match."""
+    """Return the instance of an attention that is computed in several softmaxes, or in none.
+
+    A match must cover half of the softmaxes, or half of the products of two results.
+    """
     options = {storage_of(v) for v in scene.graph.inputs}
     products = frozenset(
         i for i in scene.ops(run.span, PRODUCTS) if not options.intersection(map(storage_of, scene.node(i).inputs))
@@ -149,7 +152,7 @@ def _linear(scene: Scene, index: int) -> list[int]:
 
 
 def _perceptrons(scene: Scene, attentions: Sequence[Instance], blocks: Sequence[int]) -> Iterator[Instance]:
-    """Yield the feed-forward networks of each block, and modules with such a name elsewhere; other layers are optional."""
+    """Yield the feed-forward networks of each block, and other modules with such a name. Other layers are optional."""
     used_nodes: set[int] = set()
     attended = {n for a in attentions for n in a.span}
     for index in blocks:
@@ -195,7 +198,7 @@ def _pairs(scene: Scene, block: int) -> Iterator[tuple[int, int]]:
 
 
 def _left_open(scene: Scene, taken: set[int]) -> Iterator[Instance]:
-    """Yield optional instances of other linear layers: two with an activation between them may count as a network."""
+    """Yield optional instances of linear layers not in `taken`. Two with an activation between them may be a network."""
     attention = scene.inside(scene.outermost(rules.is_attention)) | scene.inside(scene.outermost(rules.is_recurrent))
     mixed = scene.inside(scene.outermost(rules.is_mixture))
     core = scene.ops(scene.inside(scene.find(rules.is_linear)) | mixed, PRODUCTS) - taken - attention

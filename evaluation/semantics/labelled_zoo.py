@@ -37,7 +37,7 @@ class Entry:
     """An architecture with the ways of calling it.
 
     Attributes:
-        family: as in `phase_truth.WORKLOADS`.
+        family: a key of `phase_truth.WORKLOADS`. situations: names of the ways to call the model.
     """
 
     name: str
@@ -157,7 +157,10 @@ def _flops(entry: Entry, model: nn.Module, inputs: dict[str, Any]) -> dict[str, 
 
 @contextmanager
 def wide_vocabularies() -> Iterator[None]:
-    """Enlarge the vocabularies of models in the block, because those of `evaluation/zoo` have hardly more words than inputs."""
+    """Enlarge the vocabularies of models that are made in the block.
+
+    The models of `evaluation/zoo` have hardly more tokens than inputs.
+    """
 
     def wide(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -215,7 +218,7 @@ def truth_of(entry: Entry, call: Call, model: nn.Module) -> Truth:
 
 
 def _vocabulary(model: nn.Module, family: str) -> frozenset[int] | None:
-    """Return the identities of the token embeddings, if the model names them."""
+    """Return the ids of the token embedding modules, or None if the model does not name them."""
     if not hasattr(model, "get_output_embeddings"):
         return frozenset() if family in {"diffusion", "autoencoder"} else None
     return _named(model, "get_input_embeddings")

@@ -187,7 +187,7 @@ decoder("granitemoehybrid", "GraniteMoeHybrid", num_key_value_heads=2, **STATES,
 
 
 def data2vec(name: str, kind: str, config: str, inputs: Callable[[], Inputs], **settings: Any) -> None:
-    """Add one of three models that share a package."""
+    """Add an entry of data2vec, whose three models share a package."""
 
     def make() -> tuple[nn.Module, Inputs]:
         import transformers

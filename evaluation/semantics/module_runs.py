@@ -1,4 +1,4 @@
-"""Records each instruction's module with PyTorch's hooks: the source of most labels."""
+"""Record the module of each instruction with PyTorch's hooks. Most labels are derived from these records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from evaluation.semantics.ground_truth import ModuleRun
 
 @attrs.define
 class ModuleRuns:
-    """Instructions recorded inside a block.
+    """Module calls and instructions that were recorded inside a block.
 
     Attributes:
-        runs: module calls in the order of their begin.
-        marks: by name, the number of instructions when `mark` was called.
+        runs: module calls in the order of their start.
+        captured: the captured program.
+        marks: number of recorded instructions at the call of `mark`, by name.
+        here: function that returns the number of instructions so far.
     """
 
     runs: list[ModuleRun] = attrs.field(factory=list)
@@ -40,7 +42,7 @@ class ModuleRuns:
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[ModuleRuns]:
-    """Capture the block, and record module calls."""
+    """Capture the program of the block, and record its module calls."""
     names = {id(module): name for name, module in model.named_modules()}
     open_runs: list[int] = []
     recorder = current()

@@ -1,4 +1,4 @@
-"""Ground truth of phases: the right phases of each node, from the model's call and the recording module."""
+"""Ground truth of phases: the right phases of each node, by the way the model was called and by the node's module."""
 
 from __future__ import annotations
 
@@ -84,7 +84,10 @@ def _part_of_step(node: int, marks: Mapping[str, int]) -> Phase:
 def _multimodal(
     situation: str, count: int, runs: Sequence[ModuleRun], kinds: Mapping[int, frozenset[Modality]]
 ) -> dict[int, frozenset[Phase]]:
-    """Label towers as vision, and their common descendants as fusion or language model. Other nodes are uncertain."""
+    """Return phases by node: vision for vision towers, fusion or language model for nodes that depend on both modalities.
+
+    Other nodes have no label.
+    """
     call = _OF_CALL[situation]
     results: dict[int, frozenset[Phase]] = {}
     for node in range(count):
@@ -105,6 +108,6 @@ def _painted(
 
 
 def _inside(runs: Sequence[ModuleRun], names: tuple[str, ...], phases: set[Phase]) -> dict[int, frozenset[Phase]]:
-    """Label nodes recorded in modules whose names end with one of these."""
+    """Return `phases` for each node that was recorded in a module whose name ends with one of `names`."""
     spans = [run.span for run in runs if run.path.rpartition(".")[2].endswith(names)]
     return {node: frozenset(phases) for span in spans for node in span}

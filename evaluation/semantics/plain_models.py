@@ -31,7 +31,7 @@ def plain(kind: str) -> Callable[[Make], Make]:
 
 
 class PerceptronTower(nn.Sequential):
-    """Linear layers with activations between."""
+    """Linear layers with activations between them."""
 
     def __init__(self, *widths: int, last: type[nn.Module] | None = None) -> None:
         layers: list[nn.Module] = []

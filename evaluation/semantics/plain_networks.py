@@ -159,7 +159,7 @@ def sound_convolutions() -> tuple[nn.Module, Inputs]:
 
 
 class Tagger(nn.Module):
-    """Classifier of every word."""
+    """Network that classifies every word."""
 
     def __init__(self, layers: nn.Module, width: int, classes: int = 5) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Accuracy of the semantic layer on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
+"""Accuracy of the stage `annotate` on a labelled zoo of architectures: patterns, phases, workload types, FLOPs.
 
     python -m evaluation semantics [--json] [--only gpt2,vit] [--misses] [--no-flops]
 
@@ -37,9 +37,10 @@ class Tally:
     """All results.
 
     Attributes:
-        structural: by structure alone, from a graph without modules and source lines. full: by all tiers.
-        counted: True for each program whose workload type is right by the operations tier alone.
-        flops: number of compared programs, and descriptions of those that differ.
+        structural: scores of analyses by structure alone, without modules and source lines. full: scores of full analyses.
+        counted: for each program, whether its workload type is right by counts of ops alone.
+        programs, nodes: numbers of analysed programs and nodes.
+        flops: number of programs whose FLOPs were compared. differing: descriptions of programs whose FLOPs differ.
         broken: entries that could not be recorded, with the reason.
     """
 
@@ -104,14 +105,14 @@ def _judge(tally: Tally, program: Labelled, misses: bool) -> None:
 
 
 def analysed(program: Program) -> WorkloadProfile:
-    """Return the result of the semantic layer."""
+    """Return the workload profile of a program, the result of the stage `annotate`."""
     profile = djinn.plan(program, until="annotate").profile
     assert profile is not None
     return profile
 
 
 def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Graph) -> Iterator[str]:
-    """Yield errors as text."""
+    """Yield descriptions of the errors in a profile."""
     if not found.workload:
         names = ", ".join(sorted(w.value for w in program.truth.workloads))
         yield f"workload {profile.workload.value}, not {names}: {'; '.join(profile.reasons)}"

@@ -37,7 +37,7 @@ _INSIDE = 0.5
 
 @attrs.frozen
 class JudgedMatch:
-    """A match with its verdict; None if open."""
+    """A match with its verdict: True if right, False if wrong, None if open."""
 
     match: PatternMatch
     right: bool | None
@@ -45,7 +45,7 @@ class JudgedMatch:
 
 @attrs.frozen
 class PatternScore:
-    """Verdicts on the matches of one pattern in one program, and the missed instances."""
+    """Verdicts on the matches of one pattern in one program, the number of found instances, and the missed instances."""
 
     judged: tuple[JudgedMatch, ...]
     found: int
@@ -57,10 +57,10 @@ class Score:
     """Accuracy of a profile.
 
     Attributes:
-        patterns: by name in `NAMES`.
-        phases: number of right nodes, and of all nodes. modalities, residencies: likewise.
-        workload: True if the type is right.
-        wrong_phases: nodes with a wrong phase.
+        patterns: score by pattern name in `NAMES`.
+        phases, modalities: number of nodes with the right label, and of all labelled nodes. residencies: the same of values.
+        workload: True if the workload type is right.
+        wrong_phases: nodes with a wrong phase. wrong_residencies: values with a wrong residency.
     """
 
     patterns: Mapping[str, PatternScore]
@@ -91,7 +91,7 @@ def score(labelled: Labelled, profile: WorkloadProfile) -> Score:
 
 
 def of_pattern(name: str, instances: Iterable[Instance], matches: Iterable[PatternMatch]) -> PatternScore:
-    """Return the accuracy of the matches of one pattern, the surest first."""
+    """Return the score of the matches of one pattern. Matches with the highest confidence are judged first."""
     mine = [i for i in instances if i.pattern == name]
     inputs = sorted((m for m in matches if m.pattern in NAMES[name]), key=lambda m: (-m.confidence, m.nodes))
     covered: dict[int, set[int]] = defaultdict(set)
@@ -107,7 +107,7 @@ def _core(instance: Instance) -> frozenset[int]:
 
 
 def _reach(match: PatternMatch, instance: Instance) -> set[int]:
-    """Return the covered part of the core; for caches, the storages that the match names."""
+    """Return the part of an instance's core that a match covers. For caches, return the storages that the match names."""
     return set(
         instance.values & set(map(storage_of, match.residency)) if instance.values else instance.core & set(match.nodes)
     )
@@ -157,21 +157,21 @@ class Sum:
         self.workloads.append(score.workload)
 
     def precision(self, name: str) -> float | None:
-        """Return the share of right matches of a pattern; None without matches."""
+        """Return the share of right matches of a pattern, or None without matches."""
         verdicts = [j.right for j in self.judged[name] if j.right is not None]
         return sum(verdicts) / len(verdicts) if verdicts else None
 
     def recall(self, name: str) -> float | None:
-        """Return the share of found instances; None without instances."""
+        """Return the share of found instances of a pattern, or None without instances."""
         count = self.found[name] + self.missed[name]
         return self.found[name] / count if count else None
 
     def phase_accuracy(self, *situations: str) -> float | None:
-        """Return the share of nodes with a right phase, in all situations or some."""
+        """Return the share of nodes with a right phase, in these situations or, without arguments, in all."""
         return share(pair for s, pairs in self.phases.items() if not situations or s in situations for pair in pairs)
 
     def calibration(self, *names: str) -> tuple[float, float] | None:
-        """Return the mean confidence of these patterns' matches and the share that is right; None without matches."""
+        """Return the mean confidence of these patterns' matches, and the share of right matches, or None without matches."""
         judgements = [j for name in names or NAMES for j in self.judged[name] if j.right is not None]
         stated = sum(j.match.confidence for j in judgements)
         return (
@@ -182,7 +182,7 @@ class Sum:
 
 
 def least(right: int, count: int) -> float | None:
-    """Return the lower bound of Wilson's 95 % interval of a share; None without data."""
+    """Return the lower bound of Wilson's 95 % interval of the share `right / count`, or None if `count` is 0."""
     if not count:
         return None
     z, share = 1.959964, right / count
@@ -191,6 +191,6 @@ def least(right: int, count: int) -> float | None:
 
 
 def share(pairs: Iterable[tuple[int, int]]) -> float | None:
-    """Return the sum of the first numbers divided by that of the second; None without data."""
+    """Return the sum of the pairs' first numbers divided by the sum of the second numbers, or None without pairs."""
     right, count = map(sum, zip(*pairs, strict=True)) if (pairs := list(pairs)) else (0, 0)
     return right / count if count else None

@@ -28,7 +28,7 @@ _NOT_FOR_FORWARD = ("labels", "return_loss", "future_values", "future_time_featu
 
 @attrs.frozen
 class Call:
-    """One recorded call of a model, with known facts about its tensors."""
+    """One recorded call of a model, with labels of its storages (`kept`)."""
 
     situation: str
     recorded: ModuleRuns
@@ -36,7 +36,7 @@ class Call:
 
 
 def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """Return a forward pass in evaluation mode, without a cache."""
+    """Return the recording of a forward pass in evaluation mode, without a cache."""
     model.eval()
     input_tensor = without_labels(model, inputs)
     with torch.no_grad(), recording(model) as recorded:
@@ -45,7 +45,7 @@ def forward(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def without_labels(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of an evaluation: labels only for decoders, and no cache."""
+    """Return inputs for an evaluation: without labels, except for decoders, and without a cache."""
     takes = _parameters(model)
     needs_labels = "labels" in takes and takes["labels"].default is inspect.Parameter.empty
     options = {
@@ -66,7 +66,7 @@ def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """Return a first call of all parts of a model, including encoders and towers, which makes a cache."""
+    """Return the recording of a first call of all parts of a model, including encoders and towers, which makes a cache."""
     model.eval()
     input_tensor = without_labels(model, inputs) | {"use_cache": True}
     with torch.no_grad(), recording(model) as recorded:
@@ -75,7 +75,7 @@ def prefill(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
 
 
 def train(model: nn.Module, inputs: Mapping[str, Any]) -> Call:
-    """Return the second training step: forward, loss, backward, optimizer. The first one makes the optimizer's state."""
+    """Return the recording of the second training step. The first step makes the optimizer's state."""
     model.train()
     torch.manual_seed(SEED)
     optimizer = optimizer_of(model)
@@ -116,9 +116,9 @@ _OF_CACHES: Mapping[str, Mapping[str, Any]] = {
 
 
 def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode") -> Iterator[Call]:
-    """Yield prefill and the second decode step of `generate()`; for another kind of cache only the step.
+    """Yield recordings of prefill and of the second decode step of `generate()`. With a static cache, yield only the step.
 
-    `generate()` calls encoders and towers separately before; `prefill` records them together.
+    `generate()` calls encoders and towers separately before, but `prefill` records them together.
     """
     model.eval()
     options = {**GENERATION, **_OF_CACHES.get(name, {})}
@@ -131,7 +131,7 @@ def generation(model: nn.Module, inputs: Mapping[str, Any], name: str = "decode"
 
 
 def eagerly(model: nn.Module, inputs: Mapping[str, Any], writes: bool) -> Iterator[Call]:
-    """Yield a forward pass with decomposed attention, and a decode step for models that generate text."""
+    """Yield the recording of a forward pass with decomposed attention, and of a decode step if the model generates text."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     yield attrs.evolve(forward(model, inputs), situation="eager_forward")

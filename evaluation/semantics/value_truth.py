@@ -24,10 +24,10 @@ _MODALITIES = (
 
 @attrs.frozen
 class RetainedTensors:
-    """Storages with known purpose.
+    """Labels of storages with a known purpose.
 
     Attributes:
-        residency: by storage.
+        residency: residency by storage.
         caches: for each layer with a cache, the storages of its keys and values, with the layer's number.
         states: storages of other decode states, such as those of state-space layers.
         modalities: modality of each input storage.
@@ -82,7 +82,7 @@ class RetainedTensors:
 
 
 def keys_and_values(layer: Any) -> frozenset[int]:
-    """Return the storages of a layer's keys and values, or of their quantised form."""
+    """Return the storages of a cache layer's keys and values, or of their quantized form."""
     pair = [getattr(layer, name, None) for name in ("_quantized_keys", "_quantized_values")]
     if any(part is None for part in pair):
         pair = [getattr(layer, name, None) for name in ("keys", "values")]
@@ -125,7 +125,7 @@ def residency_of(graph: Graph, kept: RetainedTensors) -> dict[int, DataResidency
 
 
 def caches_in(graph: Graph, kept: RetainedTensors) -> Iterator[Instance]:
-    """Yield one instance for each layer with a used cache; states of other layers are optional."""
+    """Yield one instance for each layer whose cache the program uses. Instances of other states are optional."""
     users = defaultdict(set)
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
@@ -141,7 +141,7 @@ def caches_in(graph: Graph, kept: RetainedTensors) -> Iterator[Instance]:
 
 
 def modalities_of(graph: Graph, kept: RetainedTensors) -> dict[int, frozenset[Modality]]:
-    """Return the modalities of the inputs that reach each node; unreached nodes are not listed."""
+    """Return the modalities of the inputs on which a node depends, by node. Nodes without such inputs are left out."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     results: dict[int, frozenset[Modality]] = {}
     for node in graph.nodes:
@@ -154,7 +154,7 @@ def modalities_of(graph: Graph, kept: RetainedTensors) -> dict[int, frozenset[Mo
 
 
 def meetings(graph: Graph, kinds: Mapping[int, frozenset[Modality]], kept: RetainedTensors) -> list[int]:
-    """Return nodes at which modalities meet that did not meet in any input of the node."""
+    """Return the nodes that combine modalities, none of whose operands already combines them."""
     carried: dict[int, frozenset[Modality]] = {s: frozenset({m}) for s, m in kept.modalities.items()}
     results = []
     for node in graph.nodes:
@@ -173,7 +173,7 @@ def fusions(
     kept: RetainedTensors,
     required: bool,
 ) -> Iterator[Instance]:
-    """Yield fusion points, one instance for each module with one."""
+    """Yield an instance for each module with fusion points."""
     by_run: dict[int | None, list[int]] = defaultdict(list)
     for node in meetings(graph, kinds, kept):
         by_run[_innermost(runs, node)].append(node)
@@ -189,5 +189,5 @@ def _innermost(runs: Sequence[ModuleRun], node: int) -> int | None:
 
 
 def single(kinds: Mapping[int, Iterable[Modality]]) -> dict[int, Modality]:
-    """Return the modality of each node, or fusion for several."""
+    """Return the modality of each node, or `MULTIMODAL_FUSION` for several modalities."""
     return {n: next(iter(k)) if len(list(k)) == 1 else Modality.MULTIMODAL_FUSION for n, k in kinds.items()}

@@ -1,4 +1,4 @@
-"""Replacements for the operating system package on macOS."""
+"""Checks of the operating system package on simulated macOS."""
 
 import logging
 import os

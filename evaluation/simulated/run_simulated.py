@@ -1,4 +1,4 @@
-"""Tests of clients without Linux-only features. They have not run on a real Mac or Windows.
+"""Tests of clients without Linux-only features, as on macOS and Windows. They have never run on real macOS or Windows.
 
 python -m evaluation simulated                     # a short part of both; CI runs it
 python -m evaluation simulated darwin [TESTS]      # a large part of the suite, as on a Mac
@@ -50,7 +50,7 @@ def windows(arguments: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """Run the short part of both, or one of them."""
+    """Run the short tests of both platforms, or the tests of the platform that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("platform", nargs="?", choices=("darwin", "windows"))
     options, arguments = parser.parse_known_args()

@@ -202,7 +202,7 @@ def files_as_on_windows() -> None:
 
 
 def import_the_package() -> None:
-    """Import Djinn's operating system package, which then takes this platform for Windows."""
+    """Import Djinn's operating system package as on Windows."""
     linux, sys.platform = sys.platform, "win32"
     try:
         for name in OF_THE_SYSTEM:

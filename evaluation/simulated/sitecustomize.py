@@ -61,7 +61,7 @@ NO_FUNCTION = {"malloc_trim", "mallopt", "prctl", "tgkill", "gettid"}
 
 
 def is_hidden(path: object) -> bool:
-    """Return True for Linux-only paths, unless psutil asks."""
+    """Return True for a Linux-only path, unless psutil opens it."""
     if isinstance(path, int):
         return False
     try:
@@ -80,7 +80,7 @@ def is_hidden(path: object) -> bool:
 
 
 def hiding(function):
-    """Return the function with hidden paths missing."""
+    """Return `function` with a check that raises FileNotFoundError for hidden paths."""
 
     @functools.wraps(function)
     def without(path=".", *arguments, **options):
@@ -153,7 +153,7 @@ def be_macos() -> None:
 
 
 def take_for(platform: str) -> None:
-    """Make Djinn's operating system modules take this platform for another."""
+    """Import Djinn's operating system modules as on the platform `platform`."""
     for name in OF_THE_SYSTEM:
         module = sys.modules.get(name)
         if hasattr(module, "sys"):

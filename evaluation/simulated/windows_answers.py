@@ -1,4 +1,4 @@
-"""Replacements for the operating system package on Windows, and errors of unsupported features."""
+"""Checks of the operating system package on simulated Windows, and of the errors of unsupported features."""
 
 import os
 import socket

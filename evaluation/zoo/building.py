@@ -29,8 +29,8 @@ class Architecture:
     """One entry of the zoo.
 
     Attributes:
-        make: builds the model and its inputs from the current random state.
-        writes: True if the model has a `generate()` that continues from these inputs.
+        make: function that builds the model and its inputs from the current random state.
+        writes: True if the model has a `generate()` that continues its inputs.
     """
 
     name: str

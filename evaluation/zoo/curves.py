@@ -52,12 +52,13 @@ class Task:
 
 @attrs.frozen
 class Comparison:
-    """Two loss curves of the same run; times in seconds.
+    """Local and remote loss curves of a training run.
 
     Attributes:
-        tolerance: maximum difference.
+        tolerance: maximum difference of two losses.
         largest: the largest difference of two losses. last: the largest difference of parameters after the last step.
-        apart: the first step with different losses; None if all are bitwise equal.
+        apart: the first step with different losses, or None if all losses are bitwise equal.
+        here, remote: seconds of the local and of the remote run.
     """
 
     task: str
@@ -75,7 +76,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Return True if the curve equals the local one and decreases: a run that learns nothing proves nothing."""
+        """Return True if the remote curve equals the local curve and decreases. A run that learns nothing proves nothing."""
         return self.largest <= self.tolerance and self.last_loss < 0.9 * self.first_loss
 
 
@@ -158,7 +159,7 @@ def train(task: Task, optimize: Optimize, steps: int, device: str, cast: Abstrac
 
 
 def compare_runs(task: Task, optimizer: str, steps: int, bf16: bool = False) -> Comparison:
-    """Train locally and remotely, and compare the curves; under autocast if `bf16` is set."""
+    """Train locally and remotely, and return the comparison. `bf16`: True to train under bfloat16 autocast."""
     here, remote = (
         train(task, OPTIMIZERS[optimizer], steps, device, _cast(device.partition(":")[0], bf16))
         for device in ("cpu", REMOTE)

@@ -1,4 +1,4 @@
-"""One model, local and remote: an evaluation and one training step, compared number by number."""
+"""Compare an evaluation and a training step of a model on the local and the remote device, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Tensors = dict[str, torch.Tensor]
 
 @attrs.frozen
 class Likeness:
-    """Comparison of a set of tensors with the local one.
+    """Comparison of remote tensors with local tensors.
 
     Attributes:
         bitwise: True if every bit is equal.
         distance: largest difference, in units of PyTorch's tolerance for the dtype.
-        worst: the name of that tensor.
+        worst: name of the tensor with the largest difference.
     """
 
     bitwise: bool = False
@@ -46,9 +46,9 @@ class Verdict:
     """Result of one architecture.
 
     Attributes:
-        ops: number of ops in the forward pass. round_trips: likewise.
-        tokens: True if `generate()` gave the same tokens; None for other models.
-        here: local seconds of forward pass and training step. remote: remote seconds.
+        ops, round_trips: number of ops and of round trips of the forward pass.
+        tokens: True if `generate()` gave equal tokens, or None for models without `generate()`.
+        here, remote: local and remote seconds of forward pass and training step.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Outcome:
 
 
 def compare(architecture: Architecture, here: str = "cpu") -> Verdict:
-    """Build the model, run it on both sides and compare. `here`: the local device."""
+    """Build a model, run it on the local device `here` and remotely, and return the comparison."""
     torch.manual_seed(0)
     model, inputs = architecture.make()
     unsettle(model)
@@ -137,7 +137,7 @@ def outcome(model: nn.Module, inputs: Inputs) -> Outcome:
 
 
 def train(model: nn.Module, inputs: Inputs) -> Tensors:
-    """Return loss, gradients, and parameters and buffers after one step; dropout included."""
+    """Return loss, gradients, and parameters and buffers after one training step with dropout."""
     torch.manual_seed(1)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -149,7 +149,7 @@ def train(model: nn.Module, inputs: Inputs) -> Tensors:
 
 
 def same_tokens(theirs: nn.Module, sent: Inputs, model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if both generate the same tokens, with the model's kind of cache."""
+    """Return True if the remote model `theirs` with inputs `sent` and the local `model` generate the same tokens."""
     return generate(theirs, sent) == generate(model, inputs)
 
 
@@ -161,7 +161,7 @@ def generate(model: nn.Module, inputs: Inputs) -> list[list[int]]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the model's loss, or the mean squares of its outputs, large ones scaled to 1."""
+    """Return the loss in a model's output, or the sum of the mean squares of its tensors, of which large ones are scaled."""
     loss = output.get("loss") if isinstance(output, Mapping) else None
     if loss is not None:
         return loss

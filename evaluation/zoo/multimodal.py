@@ -33,7 +33,7 @@ def clip() -> tuple[nn.Module, Inputs]:
 
 @architecture("multimodal")
 def siglip() -> tuple[nn.Module, Inputs]:
-    """Return SigLIP: the same with a pairwise loss."""
+    """Return SigLIP: images and text in one space, with a pairwise loss."""
     towers = {"text_config": TEXT, "vision_config": VISION}
     return pretrained("siglip", "SiglipModel", "SiglipConfig", **towers), pair()
 

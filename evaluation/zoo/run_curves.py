@@ -26,7 +26,7 @@ COLUMNS = ("task", "optimizer", "loss at first", "at last", "largest difference"
 
 
 def runs(steps: int) -> Iterator[Comparison]:
-    """Yield all runs."""
+    """Yield the comparisons of all tasks and optimizers after `steps` steps."""
     for task in (digits(), prose("eager"), prose("sdpa")):
         for optimizer in OPTIMIZERS:
             yield compare_runs(task, optimizer, steps)

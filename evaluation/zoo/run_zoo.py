@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def judge(name: str, device: str) -> Verdict:
-    """Return the result of one architecture, also after an exception."""
+    """Return the verdict on one architecture. An exception becomes its `error`."""
     try:
         return compare(ZOO[name], device)
     except Exception as error:  # any failure is a row of the table

@@ -1,4 +1,4 @@
-"""Random numbers in all ways that programs draw them. As a script it prints the samples of one seed on a server."""
+"""Samples of all random functions. As a script, this module prints a hash of the samples of one seed on a server."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ CALLS = ("first call", "second call")
 
 
 def run(device: Device, phase: Phase, pixels: int) -> None:
-    """Make the noise on the device."""
+    """Sample an image of `pixels` by `pixels`. The noise is made on the device."""
     blocks = {"down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")}
     sizes = {"block_out_channels": CHANNELS, "layers_per_block": 1, "norm_num_groups": 8}
     model = UNet2DModel(sample_size=pixels, **sizes, **blocks).eval().to(device)

@@ -12,13 +12,13 @@ CALLS = ("first call", "second call")
 
 
 def run_gpt2(device: Device, phase: Phase, layers: int, words: int) -> None:
-    """GPT-2 small has 12 layers and 50,257 words."""
+    """Generate with a GPT-2. GPT-2 small has 12 layers and a vocabulary of 50,257 tokens."""
     ends = {"bos_token_id": words - 1, "eos_token_id": words - 1}
     _generate(GPT2LMHeadModel, GPT2Config(n_layer=layers, vocab_size=words, **ends), device, phase)
 
 
 def run_llama(device: Device, phase: Phase, layers: int) -> None:
-    """Llama 7B has 32 layers."""
+    """Generate with a Llama of this number of layers. Llama 7B has 32."""
     _generate(LlamaForCausalLM, LlamaConfig(num_hidden_layers=layers, dtype=torch.bfloat16), device, phase)
 
 

@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    """Predict the next character. The first and the last layer share their weight."""
+    """Model that predicts the next character. The first and the last layer share their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class CharacterModel(nn.Module):
 
 
 def run(device: Device, phase: Phase, batch: int, context: int) -> None:
-    """Train on random characters. The one phase includes the upload of the model."""
+    """Train on random characters, in one phase that includes the upload of the model."""
     text = torch.randint(VOCABULARY, (100_000,))
     model = CharacterModel()
     with phase("20 iterations"):

@@ -44,7 +44,7 @@ def resnet18() -> nn.Sequential:
 
 
 def run(device: Device, phase: Phase, batch: int, pixels: int) -> None:
-    """Train on one resident batch, then on new images in each step."""
+    """Train on a batch that stays on the device, then on new images in each step, in two phases."""
     model = resnet18().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

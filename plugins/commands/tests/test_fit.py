@@ -166,7 +166,7 @@ def measured(monkeypatch):
         configure_anew(executor="inline", device="counted", threads=1, plugins=plugins)
         djinn.init()
         torch.manual_seed(0)
-        model, config = case.built()
+        model, config = case.build()
         config.save_pretrained(folder)
         step = Step(case.step, case.batch, case.tokens, case.new, case.optimizer)
         executor = fit.Executor("here", DeviceCapabilities("0/cpu:0", "cpu"))
