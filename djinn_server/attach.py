@@ -41,7 +41,7 @@ def admit(
     """
     connection.limits = UNAUTHENTICATED_LIMITS
     try:
-        with context.unauthenticated.entered(connection):
+        with context.unauthenticated.counted(connection):
             message = receive_message(connection, ATTACH_SECONDS)
     except TimeoutError:
         _log.warning("closed a connection: it sent no first message in time", seconds=ATTACH_SECONDS)

@@ -16,7 +16,7 @@ from djinn_client.runtime.connecting.handshake import ask, attach
 from djinn_core.errors import AccessRefused, StartupError
 from djinn_core.hookspecs.transports import Connection, Frame, Limits
 from djinn_core.protocol.addresses import transport_for
-from djinn_core.protocol.tls_transports import trusting
+from djinn_core.protocol.tls_transports import transports_trusting
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import load_registry
 from djinn_core.registry.selection import Selection
@@ -183,7 +183,9 @@ def dial_executor(executor: StartedExecutor) -> Connection:
     """Connect to an executor that is ready."""
     registry = load_registry(Selection(), builtins=builtin_plugins(), kinds={"transports"})
     url = executor.ready.urls[0]
-    return transport_for(url, trusting(registry.transports, executor.fingerprint)).connect(url, Limits(), SECONDS)
+    return transport_for(url, transports_trusting(registry.transports, executor.fingerprint)).connect(
+        url, Limits(), SECONDS
+    )
 
 
 def expect_end(connection: Connection, message: str) -> None:

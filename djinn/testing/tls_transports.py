@@ -17,7 +17,7 @@ class TlsTransportConformance(TransportConformance):
 
     @pytest.fixture
     def plain(self) -> Transport:
-        """Return the transport without TLS. Its method `secured` must return the transport with TLS."""
+        """Return the transport without TLS. Its method `over_tls` must return the transport with TLS."""
         return missing(self, "plain", "your transport")  # type: ignore[return-value]
 
     @pytest.fixture
@@ -28,8 +28,8 @@ class TlsTransportConformance(TransportConformance):
     @pytest.fixture
     def transport(self, plain: Transport, tls: TlsOptions) -> Transport:
         """Return the transport with TLS, which is under test."""
-        secured = plain.secured(tls)
-        assert secured is not None, "`secured` must return the transport under TLS, and returned None: it has no TLS"
+        secured = plain.over_tls(tls)
+        assert secured is not None, "`over_tls` must return the transport under TLS, and returned None: it has no TLS"
         return secured
 
     # Tests that TLS does not affect, and that take long.

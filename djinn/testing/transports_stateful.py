@@ -350,7 +350,7 @@ class TransportStateMachine(RuleBasedStateMachine):
             connection = end.connection
             assert connection.bytes_sent >= end.sent, "`bytes_sent` leaves out bytes of frames"
             assert connection.bytes_received >= end.received, "`bytes_received` leaves out bytes of frames"
-            assert connection.held >= 0
+            assert connection.buffered_bytes >= 0
             assert isinstance(connection.peer, str)
             assert isinstance(connection.certificate, bytes)
             assert isinstance(connection.link, LinkFacts)

@@ -35,7 +35,7 @@ class WrappedConnection(SessionChannel):
 
     bytes_sent = inner_property("bytes_sent")
     bytes_received = inner_property("bytes_received")
-    held = inner_property("held")
+    buffered_bytes = inner_property("buffered_bytes")
     peer = inner_property("peer")
     certificate = inner_property("certificate")
     link = inner_property("link")

@@ -158,7 +158,7 @@ class Connection(ABC):
         return 0
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Bytes in memory of incomplete frames, and of frames that `receive` has not returned.
 
         A gateway above its relay limit closes the connections that hold most.
@@ -232,7 +232,7 @@ class Transport(ABC):
             TransportError: the address cannot be bound.
         """
 
-    def secured(self, tls: TlsOptions) -> Transport | None:
+    def over_tls(self, tls: TlsOptions) -> Transport | None:
         """Return this transport under TLS, with a name and schemes of its own such as `tcps`; None if it has no TLS.
 
         The default is None: a server with a certificate does not listen with the transport. `connect` of the result

@@ -44,11 +44,11 @@ def transport_for(url: str, transports: Iterable[Transport]) -> Transport:
         PluginError: no transport serves the scheme. The message names the known schemes.
     """
     scheme = parse_url(url).scheme
-    known = list(transports)
-    for transport in known:
+    transports = list(transports)
+    for transport in transports:
         if scheme in transport.schemes:
             return transport
-    schemes = ", ".join(sorted(s for transport in known for s in transport.schemes)) or "none"
+    schemes = ", ".join(sorted(s for transport in transports for s in transport.schemes)) or "none"
     raise PluginError(
         f"no transport for {scheme}:// is in use here (known: {schemes}). Install or enable a plugin for {scheme}://, on the client "
         "and on the server. `djinn plugins` lists installed, broken and disabled plugins"

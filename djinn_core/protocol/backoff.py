@@ -20,7 +20,7 @@ class Backoff:
         pause, self._next = self._next, min(2 * self._next, self._longest)
         return pause
 
-    def jittered(self) -> float:
+    def random_pause(self) -> float:
         """Return a randomized `pause`, so that many refused clients do not retry at the same time."""
         return self.pause() * random.uniform(0.5, 1.5)  # noqa: S311 - not for secrecy
 

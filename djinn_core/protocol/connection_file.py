@@ -91,7 +91,7 @@ def _check_owner(path: Path, status: os.stat_result) -> None:
     """
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
-            f"others on this machine can write the connection file {path}, and redirect programs and data: "
+            f"other users of this machine can write the connection file {path}, and redirect programs and data: "
             f"chmod 600 {path}, or copy it again as a file of your own"
         )
     if mode_of(status) & 0o044:

@@ -122,10 +122,10 @@ def _check_length(path: Path) -> None:
 def _prepare_directory(directory: Path) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
-    shared = mode_of(status) & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
-    if shared or status.st_uid not in (user_id(), 0):
+    writable_by_others = mode_of(status) & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if writable_by_others or status.st_uid not in (user_id(), 0):
         raise TransportError(
-            f"others can replace files in {directory}; choose a directory of your own (chmod 700) for the socket"
+            f"other users can replace files in {directory}; choose a directory of your own (chmod 700) for the socket"
         )
 
 

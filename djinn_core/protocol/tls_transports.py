@@ -10,7 +10,7 @@ from djinn_core.protocol.addresses import is_loopback, parse_url
 
 def under_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transport, ...]:
     """Return the TLS variants of the `transports` that support TLS."""
-    secured = (transport.secured(tls) for transport in transports)
+    secured = (transport.over_tls(tls) for transport in transports)
     return tuple(variant for variant in secured if variant is not None)
 
 
@@ -20,12 +20,11 @@ def with_tls(transports: Iterable[Transport], tls: TlsOptions) -> tuple[Transpor
     return (*plain, *under_tls(plain, tls))
 
 
-def trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
+def transports_trusting(transports: Iterable[Transport], fingerprint: str) -> tuple[Transport, ...]:
     """Return the transports to an executor whose own certificate has this fingerprint.
 
-    Empty: it has no certificate of its own.
-
-    Variants that would accept another certificate are not returned.
+    Variants that would accept another certificate are not returned. An empty fingerprint means that the executor has no
+    certificate of its own.
     """
     trusted = tuple(transports)
     if not fingerprint:
@@ -40,10 +39,10 @@ def secure_schemes(transports: Iterable[Transport]) -> frozenset[str]:
     return frozenset(scheme for transport in under_tls(transports, TlsOptions()) for scheme in transport.schemes)
 
 
-def travels_bare(url: str, transports: Iterable[Transport]) -> bool:
+def is_unprotected(url: str, transports: Iterable[Transport]) -> bool:
     """Return True if frames to `url` cross a network without TLS although the transport supports TLS."""
     if "://" not in url:
         return False
     parts = parse_url(url)
-    schemes = {s for t in transports if t.secured(TlsOptions()) is not None for s in t.schemes}
+    schemes = {s for t in transports if t.over_tls(TlsOptions()) is not None for s in t.schemes}
     return parts.scheme in schemes and not is_loopback(parts.hostname or "")

@@ -49,7 +49,7 @@ def check_private_directory(path: Path, what: str) -> None:
     status = path.stat()
     if mode_of(status) & 0o022 or status.st_uid not in {user_id(), 0}:
         raise ConfigurationError(
-            f"others on this machine can write to {path}, where {what} are kept: chmod 700 {path}, or name a directory of "
+            f"other users of this machine can write to {path}, where {what} are kept: chmod 700 {path}, or name a directory of "
             "your own"
         )
 

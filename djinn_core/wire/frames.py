@@ -236,7 +236,7 @@ class FrameDecoder:
         return self._filled > 0 or self._part is not self._prefix
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Bytes of incomplete frames, and of frames that the caller has not taken. Thread-safe."""
         begun = [part for part in list(self._body) if not isinstance(part, int)]
         frames = [*list(self.frames), *[frame for frame in list(self.waiting) if isinstance(frame, Frame)]]

@@ -12,7 +12,7 @@ from djinn_core.errors import DjinnError, ProtocolError, StartupError, Transport
 from djinn_core.hookspecs.transports import Connection, Limits, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import transport_for
-from djinn_core.protocol.tls_transports import trusting
+from djinn_core.protocol.tls_transports import transports_trusting
 from djinn_core.registry.version import djinn_version
 from djinn_core.wire.message_base import Message
 from djinn_core.wire.messages import (
@@ -72,7 +72,7 @@ class Admission:
         connection.limits = UNAUTHENTICATED_LIMITS
         self.context.events.emit("connected", peer=_peer(connection))
         self.trimmer.soon()
-        with self.context.unauthenticated.entered(connection):
+        with self.context.unauthenticated.counted(connection):
             message = self._first_message(connection)
             if message is None:
                 return
@@ -199,7 +199,7 @@ class Admission:
         self, connection: Connection, attach: Attach | Resume | ControlAttach, executor: StartedExecutor, tenant: str
     ) -> None:
         try:
-            transports = trusting(self.transports, executor.fingerprint)
+            transports = transports_trusting(self.transports, executor.fingerprint)
             with executor.relay_address() as url:
                 executor_connection = transport_for(url, transports).connect(url, Limits(), HELLO_SECONDS)
         except (DjinnError, OSError) as error:

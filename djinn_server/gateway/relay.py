@@ -37,7 +37,7 @@ class RelayDirection:
 
     def unsent_bytes(self) -> int:
         """Return the bytes that were received but not sent: parts of a frame, or a frame for a slow receiver."""
-        return self._sending + self._source.held
+        return self._sending + self._source.buffered_bytes
 
     def close(self) -> None:
         """Close both connections."""

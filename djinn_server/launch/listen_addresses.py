@@ -128,7 +128,7 @@ def listening_transports(
     listening = []
     for plain in transports:
         is_local = plain.capabilities.same_host and (tls is None or tls.authority is None)
-        transport = plain if tls is None or is_local else plain.secured(tls)
+        transport = plain if tls is None or is_local else plain.over_tls(tls)
         if transport is None and not addresses.by_transport.keys().isdisjoint({plain.name, *plain.schemes}):
             raise ConfigurationError(
                 f"the transport {plain.name!r} has no TLS: leave out its --transport, or the certificates"

@@ -9,7 +9,7 @@ import attrs
 from djinn_core.errors import StartupError
 from djinn_core.hookspecs.transports import Transport
 from djinn_core.logs import get_logger
-from djinn_core.protocol.tls_transports import trusting
+from djinn_core.protocol.tls_transports import transports_trusting
 from djinn_core.wire.executor_reports import Ready
 from djinn_server.hookspecs.executors import ExecutorEngine, LaunchRequest
 from djinn_server.launch.engines import StartedExecutor, start_executor
@@ -97,7 +97,7 @@ class OwnExecutor:
 
     def trusted(self, transports: tuple[Transport, ...]) -> tuple[Transport, ...]:
         """Return the transports to the executor. They accept only the executor's certificate, if it has its own."""
-        return trusting(transports, self._process.fingerprint)
+        return transports_trusting(transports, self._process.fingerprint)
 
     def start_again(self) -> None:
         """Start a replacement of the process if it has ended.

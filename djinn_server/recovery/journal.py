@@ -291,7 +291,7 @@ class Journal:
             if position is None or self.replaying:
                 return False
             is_replaced = self._snapshot(position, state, transfers_lock)
-        schedule.taken(started, failed=is_replaced is False)
+        schedule.record_snapshot(started, failed=is_replaced is False)
         return bool(is_replaced)
 
     def _snapshot(self, position: Position, state: TakeState, lock: AbstractContextManager[object]) -> bool | None:

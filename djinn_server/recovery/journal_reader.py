@@ -80,7 +80,7 @@ class JournalReader:
         owner: SessionIdentity | None = None
         end = len(MAGIC)
         with _errors_as_lost(str(path)):
-            for location in self._records.places(end, self._size):
+            for location in self._records.locations(end, self._size):
                 end = location.start + location.size
                 if location.kind == records.HEADER:
                     owner = records.read_header(self._records.head(location.start))
@@ -234,7 +234,7 @@ def owner_of(path: Path) -> SessionIdentity:
     with _errors_as_lost("the session left no journal, or its journal"), open_private(path) as file:
         check_magic(file.read(len(MAGIC)), str(path))
         reader = RecordReader(file)
-        first = next(reader.places(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)
+        first = next(reader.locations(len(MAGIC), len(MAGIC) + _OWNER_LIMIT), None)
         if first is None or first.kind != records.HEADER:
             raise SessionLost(f"{path} has no valid header, so the session cannot be recovered")
         return records.read_header(reader.head(first.start))

@@ -68,11 +68,11 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
     @contextmanager
     def at_rest(self) -> Iterator[Position | None]:
         """Receive nothing inside the block, as `ExecutorChannel.at_rest` does."""
-        with self._reading:
+        with self._read_lock:
             if self._early:
                 yield None
                 return
-            with self._sending, self._keeping:
+            with self._send_lock, self._outbox_lock:
                 replies = [frame for _, frame in self._outbox.kept()]
                 position = Position(self._inbox.received, self._outbox.sent, replies)
             yield position
@@ -84,7 +84,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
 
     def abandon_replay(self) -> None:
         """End a failed replay, as `ExecutorChannel.abandon_replay` does."""
-        with self._sending, self._keeping:
+        with self._send_lock, self._outbox_lock:
             self._outbox.abandon_replay()
 
     def resend(self) -> None:
@@ -158,7 +158,7 @@ class LeasedConnection(ReliableConnection, ExecutorChannel):
                 return
             until = self._broken_at + self._seconds
         if self._client_left:
-            with self._keeping:
+            with self._outbox_lock:
                 self._outbox.acknowledge(self._outbox.sent)
         elif self._expired:
             raise error

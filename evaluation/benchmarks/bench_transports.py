@@ -128,11 +128,11 @@ def certified(contestant: Callable[[TlsOptions], OverTransport | RawTls | PlainA
 
 
 def tcps(tls: TlsOptions) -> OverTransport:
-    return OverTransport(TcpTransport().secured(tls), "tcps://localhost:0")
+    return OverTransport(TcpTransport().over_tls(tls), "tcps://localhost:0")
 
 
 def https(tls: TlsOptions) -> OverTransport:
-    return OverTransport(HttpTransport().secured(tls), "https://localhost:0")
+    return OverTransport(HttpTransport().over_tls(tls), "https://localhost:0")
 
 
 def local() -> OverTransport:

@@ -34,7 +34,7 @@ def test_stalled_handshake_is_evicted(transports, tls, dial, closes, monkeypatch
     monkeypatch.setattr("djinn_tcp.transport._HANDSHAKE_SECONDS", 60.0)
     (secure,) = [way for way in under_tls(transports, tls) if way.name == "tcps"]
     listener = secure.listen("tcps://127.0.0.1:0", SMALL, lambda connection: None)
-    listener._unwelcomed = UnauthenticatedLimit(2)
+    listener._unauthenticated = UnauthenticatedLimit(2)
     try:
         oldest = dial(listener.url)
         others = [dial(listener.url) for _ in range(2)]

@@ -20,7 +20,7 @@ from djinn_core.errors import ConfigurationError, ProtocolError, TransportError
 from djinn_core.hookspecs.transports import Frame, Limits, TlsOptions
 from djinn_core.protocol.addresses import DIRECTORY_PREFIX, is_own_socket, transport_for
 from djinn_core.protocol.net.tls_contexts import client_context, server_context
-from djinn_core.protocol.tls_transports import trusting, under_tls, with_tls
+from djinn_core.protocol.tls_transports import transports_trusting, under_tls, with_tls
 from djinn_core.settings import Settings
 from djinn_core.wire.frames import FrameDecoder
 from djinn_core.wire.messages import (
@@ -71,7 +71,7 @@ def test_other_host_needs_known_certificate(transports, tmp_path):
     for gateway in ("tcps://gpu-box:5556", "tcp://127.0.0.1:5556"):
         assert ways(transports, gateway, *urls, fingerprint=pinned) == ["tcps://10.0.0.1:5000"]
     assert ways(transports, "tcp://gpu-box:5556", *urls, fingerprint=pinned) == []
-    ways_there = trusting(with_tls(transports, TlsOptions(fingerprints=("sha256:" + "1" * 64,))), pinned)
+    ways_there = transports_trusting(with_tls(transports, TlsOptions(fingerprints=("sha256:" + "1" * 64,))), pinned)
     (way,) = [transport for transport in ways_there if transport.schemes == ("tcps",)]
     with tcps_listener(transports, tmp_path) as url, pytest.raises(TransportError, match="certificate"):
         way.connect(url, Limits(), 10.0)

@@ -42,7 +42,7 @@ def test_file_of_other_user_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="as a file of your own"):
         read_connection_file(path)
     os.chown(tmp_path, 12345, -1)
-    with pytest.raises(ConfigurationError, match="others on this machine can write"):
+    with pytest.raises(ConfigurationError, match="other users of this machine can write"):
         private_directory(tmp_path, "journals")
 
 

@@ -84,7 +84,7 @@ def test_damaged_journal_ends_session_with_reason(server):
     server.kill(*executors())
     (journal,) = (server.state / "journals").glob("*.journal")
     with journal.open("r+b") as file:
-        largest = max(RecordReader(file).places(len(MAGIC), journal.stat().st_size), key=lambda place: place.size)
+        largest = max(RecordReader(file).locations(len(MAGIC), journal.stat().st_size), key=lambda place: place.size)
         file.seek(largest.start + largest.size // 2)
         (byte,) = file.read(1)
         file.seek(-1, 1)

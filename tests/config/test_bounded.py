@@ -39,4 +39,4 @@ def test_backoff_jitter_range(times):
         backoff = Backoff(1.0, 2.0)
         for _ in range(times):
             backoff.pause()
-        assert 0.5 <= backoff.jittered() / (times + 1) <= 1.5
+        assert 0.5 <= backoff.random_pause() / (times + 1) <= 1.5

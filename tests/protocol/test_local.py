@@ -43,7 +43,7 @@ def test_only_the_user_may_connect(tmp_path):
 
 def test_world_writable_directory_is_refused(tmp_path):
     tmp_path.chmod(0o777)
-    with pytest.raises(TransportError, match="others can replace files"):
+    with pytest.raises(TransportError, match="other users can replace files"):
         listen(f"unix://{tmp_path}/server.sock")
 
 

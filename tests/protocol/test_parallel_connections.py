@@ -140,7 +140,7 @@ def test_each_parallel_connection_carries_pieces(any_ends):
         assert same(both.far.receive(60.0), frame)
         sending.result()
     assert all(near.bytes_sent > PIECE_BYTES for near, _ in both.beside)
-    assert both.far.held == 0
+    assert both.far.buffered_bytes == 0
 
 
 @pytest.mark.parametrize("secured", [False, True])
@@ -154,7 +154,7 @@ def test_local_connection_is_recognised(secured, tls):
 def test_slow_connection_delays_only_its_pieces(any_ends):
     both = any_ends(2)
     slow = both.beside[0][1]
-    with slow._receiving:  # nothing is read from it until the rest has come
+    with slow._receive_lock:  # nothing is read from it until the rest has come
         frame = Frame(b"head", [bytes(64 * MIB)])
         sending = threading.Thread(target=both.near.send, args=(frame,))
         sending.start()
@@ -192,8 +192,8 @@ def test_end_of_piece_is_read_at_once(ends):
     both.near._socket.sendall(b"".join(main))
     (near, far), (first, second) = both.beside[0], pieces(1, large)
     reads = []
-    take = far._take
-    far._take = lambda count: (reads.append(count), take(count))
+    take = far._process_received
+    far._process_received = lambda count: (reads.append(count), take(count))
     data = b"".join(encode_frame(first, LIMITS))
     near._socket.sendall(data[:-10_000])
     with pytest.raises(TimeoutError):
@@ -250,7 +250,7 @@ def test_unanswerable_connection_is_dropped():
     groups = ParallelGroups()
     executor = SimpleNamespace(_leases=SimpleNamespace(knows=lambda *_: True), _parallel=groups)
     Executor._attend_parallel(executor, far, ParallelAttach("session", "secret", GROUP))
-    assert not groups.take("session", GROUP)
+    assert not groups.claim("session", GROUP)
     near.close()
 
 

@@ -33,7 +33,7 @@ def writer(path):
 def read(path):
     with path.open("rb") as file:
         reader = RecordReader(file)
-        places = list(reader.places(len(b"before"), path.stat().st_size))
+        places = list(reader.locations(len(b"before"), path.stat().st_size))
         assert [reader.head(place.start) for place in places] == [reader.read(place.start)[1] for place in places]
         found = [reader.read(place.start) for place in places]
     return [(kind, head, [bytes(part) for part in body]) for kind, head, body in found]
@@ -95,17 +95,17 @@ def test_snapshot_time_share_is_bounded(monkeypatch):
     schedule = SnapshotSchedule(20.0, 1.0)
     assert schedule.is_due(large=True)
     assert not schedule.is_due(large=False)
-    schedule.taken(started=100.0)
+    schedule.record_snapshot(started=100.0)
     now[0] += 1.5
     assert schedule.is_due(large=True)
     assert not schedule.is_due(large=False)
-    schedule.taken(started=now[0] - 1.5)  # it took 1.5 s
+    schedule.record_snapshot(started=now[0] - 1.5)  # it took 1.5 s
     now[0] += 25.0
     assert not schedule.is_due(large=True)
     now[0] += 5.0
     assert schedule.is_due(large=True)
     assert schedule.is_due(large=False)
-    schedule.taken(started=now[0], failed=True)
+    schedule.record_snapshot(started=now[0], failed=True)
     now[0] += 19.0
     assert not schedule.is_due(large=True), "it would fail again"
 

@@ -75,7 +75,7 @@ def interrupt_receiving(connection, number):
     """A thread that gives the main thread a signal once that receives."""
 
     def receiving():
-        wait_for(connection._receiving.locked, "the receiver")
+        wait_for(connection._receive_lock.locked, "the receiver")
         interrupt(number)
 
     thread = threading.Thread(target=receiving)
@@ -359,7 +359,7 @@ def test_second_receiver_respects_timeout(raw_and_ours):
     raw, connection = raw_and_ours
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connection.receive, 60)
-        wait_for(connection._receiving.locked, "the first receiver")
+        wait_for(connection._receive_lock.locked, "the first receiver")
         with pytest.raises(TimeoutError, match="another thread"):
             connection.receive(0.05)
         raw.sendall(encoded(Frame(b"x")))

@@ -37,7 +37,7 @@ class Silent(Connection):
 class Telling(Silent):
     """A connection that tells everything."""
 
-    bytes_sent, bytes_received, held = 1, 2, 3
+    bytes_sent, bytes_received, buffered_bytes = 1, 2, 3
     peer, certificate, link = "client x", b"der", LinkFacts(0.1, 2.0)
 
 
@@ -55,7 +55,7 @@ def test_connection_properties_have_defaults() -> None:
     assert {name: getattr(silent, name) for name in FACTS} == {
         "bytes_sent": 0,
         "bytes_received": 0,
-        "held": 0,
+        "buffered_bytes": 0,
         "peer": "",
         "certificate": b"",
         "link": NO_LINK,

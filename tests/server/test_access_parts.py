@@ -113,7 +113,7 @@ def test_oldest_unauthenticated_connection_is_evicted():
 
     limit = UnauthenticatedLimit(most=3)
     waiting = [Silent() for _ in range(4)]
-    contexts = [limit.entered(one) for one in waiting]
+    contexts = [limit.counted(one) for one in waiting]
     for context in contexts:
         context.__enter__()
     assert [one.closed.is_set() for one in waiting] == [True, False, False, False]

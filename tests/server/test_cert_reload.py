@@ -41,14 +41,14 @@ def listening(request, registry, tmp_path, renewals):
     """A listener with a certificate, and how to connect with a fingerprint."""
     first, second = (self_signed(tmp_path / name) for name in ("first", "second"))
     transport = next(t for t in registry.transports if t.schemes[0] == request.param)
-    listener = transport.secured(TlsOptions(first.certificate, first.key)).listen(
+    listener = transport.over_tls(TlsOptions(first.certificate, first.key)).listen(
         f"{request.param}s://127.0.0.1:0", Limits(), echo
     )
     opened = []
 
     def connect(*fingerprints):
         tls = TlsOptions(fingerprints=fingerprints)
-        opened.append(transport.secured(tls).connect(listener.url, Limits(), SECONDS))
+        opened.append(transport.over_tls(tls).connect(listener.url, Limits(), SECONDS))
         assert says(opened[-1], b"hello")
         return opened[-1]
 
@@ -63,10 +63,10 @@ def test_renewed_certificate_is_used_for_new_connections(listening, renewals):
     old, renewed = fingerprint_of_file(shown.certificate), fingerprint_of_file(new.certificate)
     there = connect(old, renewed)  # over HTTP it is several connections, of which some come later
     shown.certificate.write_bytes(new.certificate.read_bytes())
-    assert [renewal.look() for renewal in renewals] == [True]
+    assert [renewal.reload_if_changed() for renewal in renewals] == [True]
     connect(old)  # half of a pair changes nothing
     shown.key.write_bytes(new.key.read_bytes())
-    assert [renewal.look() for renewal in renewals] == [True]
+    assert [renewal.reload_if_changed() for renewal in renewals] == [True]
     connect(renewed)
     with pytest.raises(TransportError, match=r"sha256:.* was expected"):
         connect(old)

@@ -186,7 +186,7 @@ def test_session_with_a_cut_journal_ends_with_the_reason(journals):
     os.kill(process, signal.SIGSTOP)
     (path,) = folder.glob("*.journal")
     with path.open("rb") as file:
-        first = next(RecordReader(file).places(len(MAGIC), path.stat().st_size))
+        first = next(RecordReader(file).locations(len(MAGIC), path.stat().st_size))
     os.truncate(path, first.start + first.size)
     os.kill(process, signal.SIGKILL)
     with pytest.raises(

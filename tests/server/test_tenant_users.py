@@ -21,7 +21,7 @@ import djinn_core
 from djinn_core.errors import ConfigurationError, StartupError
 from djinn_core.hookspecs.transports import Limits
 from djinn_core.protocol.addresses import transport_for
-from djinn_core.protocol.tls_transports import trusting
+from djinn_core.protocol.tls_transports import transports_trusting
 from djinn_core.system import accounts
 from djinn_core.system.accounts import missing_right
 from djinn_core.wire.messages import PROTOCOL_VERSION, Attach, Hello, Welcome
@@ -207,7 +207,7 @@ def test_relay_connects_to_no_socket_of_another_user(world, registry, ask):
     victim.listen()
     victim.setblocking(False)
     url, fingerprint = server.server.urls["tcps"], server.server.connection.fingerprint
-    transport = transport_for(url, trusting(registry.transports, fingerprint))
+    transport = transport_for(url, transports_trusting(registry.transports, fingerprint))
 
     def relayed():
         connection = transport.connect(url, Limits(), 60)

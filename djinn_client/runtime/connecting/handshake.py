@@ -37,7 +37,7 @@ from djinn_core.protocol.addresses import (
     parse_url,
     transport_for,
 )
-from djinn_core.protocol.tls_transports import secure_schemes, trusting
+from djinn_core.protocol.tls_transports import secure_schemes, transports_trusting
 from djinn_core.registry.version import djinn_version
 from djinn_core.system.directories import cache_directory
 from djinn_core.system.files import user_id
@@ -228,7 +228,7 @@ def greet(url: str, question: Message, kind: type[M], server: Server) -> tuple[C
 
 def _tls_hint(transport: Transport, url: str) -> str:
     """Return advice for an address without TLS whose server closes the connection. Return "" if the scheme has no TLS."""
-    variant = transport.secured(TlsOptions())
+    variant = transport.over_tls(TlsOptions())
     scheme, _, location = url.partition("://")
     tls_schemes = dict(zip(transport.schemes, variant.schemes, strict=False)) if variant is not None else {}
     return (
@@ -330,7 +330,7 @@ def direct_addresses(gateway: Gateway, transports: tuple[Transport, ...]) -> lis
             url=gateway.url,
         )
         return []
-    trusted = trusting(transports, gateway.welcome.fingerprint)
+    trusted = transports_trusting(transports, gateway.welcome.fingerprint)
     urls = _fastest_first(_usable_urls(gateway.welcome.urls, gateway_url, trusted, any_machine), trusted)
     return [(url, transport_for(url, trusted)) for url in urls]
 

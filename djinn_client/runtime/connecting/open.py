@@ -46,7 +46,7 @@ from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import has_transport, server_name
 from djinn_core.protocol.backoff import Backoff
 from djinn_core.protocol.delivery.reconnect_limit import STARTING_SECONDS
-from djinn_core.protocol.tls_transports import travels_bare
+from djinn_core.protocol.tls_transports import is_unprotected
 from djinn_core.registry.embedded_executors import EmbeddedExecutor, find_starter
 from djinn_core.registry.loading import shown
 from djinn_core.registry.registry import Registry
@@ -178,7 +178,7 @@ def _log_sessions(sessions: Sequence[OpenSession], registry: Registry) -> None:
         for fallback in member.fallbacks:
             _log.warning(f"fell back from {fallback}", to=member.url)
         _compare_torch(member)
-        if travels_bare(member.url, registry.transports):
+        if is_unprotected(member.url, registry.transports):
             _log.warning("the connection is unencrypted, including the token", server=member.url)
 
 
@@ -473,7 +473,7 @@ def retry_while_full(attempt: Callable[[], T], seconds: float) -> T:
         try:
             return attempt()
         except ServerBusy as busy:
-            pause = max(backoff.jittered(), busy.after)
+            pause = max(backoff.random_pause(), busy.after)
             if time.monotonic() + pause > deadline:
                 raise
             log(f"the server is full: waiting up to {seconds:g} s (setting connect_timeout)", reason=str(busy))

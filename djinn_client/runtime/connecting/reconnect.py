@@ -30,7 +30,7 @@ from djinn_core.protocol.backoff import Backoff
 from djinn_core.protocol.delivery.reconnect_limit import BREAKS_LIMIT, ReconnectLimit
 from djinn_core.protocol.delivery.reliable_connection import FramesLost, NotReconnected, ReliableConnection
 from djinn_core.protocol.net.striping import StripingConnection
-from djinn_core.protocol.tls_transports import trusting
+from djinn_core.protocol.tls_transports import transports_trusting
 from djinn_core.registry.embedded_executors import EmbeddedExecutor
 from djinn_core.system.interrupts import LOOK_SECONDS, interrupt_mask
 from djinn_core.wire.message_base import Message
@@ -144,7 +144,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
 
     def _take_close_reason(self) -> None:
         """Receive the frames that arrived before the break, because the close reason may be among them."""
-        if not self._reading.acquire(blocking=False):
+        if not self._read_lock.acquire(blocking=False):
             return
         deadline = time.monotonic() + REASON_SECONDS
         try:
@@ -155,7 +155,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
         except (TransportError, TimeoutError) as end:
             _log.debug("no close reason arrived before the connection ended", reason=str(end))
         finally:
-            self._reading.release()
+            self._read_lock.release()
 
     def _dial_until(self, deadline: float, received: int, error: TransportError) -> None:
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
@@ -171,7 +171,7 @@ class ResumingConnection(ReliableConnection, ClientChannel):
                 inner.close()
                 self._give_up(f"{error}; the server cannot resume the session: {lost}")
             except DjinnError as failure:
-                pause = backoff.jittered()
+                pause = backoff.random_pause()
                 if time.monotonic() + pause > deadline:
                     self._give_up(f"{error}; no server has answered for {self._patience:g} s since then: {failure}")
                 _log.debug("cannot reconnect yet", server=self._server, reason=str(failure))
@@ -306,7 +306,7 @@ class ServerReconnection(ExecutorReconnection):
         return gateway.connection, ask(gateway.connection, question, Resumed, timeout, gateway.url)
 
     def _ask_at(self, url: str, timeout: float, question: Message) -> Reached:
-        transport = transport_for(url, trusting(self.server.transports, self.fingerprint))
+        transport = transport_for(url, transports_trusting(self.server.transports, self.fingerprint))
         connection = transport.connect(url, Limits(), timeout)
         return connection, ask(connection, question, Resumed, self.server.timeout, url)
 

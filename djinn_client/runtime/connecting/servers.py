@@ -18,7 +18,7 @@ from djinn_core.hookspecs.transports import TlsOptions, Transport
 from djinn_core.logs import get_logger
 from djinn_core.protocol.addresses import has_transport, transport_for
 from djinn_core.protocol.connection_file import ConnectionFile, read_connection_file
-from djinn_core.protocol.tls_transports import travels_bare, with_tls
+from djinn_core.protocol.tls_transports import is_unprotected, with_tls
 from djinn_core.registry.builtin_plugins import builtin_plugins
 from djinn_core.registry.registry import Registry, load_registry
 from djinn_core.registry.selection import Selection
@@ -55,7 +55,7 @@ class Servers:
         """
         candidates = tuple(plain)
         if self.tls.fingerprints or self.tls.authority is not None:
-            unencrypted = [url for url in self.urls if travels_bare(url, candidates)]
+            unencrypted = [url for url in self.urls if is_unprotected(url, candidates)]
             if unencrypted:
                 raise ConfigurationError(
                     f"{', '.join(unencrypted)} has no TLS, but the setting tls_fingerprints or tls_authority requires it. "

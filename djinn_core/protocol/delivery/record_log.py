@@ -30,7 +30,7 @@ _SUM: Final = struct.Struct("<I")
 _BARE_BYTES: Final = _FIELDS.size + _SUM.size  # bytes of a record without head and buffers
 _BODY_SUM: Final = 8  # bytes of the checksum of the buffers
 _pack_fields, _pack_sum, _crc32 = _FIELDS.pack, _SUM.pack, zlib.crc32
-_AT_ONCE: Final = 512  # buffers per system call
+_BUFFERS_PER_WRITE: Final = 512  # buffers per system call
 
 
 @attrs.frozen
@@ -51,17 +51,17 @@ class LazyBuffers:
     """
 
     def __init__(self, sizes: Sequence[int], make: Callable[[int], Buffer]) -> None:
-        """Create the sequence. `make`: function that returns the buffer at a position."""
+        """Create the sequence. `make` returns the buffer at an index."""
         self.sizes = tuple(sizes)
         self._make = make
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __getitem__(self, position: int) -> memoryview:
-        buffer = flatten(self._make(position))
-        if len(buffer) != self.sizes[position]:
-            raise RuntimeError(f"buffer {position} has {len(buffer):,} bytes instead of {self.sizes[position]:,}")
+    def __getitem__(self, index: int) -> memoryview:
+        buffer = flatten(self._make(index))
+        if len(buffer) != self.sizes[index]:
+            raise RuntimeError(f"buffer {index} has {len(buffer):,} bytes instead of {self.sizes[index]:,}")
         return buffer
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -85,23 +85,23 @@ def record_size(head: bytes, body: Buffers) -> int:
 
 def body_checksum(buffers: Iterable[Buffer]) -> bytes:
     """Return the checksum of buffers. BLAKE3 takes a third of the time of CRC-32 for large ones."""
-    found = ContentHash()
+    checksum = ContentHash()
     for buffer in buffers:
-        found.update(buffer)
-    return found.digest(_BODY_SUM)
+        checksum.update(buffer)
+    return checksum.digest(_BODY_SUM)
 
 
 class RecordWriter:
     """Append records to the caller's open file. Not thread-safe.
 
     Attributes:
-        size: end of the last complete record.
+        size: file offset at which the last complete record ends.
     """
 
     def __init__(self, file: int, size: int, limit: float = math.inf) -> None:
         """Start after `size`, the offset of the first record.
 
-        `limit`: maximum size of the file in bytes. It is checked before a record is written.
+        `limit` is the maximum size of the file in bytes. It is checked before a record is written.
         """
         self._file = file
         self._limit = limit
@@ -122,41 +122,41 @@ class RecordWriter:
                 count = pwrite(self._file, record, self.size)  # one call for most records
                 self.size = self.size + count if count == len(record) else self._write([record], self.size)
             elif isinstance(body, LazyBuffers):
-                at, checksum = self._write([_opening(kind, head, body.sizes)], self.size), ContentHash()
+                at, checksum = self._write([_header(kind, head, body.sizes)], self.size), ContentHash()
                 for part in body:
                     checksum.update(part)
                     at = self._write([part], at)
                 self.size = self._write([checksum.digest(_BODY_SUM)], at)
             else:
                 parts = [flatten(buffer) for buffer in body]
-                opening = _opening(kind, head, list(map(len, parts)))
-                self.size = self._write([opening, *parts, body_checksum(parts)], self.size)
+                header = _header(kind, head, list(map(len, parts)))
+                self.size = self._write([header, *parts, body_checksum(parts)], self.size)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self.size)
             raise
 
     def _write(self, parts: list[Buffer], at: int) -> int:
-        for start in range(0, len(parts), _AT_ONCE):
-            waiting = [memoryview(part) for part in parts[start : start + _AT_ONCE]]
-            while waiting:
-                count = pwritev(self._file, waiting, at)
+        for start in range(0, len(parts), _BUFFERS_PER_WRITE):
+            unwritten = [memoryview(part) for part in parts[start : start + _BUFFERS_PER_WRITE]]
+            while unwritten:
+                count = pwritev(self._file, unwritten, at)
                 at += count
-                while waiting and count >= len(waiting[0]):
-                    count -= len(waiting.pop(0))
-                if waiting:
-                    waiting[0] = waiting[0][count:]
+                while unwritten and count >= len(unwritten[0]):
+                    count -= len(unwritten.pop(0))
+                if unwritten:
+                    unwritten[0] = unwritten[0][count:]
         return at
 
 
-def _opening(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
+def _header(kind: bytes, head: bytes, lengths: Sequence[int]) -> bytes:
     """Return the header of a record, which precedes its buffers."""
     rest = struct.pack(f"<{len(lengths)}Q", *lengths) + head if lengths else head
     fields = _FIELDS.pack(kind, len(head), sum(lengths), len(lengths), zlib.crc32(rest))
     return fields + _SUM.pack(zlib.crc32(fields)) + rest
 
 
-class _Opening(NamedTuple):
+class _Header(NamedTuple):
     """Fields of a record before its buffers.
 
     Attributes:
@@ -174,15 +174,15 @@ class RecordReader:
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
 
-    def places(self, start: int, end: int) -> Iterator[RecordLocation]:
-        """Return the locations of the complete records between two positions, in order.
+    def locations(self, start: int, end: int) -> Iterator[RecordLocation]:
+        """Yield the locations of the complete records between two file offsets, in order.
 
         Raises:
             ProtocolError: the lengths of a record are damaged.
         """
         while start + _BARE_BYTES <= end:
             self._file.seek(start)
-            kind, head, body, buffers, _ = self._fields()
+            kind, head, body, buffers, _ = self._read_fields()
             size = _BARE_BYTES + 8 * buffers + head + body + (_BODY_SUM if buffers else 0)
             if start + size > end:
                 return
@@ -195,7 +195,7 @@ class RecordReader:
         Raises:
             ProtocolError: the record is damaged, or the file ends in it.
         """
-        return self._opening(start).head
+        return self._read_header(start).head
 
     def read(self, start: int) -> tuple[bytes, bytes, list[memoryview]]:
         """Return kind, head and buffers of the record at an offset.
@@ -203,43 +203,43 @@ class RecordReader:
         Raises:
             ProtocolError: the record is damaged, or the file ends in it.
         """
-        kind, head, lengths = self._opening(start)
-        buffers = [self._buffer(length) for length in lengths]
+        kind, head, lengths = self._read_header(start)
+        buffers = [self._read_buffer(length) for length in lengths]
         if buffers and self._file.read(_BODY_SUM) != body_checksum(buffers):
-            raise _damaged(start)
+            raise _damaged_record_error(start)
         return kind, head, buffers
 
-    def _opening(self, start: int) -> _Opening:
+    def _read_header(self, start: int) -> _Header:
         self._file.seek(start)
-        kind, head, body, buffers, checksum = self._fields()
+        kind, head, body, buffers, checksum = self._read_fields()
         rest = self._file.read(8 * buffers + head)
         if len(rest) < 8 * buffers + head or zlib.crc32(rest) != checksum:
-            raise _damaged(start)
+            raise _damaged_record_error(start)
         lengths = struct.unpack_from(f"<{buffers}Q", rest)
         if sum(lengths) != body:
-            raise _damaged(start)
-        return _Opening(kind, rest[8 * buffers :], lengths)
+            raise _damaged_record_error(start)
+        return _Header(kind, rest[8 * buffers :], lengths)
 
-    def _fields(self) -> tuple[bytes, int, int, int, int]:
-        at = self._file.tell()
+    def _read_fields(self) -> tuple[bytes, int, int, int, int]:
+        start = self._file.tell()
         fields, checksum = self._file.read(_FIELDS.size), self._file.read(_SUM.size)
         if len(checksum) < _SUM.size or _SUM.pack(zlib.crc32(fields)) != checksum:
-            raise _damaged(at)
+            raise _damaged_record_error(start)
         kind, head, body, buffers, rest = _FIELDS.unpack(fields)
         return kind, head, body, buffers, rest
 
-    def _buffer(self, length: int) -> memoryview:
+    def _read_buffer(self, length: int) -> memoryview:
         view = allocate(length)
-        done = 0
-        while done < length:
-            count = self._file.readinto(view[done:])
+        filled = 0
+        while filled < length:
+            count = self._file.readinto(view[filled:])
             if not count:
                 raise ProtocolError(
                     f"a record log is truncated: it ends at byte {self._file.tell():,}, within a record"
                 )
-            done += count
+            filled += count
         return view
 
 
-def _damaged(start: int) -> ProtocolError:
+def _damaged_record_error(start: int) -> ProtocolError:
     return ProtocolError(f"the record at offset {start:,} is damaged: its checksum differs, as after a disk failure")

@@ -35,7 +35,7 @@ _NOTE_FRAMES: Final = 32  # limit of received frames before a note acknowledges 
 _NOTE_BYTES: Final = 1 << 20
 # a body of this size is acknowledged at once, because the peer keeps it in memory until then
 _ACK_BYTES: Final = 64 << 10
-_MUCH_BYTES: Final = 128 << 10  # this many bytes fit into socket buffers
+_LARGE_BYTES: Final = 128 << 10  # this many bytes fit into socket buffers
 _LARGEST_WINDOW: Final = 32 << 20
 _SMALLEST_WINDOW: Final = 4 << 20
 # limit of consecutive connections that break on malformed bytes; then the other end is not a peer
@@ -51,7 +51,10 @@ class FramesLost(ProtocolError):  # noqa: N818 - says what happened
 
 
 class NotReconnected(TimeoutError):  # noqa: N818 - a signal within this file and those above it
-    """The connection is broken, and the caller does not wait for the next. The next operation tries again."""
+    """The connection is broken, and the caller does not wait for the next connection.
+
+    The next operation tries again.
+    """
 
 
 def no_greeting(_: int) -> None:
@@ -86,10 +89,10 @@ class ReconnectingConnection(WrappedConnection):
         return self._past_received + self._inner.bytes_received
 
     def _follow(self, inner: Connection) -> None:
-        before, self._inner = self._inner, inner
+        previous, self._inner = self._inner, inner
         inner.limits = self._limits
-        self._past_sent += before.bytes_sent
-        self._past_received += before.bytes_received
+        self._past_sent += previous.bytes_sent
+        self._past_received += previous.bytes_received
 
 
 class Replay(Protocol):
@@ -116,15 +119,15 @@ class ReliableConnection(ReconnectingConnection):
         self._outbox = Outbox()
         self._inbox = Inbox()
         # Locks, acquired in this order. No thread waits while it holds the last one.
-        self._reading = threading.RLock()  # held by the reading thread
-        self._sending = threading.RLock()  # held while frames are numbered and sent
-        self._taking = threading.Lock()  # held while received frames are counted
-        self._keeping = threading.Lock()  # around the outbox
+        self._read_lock = threading.RLock()  # held by the reading thread
+        self._send_lock = threading.RLock()  # held while frames are numbered and sent
+        self._inbox_lock = threading.Lock()  # held while received frames are counted
+        self._outbox_lock = threading.Lock()  # around the outbox
         self._early = FrameQueue()  # frames read ahead by a sender that looked for notes
         self._frames = self._bytes = 0  # frames received since the last acknowledgement
         self._missing_requested = False
-        self._garbled = 0  # consecutive connections that broke on malformed bytes
-        self._unrepeated: Connection | None = None  # True if nothing was retransmitted over the current connection yet
+        self._malformed_count = 0  # consecutive connections that broke on malformed bytes
+        self._awaiting_retransmit: Connection | None = None  # the connection over which retransmission has not started
         self._closed = ""  # reason why nothing can be sent any more
         self._replay: Replay | None = None
         self._accept: Callable[[Frame], Frame] | None = None  # logs a frame before it is acknowledged
@@ -150,13 +153,15 @@ class ReliableConnection(ReconnectingConnection):
             return
         outbox = self._outbox
         try:
-            with self._sending:
+            with self._send_lock:
                 inner = self._inner
-                with self._keeping:
+                with self._outbox_lock:
                     number = outbox.put(frame)
                 if outbox.ahead is not None:
                     return
-                if self._unrepeated is not inner:  # otherwise the retransmission sends it, after earlier frames
+                if (
+                    self._awaiting_retransmit is not inner
+                ):  # otherwise the retransmission sends it, after earlier frames
                     self._frames = self._bytes = 0
                     inner.send(Frame(pack_prefix(number, self._inbox.received, 0) + frame.head, frame.body))
         # outside of the lock, because no thread waits for a connection while it holds the lock
@@ -170,13 +175,13 @@ class ReliableConnection(ReconnectingConnection):
                 self._await_window()
 
     def copy_borrowed(self) -> None:
-        """Copy the bodies of unacknowledged frames, because the caller is about to change their memory."""
+        """Copy the bodies of unacknowledged frames. Call this before their memory changes."""
         if self._outbox.borrows:
             self._read_acknowledgements()
             self._copy_borrowed()
 
     def _copy_borrowed(self) -> None:
-        with self._sending, self._keeping:  # ensures that no other thread is retransmitting
+        with self._send_lock, self._outbox_lock:  # ensures that no other thread is retransmitting
             self._outbox.copy_borrowed()
 
     def _put_on_wire(self, inner: Connection, number: int, frame: Frame) -> None:
@@ -185,22 +190,22 @@ class ReliableConnection(ReconnectingConnection):
 
     def _send_note(self, wish: AckFlags = AckFlags.NOTHING, asked: int = 0) -> None:
         """Send an acknowledgement, unless another thread is sending: its frame carries the acknowledgement."""
-        if self._sending.acquire(blocking=False):
+        if self._send_lock.acquire(blocking=False):
             try:
                 self._frames = self._bytes = 0
                 self._inner.send(Frame(Prefix(self._outbox.sent, self._inbox.received, wish, asked).encode()))
             except TransportError as error:
                 _log.debug("an acknowledgement was not sent", reason=str(error))  # the next reader notices the break
             finally:
-                self._sending.release()
+                self._send_lock.release()
 
     def _retransmit(self, inner: Connection) -> None:
-        with self._sending:
-            self._unrepeated = None
-            with self._keeping:
-                kept = self._outbox.kept()
+        with self._send_lock:
+            self._awaiting_retransmit = None
+            with self._outbox_lock:
+                unacknowledged = self._outbox.kept()
             with contextlib.suppress(TransportError):  # the next reader or sender notices the break
-                for number, frame in kept:
+                for number, frame in unacknowledged:
                     if inner is not self._inner:
                         return
                     self._put_on_wire(inner, number, frame)
@@ -219,19 +224,19 @@ class ReliableConnection(ReconnectingConnection):
             if not self._replay.over:
                 return self._replay.next_frame()
             self._replay = None
-        if not self._reading.acquire(blocking=False):
-            begun = time.monotonic()
-            if not self._reading.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._read_lock.acquire(blocking=False):
+            started = time.monotonic()
+            if not self._read_lock.acquire(timeout=-1 if timeout is None else timeout):
                 raise TimeoutError(f"another thread has been receiving for more than {timeout} s")
-            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
+            timeout = None if timeout is None else max(0.0, started + timeout - time.monotonic())
         try:
             if self._early:
                 return self._early.popleft()
             if self._probe_at is None and (timeout is None or timeout > _FIRST_PROBE_SECONDS):
                 # Usually a frame arrives before the clock must be read.
-                quiet = timeout is None and not self._probes
+                without_deadline = timeout is None and not self._probes
                 try:
-                    frame = self._take(None if quiet else _FIRST_PROBE_SECONDS)
+                    frame = self._receive_next(None if without_deadline else _FIRST_PROBE_SECONDS)
                     if frame is not None:
                         self._probe = _FIRST_PROBE_SECONDS
                         return frame
@@ -245,8 +250,8 @@ class ReliableConnection(ReconnectingConnection):
                 if self._early:
                     return self._early.popleft()
                 try:
-                    quiet = deadline is None and not self._probes
-                    frame = self._take(None if quiet else self._poll_seconds(deadline))
+                    without_deadline = deadline is None and not self._probes
+                    frame = self._receive_next(None if without_deadline else self._poll_seconds(deadline))
                 except TimeoutError as error:
                     self._raise_disconnected(error)
                     self._probe_if_due()
@@ -257,7 +262,7 @@ class ReliableConnection(ReconnectingConnection):
                     self._probe, self._probe_at = _FIRST_PROBE_SECONDS, None
                     return frame
         finally:
-            self._reading.release()
+            self._read_lock.release()
 
     def _raise_disconnected(self, error: TimeoutError) -> None:
         """Raise `error` if it means that this end should not wait for a new connection."""
@@ -302,19 +307,19 @@ class ReliableConnection(ReconnectingConnection):
             ProtocolError: the other end does not follow the protocol.
             TransportError: the connection is broken. The next `send` or `receive` handles that.
         """
-        if not self._reading.acquire(blocking=False):
+        if not self._read_lock.acquire(blocking=False):
             return
         try:
             self._early.fill(lambda: self._read(self._inner, 0.0), frames, nbytes)
         finally:
-            self._reading.release()
+            self._read_lock.release()
 
     def queued(self) -> list[Frame]:
         """Return the frames in the queue of `receive`, oldest first. Thread-safe."""
         return list(self._early)
 
-    def _take(self, timeout: float | None) -> Frame | None:
-        """Return the next frame. Return None after a note, a repeated frame, or a change of the connection."""
+    def _receive_next(self, timeout: float | None) -> Frame | None:
+        """Return the next frame, or None after a note, a repeated frame, or a change of the connection."""
         inner = self._inner
         if self._closed:
             raise TransportError(self._closed)
@@ -325,7 +330,7 @@ class ReliableConnection(ReconnectingConnection):
             return None
 
     def _read(self, inner: Connection, timeout: float | None) -> Frame | None:
-        """Return the next frame of `inner`. Return None after a note, or a frame out of order."""
+        """Return the next frame of `inner`, or None after a note or a frame out of order."""
         try:
             frame = inner.receive(timeout)
             head = frame.head[PREFIX_BYTES:]
@@ -336,50 +341,50 @@ class ReliableConnection(ReconnectingConnection):
                 number, received = note.number, note.received
         except ProtocolError as error:  # malformed bytes break the connection, but not the session
             inner.close()
-            self._garbled += 1
-            if self._garbled > _GARBLED_CONNECTIONS:
+            self._malformed_count += 1
+            if self._malformed_count > _GARBLED_CONNECTIONS:
                 raise
             raise TransportError(str(error)) from error
-        with self._taking:
+        with self._inbox_lock:
             if inner is not self._inner:
                 return None  # not counted, so that the peer retransmits it over the new connection
-            with self._keeping:
+            with self._outbox_lock:
                 self._outbox.acknowledge(received)
-            inbox, judged = self._inbox, None
+            inbox, order = self._inbox, None
             if head:
                 if number == (inbox.received + 1) & COUNT_MASK:  # as mostly
-                    judged = FrameOrder.NEXT
-                    news = Frame(head, frame.body)
+                    order = FrameOrder.NEXT
+                    next_frame = Frame(head, frame.body)
                     if self._accept is not None:
-                        news = self._accept(news)
+                        next_frame = self._accept(next_frame)
                     inbox.received = number
                 else:
-                    judged = inbox.judge(number)
-        if judged is None:
+                    order = inbox.judge(number)
+        if order is None:
             assert note is not None
             self._handle_note(note, inner)
-        elif judged is FrameOrder.AHEAD:
+        elif order is FrameOrder.AHEAD:
             self._request_missing()
-        elif judged is FrameOrder.NEXT:
+        elif order is FrameOrder.NEXT:
             self._missing_requested = False
-            self._garbled = 0
+            self._malformed_count = 0
             self._frames += 1
             if frame.body or self._frames >= _NOTE_FRAMES:
                 self._bytes += (nbytes := body_bytes(frame))
                 if nbytes >= _ACK_BYTES or self._frames >= _NOTE_FRAMES or self._bytes >= _NOTE_BYTES:
                     self._send_note()
-            return news
+            return next_frame
         return None
 
     def _handle_note(self, note: Prefix, inner: Connection) -> None:
         """Handle a note: fulfil its requests, and detect lost frames."""
-        answer = AckFlags.ACK_REPLY if note.wish & AckFlags.ACK_REQUEST else AckFlags.NOTHING
+        reply_flags = AckFlags.ACK_REPLY if note.wish & AckFlags.ACK_REQUEST else AckFlags.NOTHING
         if self._inbox.misses(note.number):
-            answer |= AckFlags.RETRANSMIT  # even if requested before, because that request may be lost
-        if answer:
-            self._send_note(answer, note.number)
-        lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
-        if lost or note.wish & AckFlags.RETRANSMIT:
+            reply_flags |= AckFlags.RETRANSMIT  # even if requested before, because that request may be lost
+        if reply_flags:
+            self._send_note(reply_flags, note.number)
+        was_lost = note.wish & AckFlags.ACK_REPLY and self._outbox.sent_after(note.received, note.asked)
+        if was_lost or note.wish & AckFlags.RETRANSMIT:
             self._retransmit(inner)
 
     def _request_missing(self) -> None:
@@ -390,10 +395,10 @@ class ReliableConnection(ReconnectingConnection):
 
     def _read_acknowledgements(self) -> None:
         """Read acknowledgements that have arrived, unless another thread reads."""
-        if self._reading.acquire(blocking=False):
+        if self._read_lock.acquire(blocking=False):
             try:
                 while not self._early.full(limits.AHEAD_FRAMES, limits.AHEAD_BYTES):
-                    frame = self._take(0.0)
+                    frame = self._receive_next(0.0)
                     if frame is not None:
                         self._early.append(frame)
                     elif not self._outbox.borrows:
@@ -401,15 +406,15 @@ class ReliableConnection(ReconnectingConnection):
             except TimeoutError:
                 return
             finally:
-                self._reading.release()
+                self._read_lock.release()
 
     def _await_window(self) -> None:
         """Wait until unacknowledged bytes fit into the window, or an interrupt is pending."""
         while self._outbox.nbytes > self._window and not self._closed and not interrupt_mask.pending:
-            if not self._reading.acquire(timeout=_TURN_SECONDS):
+            if not self._read_lock.acquire(timeout=_TURN_SECONDS):
                 continue  # the reading thread receives acknowledgements
             try:
-                frame = self._take(_TURN_SECONDS)
+                frame = self._receive_next(_TURN_SECONDS)
                 if frame is not None:
                     self._early.append(frame)
                     self._check_ahead()
@@ -418,7 +423,7 @@ class ReliableConnection(ReconnectingConnection):
             except TimeoutError:
                 self._send_note(AckFlags.ACK_REQUEST)
             finally:
-                self._reading.release()
+                self._read_lock.release()
 
     def _check_ahead(self) -> None:
         """Check the number of frames read ahead. By default there is no limit, because all were requested.
@@ -440,7 +445,7 @@ class ReliableConnection(ReconnectingConnection):
 
     def _retire(self) -> int:
         """Close the current connection. Return the number of frames received over all connections so far."""
-        with self._taking:
+        with self._inbox_lock:
             self._inner.close()
             return self._inbox.received
 
@@ -455,27 +460,27 @@ class ReliableConnection(ReconnectingConnection):
             TransportError: `greet` could not send.
         """
         self._inner.close()  # ends a `send` of another thread
-        with self._sending:
-            with self._keeping:
-                if lost := self._outbox.lost(received):
+        with self._send_lock:
+            with self._outbox_lock:
+                if lost_count := self._outbox.lost(received):
                     raise FramesLost(
-                        f"{lost:,} messages that had been received are lost: the end of the session's journal is "
+                        f"{lost_count:,} messages that had been received are lost: the end of the session's journal is "
                         "missing, for example after a disk failure"
                     )
                 self._outbox.acknowledge(received)
-                much = self._outbox.nbytes > _MUCH_BYTES
-            with self._taking:
+                is_large = self._outbox.nbytes > _LARGE_BYTES
+            with self._inbox_lock:
                 self._follow(inner)
                 self._missing_requested = False
                 # a broken connection loses unacknowledged frames
                 self._window = max(_SMALLEST_WINDOW, self._window // 4)
-                mine = self._inbox.received
-            greet(mine)
-            self._unrepeated = inner
-            if not much:
+                own_received = self._inbox.received
+            greet(own_received)
+            self._awaiting_retransmit = inner
+            if not is_large:
                 self._retransmit(inner)
-        if much:  # on a thread, because the peer may retransmit as well, which this end must read meanwhile
-            threading.Thread(target=self._retransmit, args=(inner,), name="djinn-again", daemon=True).start()
+        if is_large:  # on a thread, because the peer may retransmit as well, which this end must read meanwhile
+            threading.Thread(target=self._retransmit, args=(inner,), name="djinn-retransmit", daemon=True).start()
 
     def expire(self) -> None:
         """Forbid reconnection. The current connection continues."""

@@ -25,7 +25,8 @@ class SnapshotSchedule:
     def __init__(self, seconds: float | None = None, seconds_if_large: float = 0.0) -> None:
         """Start a schedule.
 
-        `seconds`: interval (None: `SNAPSHOT_SECONDS`). `seconds_if_large`: interval for a large log.
+        `seconds` is the interval between snapshots; None stands for `SNAPSHOT_SECONDS`. `seconds_if_large` is the
+        interval for a large log.
         """
         self._seconds = SNAPSHOT_SECONDS if seconds is None else seconds
         self._seconds_if_large = min(self._seconds, seconds_if_large)
@@ -33,18 +34,18 @@ class SnapshotSchedule:
         self.due_if_large = 0.0
 
     def is_due(self, *, large: bool) -> bool:
-        """Return True if a snapshot is due. `large`: the log is large."""
+        """Return True if a snapshot is due. Set `large` if the log is large."""
         return time.monotonic() >= (self.due_if_large if large else self.due)
 
-    def taken(self, started: float, *, failed: bool = False) -> None:
+    def record_snapshot(self, started: float, *, failed: bool = False) -> None:
         """Record the end of a snapshot that began at `started`.
 
         After a failed snapshot, a large log does not make the next snapshot earlier.
         """
-        ended = time.monotonic()
-        pause = PAUSE_FACTOR * (ended - started)
-        self.due = ended + max(self._seconds, pause)
-        self.due_if_large = self.due if failed else ended + max(self._seconds_if_large, pause)
+        now = time.monotonic()
+        pause = PAUSE_FACTOR * (now - started)
+        self.due = now + max(self._seconds, pause)
+        self.due_if_large = self.due if failed else now + max(self._seconds_if_large, pause)
 
 
 def reply_checksum(body: Sequence[Buffer], start: int = 0) -> int:

@@ -30,7 +30,7 @@ class ParallelConnections:
     """
 
     def __init__(self, connections: Sequence[StripingConnection], hung_up: Callable[[], bool]) -> None:
-        """Use `connections` for one main connection. `hung_up`: returns True if the main connection has ended.
+        """Use `connections` for one main connection. `hung_up` returns True if the main connection has ended.
 
         Raises:
             TransportError: a parallel connection has ended.
@@ -56,17 +56,17 @@ class ParallelConnections:
     @property
     def bytes_sent(self) -> int:
         """Bytes put on the wire."""
-        return sum(one.bytes_sent for one in self._descriptors)
+        return sum(connection.bytes_sent for connection in self._descriptors)
 
     @property
     def bytes_received(self) -> int:
         """Bytes taken off the wire."""
-        return sum(one.bytes_received for one in self._descriptors)
+        return sum(connection.bytes_received for connection in self._descriptors)
 
     @property
     def bandwidth(self) -> float:
         """Highest observed send rate in bytes per second."""
-        return sum(one.link.bandwidth for one in self._descriptors)
+        return sum(connection.link.bandwidth for connection in self._descriptors)
 
     # --- sending ----------------------------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class ParallelConnections:
             TransportError: a connection is broken, or the other end does not read and an interrupt is pending.
         """
         self._sent += 1
-        coming = pieces(self._sent, buffers)
+        pieces_to_send = pieces(self._sent, buffers)
         unsent: dict[StripingConnection, Sequence[Buffer]] = {}
         with selectors.DefaultSelector() as writable:
             self._check_ended()
@@ -88,14 +88,14 @@ class ParallelConnections:
                 if not ready:
                     self._check_sending()
                 for key, _ in ready:
-                    one: StripingConnection = key.data
-                    rest = unsent.get(one, ())
-                    if not rest and (piece := next(coming, None)) is not None:
-                        rest = encode_frame(piece, PIECE_LIMITS)
-                    if not rest and not one.unsent:
+                    ready_connection: StripingConnection = key.data
+                    data = unsent.get(ready_connection, ())
+                    if not data and (piece := next(pieces_to_send, None)) is not None:
+                        data = encode_frame(piece, PIECE_LIMITS)
+                    if not data and not ready_connection.unsent:
                         writable.unregister(key.fileobj)
                     else:
-                        unsent[one] = one.push(rest)
+                        unsent[ready_connection] = ready_connection.push(data)
 
     def _check_ended(self) -> None:
         for connection in self._descriptors:
@@ -112,31 +112,31 @@ class ParallelConnections:
     # --- receiving --------------------------------------------------------------------------------------------
 
     def receive(self, striped: StripedFrame, deadline: float | None) -> tuple[bool, Frame | None]:
-        """Receive pieces of the next striped frame, until `deadline` of `time.monotonic()`.
+        """Receive pieces of the next striped frame until the `time.monotonic()` value `deadline`.
 
-        Return True if something arrived, and the frame if it is complete.
+        Return True if bytes arrived before `deadline`, and the frame, or None while the frame is incomplete.
 
         Raises:
             ProtocolError: the received data are not a missing piece.
             TransportError: a connection is broken.
         """
         self.torn = True  # but during a wait
-        reassembly, came = self._reassembly, False
+        reassembly, has_arrived = self._reassembly, False
         if reassembly is None:
-            reassembly, came = self._begin(striped), True
+            reassembly, has_arrived = self._begin(striped), True
         while not reassembly.whole:
-            self._check_coming()
+            self._check_can_arrive()
             seconds_left = LOOK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
             self.torn = False
             ready = self._readable.select(min(seconds_left, LOOK_SECONDS))
             self.torn = True
             for key, _ in ready:
-                self._take_from(key.data, reassembly)
+                self._receive_pieces(key.data, reassembly)
             if ready or (seconds_left < LOOK_SECONDS and deadline is not None):
-                came = came or bool(ready)
+                has_arrived = has_arrived or bool(ready)
                 break
         if not reassembly.whole:
-            return came, None
+            return has_arrived, None
         self._reassembly = None
         return True, reassembly.frame
 
@@ -146,18 +146,22 @@ class ParallelConnections:
             self._reassembly = reassembly = Reassembly(self._received, striped)
         except MemoryError:
             raise ProtocolError("no memory for the buffers of a striped frame") from None
-        early = [(one, piece) for one, piece in self._early.items() if piece_of(piece.head)[0] <= reassembly.number]
+        early = [
+            (connection, piece)
+            for connection, piece in self._early.items()
+            if piece_of(piece.head)[0] <= reassembly.number
+        ]
         for connection, piece in early:
             reassembly.take(piece)
             del self._early[connection]
             self._readable.register(self._descriptors[connection], selectors.EVENT_READ, connection)
-            self._take_from(connection, reassembly)  # TLS may have buffered more, which a selector does not report
+            self._receive_pieces(connection, reassembly)  # TLS may have buffered more, which a selector does not report
         return reassembly
 
-    def _take_from(self, connection: StripingConnection, reassembly: Reassembly) -> None:
+    def _receive_pieces(self, connection: StripingConnection, reassembly: Reassembly) -> None:
         try:
             while connection not in self._early:
-                self._take(connection.receive(0.0), reassembly, connection)
+                self._add_piece(connection.receive(0.0), reassembly, connection)
         except TimeoutError:
             return
         except TransportError:
@@ -165,7 +169,7 @@ class ParallelConnections:
             self._readable.unregister(self._descriptors[connection])
             self._ended_at = self._ended_at or time.monotonic()
 
-    def _check_coming(self) -> None:
+    def _check_can_arrive(self) -> None:
         """Check that missing pieces can still arrive.
 
         Raises:
@@ -173,7 +177,7 @@ class ParallelConnections:
             TransportError: all connections have ended, or one connection has ended although the other end has not
                 hung up.
         """
-        if not any(not one.ended for one in self._descriptors if one not in self._early):
+        if not any(not connection.ended for connection in self._descriptors if connection not in self._early):
             self._check_ended()
             raise ProtocolError(
                 "pieces of later striped frames arrived on all connections, but earlier pieces are missing"
@@ -181,7 +185,7 @@ class ParallelConnections:
         if self._ended_at is not None and time.monotonic() - self._ended_at > LOOK_SECONDS and not self._hung_up():
             self._check_ended()
 
-    def _take(self, piece: Frame, reassembly: Reassembly, connection: StripingConnection) -> None:
+    def _add_piece(self, piece: Frame, reassembly: Reassembly, connection: StripingConnection) -> None:
         if piece_of(piece.head)[0] <= reassembly.number:
             reassembly.take(piece)
             return

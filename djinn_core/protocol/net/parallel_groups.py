@@ -21,19 +21,19 @@ class ParallelGroups:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: dict[_Key, list[StripingConnection]] = {}
+        self._unclaimed: dict[_Key, list[StripingConnection]] = {}
 
     def accept_for(self, connection: Connection, session: str) -> None:
         """Let the client of a session name the groups that it uses beside `connection`, if the transport can stripe."""
         if isinstance(connection, StripingConnection):
-            connection.accept_parallel(partial(self.take, session))
+            connection.accept_parallel(partial(self.claim, session))
 
     def serve(self, connection: Connection, session: str, group: bytes, welcome: Callable[[], None]) -> str:
         """Use a connection for large buffers of a session until it ends.
 
-        Return the reason if that is not possible, else "".
+        Return the reason if the connection cannot be used, or an empty string.
 
-        `welcome`: called to tell the client that the connection is in use.
+        `welcome` is called to tell the client that the connection is in use.
         """
         if not isinstance(connection, StripingConnection):
             return "the transport does not support parallel connections"
@@ -42,25 +42,25 @@ class ParallelGroups:
         try:
             welcome()
         except TransportError:
-            connection.close()  # which `_attend` sees
-        self._attend(session, group, connection)
+            connection.close()  # which `_await_end` notices
+        self._await_end(session, group, connection)
         return ""
 
     def _add(self, session: str, group: bytes, connection: StripingConnection) -> bool:
         """Add a connection to a group; return False if there are too many."""
         with self._lock:
-            of_session = sum(len(found) for (name, _), found in self._waiting.items() if name == session)
-            if of_session >= PARALLEL_CONNECTIONS_LIMIT:
+            count = sum(len(connections) for (name, _), connections in self._unclaimed.items() if name == session)
+            if count >= PARALLEL_CONNECTIONS_LIMIT:
                 return False
-            self._waiting.setdefault((session, group), []).append(connection)
+            self._unclaimed.setdefault((session, group), []).append(connection)
             return True
 
-    def take(self, session: str, group: bytes) -> Sequence[StripingConnection]:
-        """Remove and return the connections of a group; empty if there is no such group."""
+    def claim(self, session: str, group: bytes) -> Sequence[StripingConnection]:
+        """Remove and return the connections of a group. Return an empty sequence for an unknown group."""
         with self._lock:
-            return self._waiting.pop((session, group), ())
+            return self._unclaimed.pop((session, group), ())
 
-    def _attend(self, session: str, group: bytes, connection: StripingConnection) -> None:
+    def _await_end(self, session: str, group: bytes, connection: StripingConnection) -> None:
         """Wait until a connection of a group has ended. A connection that no frame names times out."""
         if connection.await_end(_NAMING_SECONDS):
             self._forget(session, group, connection)
@@ -68,12 +68,12 @@ class ParallelGroups:
             connection.await_end()
 
     def _forget(self, session: str, group: bytes, connection: StripingConnection) -> bool:
-        """Remove a waiting connection; return False if it was no longer waiting."""
+        """Remove a connection that no frame has claimed. Return False if it was claimed or removed before."""
         with self._lock:
-            waiting = self._waiting.get((session, group), [])
-            if connection not in waiting:
+            connections = self._unclaimed.get((session, group), [])
+            if connection not in connections:
                 return False
-            waiting.remove(connection)
-            if not waiting:
-                del self._waiting[session, group]
+            connections.remove(connection)
+            if not connections:
+                del self._unclaimed[session, group]
             return True

@@ -62,29 +62,29 @@ def send_buffers(
     parts: list[int] | None = None,
     deadline: float | None = None,
 ) -> list[Buffer]:
-    """Write all of `buffers` to a blocking socket without joining them. `count_sent` is called for each sent part.
+    """Write all of `buffers` to a blocking socket without joining them.
 
-    Return the unsent rest. It is empty unless an interrupt is pending while the other end does not read.
+    Return the unsent buffers. The list is empty unless an interrupt is pending while the other end does not read.
 
-    `parts` receives the size of each part in the interpreter step that sends it. After an exception of a signal
-    handler, a call with the same list sends the rest. `deadline` (monotonic clock): for sockets whose writes time
-    out.
+    `count_sent` is called with the bytes of each sent part. `parts` receives the size of each part in the interpreter
+    step that sends the part. After an exception of a signal handler, a call with the same list sends the unsent bytes.
+    `deadline` is a `time.monotonic()` value, for sockets whose writes time out.
 
     Raises:
         OSError: the error of the socket; `TimeoutError` after the deadline.
     """
     parts = [] if parts is None else parts
     pending, send = list(buffers), gathering(sock)
-    first, sent = 0, sum(parts)
+    first, skip = 0, sum(parts)
     while True:
-        while first < len(pending) and sent >= len(pending[first]):
-            sent -= len(pending[first])
+        while first < len(pending) and skip >= len(pending[first]):
+            skip -= len(pending[first])
             first += 1
         if first == len(pending):
             return []
-        if sent:
-            pending[first] = memoryview(pending[first])[sent:]
-            sent = 0
+        if skip:
+            pending[first] = memoryview(pending[first])[skip:]
+            skip = 0
         try:
             parts.extend(map(send, (pending[first : first + PARTS],)))
         except BlockingIOError:
@@ -94,14 +94,14 @@ def send_buffers(
                 raise TimeoutError("the peer has stopped reading from the connection") from None
             wait_writable(sock)
             continue
-        sent = parts[-1]
-        count_sent(sent)
+        skip = parts[-1]
+        count_sent(skip)
 
 
 def wait_readable(poll: Poll, deadline: float | None) -> bool:
     """Wait until the polled socket is readable or shut down. Return False if `deadline` passes first.
 
-    `deadline` is a `time.monotonic()` value. None: no limit.
+    `deadline` is a `time.monotonic()` value, or None for no limit.
     """
     if deadline is None:
         poll.poll()
@@ -135,7 +135,7 @@ class SocketConnection(StripingConnection):
         self._read: list[
             int
         ] = []  # bytes that were read into the decoder's buffer but not processed: at most one number
-        self._taking = False
+        self._has_unprocessed = False
         self._silence = PeerSilence()
         self._fastest = 0.0  # bytes a second
         self._deliver_until = (
@@ -202,7 +202,7 @@ class SocketConnection(StripingConnection):
 
     @property
     def _torn(self) -> bool:
-        return self._taking or super()._torn
+        return self._has_unprocessed or super()._torn
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         parts = self._sent
@@ -244,15 +244,15 @@ class SocketConnection(StripingConnection):
                 read.extend(map(self._socket.recv_into, (buffer,)))
             except BlockingIOError:
                 return False
-        self._taking = True
+        self._has_unprocessed = True
         count = read[0]
         del read[:]
         if count and self._counts:
             self.bytes_received += count
             self._decoder.received(count)
         else:
-            self._take(count)
-        self._taking = False
+            self._process_received(count)
+        self._has_unprocessed = False
         return True
 
     def _receive_some(self, deadline: float | None) -> bool:
@@ -269,9 +269,9 @@ class SocketConnection(StripingConnection):
                 self._read.extend(map(self._socket.recv_into, (buffer,), (0,), (DONTWAIT if soon else 0,)))
             except BlockingIOError:
                 return seconds_left > 0 and wait_readable(self._poll, deadline)
-        self._taking = True
-        self._take(self._read.pop())
-        self._taking = False
+        self._has_unprocessed = True
+        self._process_received(self._read.pop())
+        self._has_unprocessed = False
         return True
 
     def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
@@ -280,7 +280,7 @@ class SocketConnection(StripingConnection):
     def _count_received(self, count: int) -> None:
         self.bytes_received += count
 
-    def _take(self, count: int) -> None:
+    def _process_received(self, count: int) -> None:
         self._count_received(count)
         if count:
             self._decoder.received(count)
@@ -289,10 +289,10 @@ class SocketConnection(StripingConnection):
         raise TransportError(f"the peer closed the connection {where}")
 
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Send as much as the other end accepts now, without blocking. Return the rest."""
-        with self._sending:
-            if self._mute or self._ended:
-                raise TransportError(self._ended or self._mute)
+        """Send as much as the other end accepts now, without blocking. Return the unsent buffers."""
+        with self._send_lock:
+            if self._send_closed or self._ended:
+                raise TransportError(self._ended or self._send_closed)
             try:
                 count = send_now(self._socket, buffers)
             except BlockingIOError:
@@ -361,7 +361,7 @@ class AcceptedConnection(SocketConnection):
         """Discard bytes until the other end closes as well, within limits. A thread in `receive` does the same."""
         room = _LINGER_BYTES
         scratch = bytearray(_DISCARD_BYTES)
-        if not self._receiving.acquire(timeout=_LINGER_SECONDS):
+        if not self._receive_lock.acquire(timeout=_LINGER_SECONDS):
             return
         try:
             while room > 0 and not self._ended and self._wait_readable(self._poll, deadline):
@@ -378,7 +378,7 @@ class AcceptedConnection(SocketConnection):
         except OSError as error:
             log.debug("the peer broke the connection", peer=self.peer, error=str(error))
         finally:
-            self._receiving.release()
+            self._receive_lock.release()
 
 
 Welcoming = Callable[[socket.socket, Limits, str], SocketConnection]
@@ -402,9 +402,9 @@ class SocketListener(Listener):
     ) -> None:
         """Listen on `sock`.
 
-        `release`: called once, when the address is free again.
+        `release` is called once, when the address is free again.
 
-        `welcome`: returns a connection for an accepted socket, on its serving thread. It closes the socket if it
+        `welcome` returns a connection for an accepted socket, on the thread that serves it. It closes the socket if it
         raises.
         """
         self.url = url
@@ -413,9 +413,9 @@ class SocketListener(Listener):
         self._accept = accept
         self._release = release
         self._welcome = welcome
-        self._unwelcomed = UnauthenticatedLimit()
+        self._unauthenticated = UnauthenticatedLimit()
         self._wake, self._woken = socket.socketpair()
-        self._closing = threading.Lock()
+        self._close_lock = threading.Lock()
         self._closed = False
         sock.setblocking(False)
         sock.listen(_LISTEN_BACKLOG)
@@ -424,7 +424,7 @@ class SocketListener(Listener):
 
     def close(self) -> None:
         """Stop accepting and release the address. A second call has no effect."""
-        with self._closing:
+        with self._close_lock:
             if self._closed:
                 return
             self._closed = True
@@ -464,7 +464,7 @@ class SocketListener(Listener):
 
     def _serve(self, sock: socket.socket, peer: str) -> None:
         try:
-            with self._unwelcomed.entered(SocketShutdown(sock)):
+            with self._unauthenticated.counted(SocketShutdown(sock)):
                 connection = self._welcome(sock, self._limits, f"client {peer}")
         except OSError as error:
             log.info("a connection could not be established", url=self.url, peer=peer, error=str(error))
@@ -473,7 +473,7 @@ class SocketListener(Listener):
 
 
 class SocketShutdown(msgspec.Struct, frozen=True):
-    """End a connection from a thread that does not use it.
+    """A connection that a thread can end although another thread uses it.
 
     The thread that uses the connection sees the end, and closes it.
     """
@@ -489,13 +489,13 @@ class SocketShutdown(msgspec.Struct, frozen=True):
 
 
 def serve_connection(connection: Connection, peer: str, accept: Callable[[Connection], bool | None]) -> None:
-    """Call `accept`, then close the connection unless it is kept.
+    """Call `accept`, then close the connection unless `accept` returned True.
 
     Log exceptions, so that a client's failure affects no other.
     """
-    kept = None
+    is_kept = None
     try:
-        kept = accept(connection)
+        is_kept = accept(connection)
     except TransportError as error:
         log.info("connection ended", peer=peer, reason=str(error))
     except DjinnError as error:
@@ -503,7 +503,7 @@ def serve_connection(connection: Connection, peer: str, accept: Callable[[Connec
     except Exception:
         log.exception("connection ended by an unexpected error", peer=peer)
     finally:
-        if not kept:
+        if not is_kept:
             connection.close()
 
 

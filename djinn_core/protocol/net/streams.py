@@ -29,7 +29,7 @@ class StreamConnection(Connection):
 
     A subclass calls `__init__` and implements `_torn`, `_write`, `_receive_some`, `_hang_up`, `_shut_down` and `_drop`.
     It may override `_finish`, `_stripe`, `_send_large`, `_receive_undated` and `_undated_seconds`. It feeds received
-    bytes to `_decoder`, and reads `_ended` and `_mute`. All names in `OWN` belong to this class: a subclass assigns
+    bytes to `_decoder`, and reads `_ended` and `_send_closed`. All names in `OWN` belong to this class: a subclass assigns
     none of them. `TransportConformance` checks that.
 
     Attributes:
@@ -38,8 +38,8 @@ class StreamConnection(Connection):
     """
 
     OWN: ClassVar[Mapping[str, type]] = MappingProxyType({
-        "_decoder": FrameDecoder, "_process": int, "_sending": LockType, "_receiving": LockType, "_sent": list, "_rest": list,
-        "_mute": str, "_ended": str,
+        "_decoder": FrameDecoder, "_process": int, "_send_lock": LockType, "_receive_lock": LockType, "_sent": list, "_unsent_rest": list,
+        "_send_closed": str, "_ended": str,
     })  # fmt: skip
 
     peer: str = ""
@@ -49,11 +49,11 @@ class StreamConnection(Connection):
         self.peer = peer
         self._decoder = FrameDecoder(limits)
         self._process = os.getpid()
-        self._sending = threading.Lock()
-        self._receiving = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
         self._sent: list[int] = []  # sizes of the sent parts of the current frame
-        self._rest: list[bytes] = []  # rest of an interrupted frame, which is sent before the next one
-        self._mute = ""  # reason why nothing can be sent any more
+        self._unsent_rest: list[bytes] = []  # rest of an interrupted frame, which is sent before the next one
+        self._send_closed = ""  # reason why nothing can be sent any more
         self._ended = ""  # reason why both directions have ended
 
     # --- methods for subclasses ----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class StreamConnection(Connection):
     @property
     @abstractmethod
     def _torn(self) -> bool:
-        """True if a frame was received in part and the rest is lost, for example because of an interrupt."""
+        """True if received bytes of a frame are lost, for example because of an interrupt."""
 
     @abstractmethod
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -75,8 +75,8 @@ class StreamConnection(Connection):
         """Split a frame into the buffers to write and the large buffers for `_send_large`."""
         return buffers, ()
 
-    def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
-        """Send the large buffers after `_write` has left `left` of the frame. Raises as `_write`."""
+    def _send_large(self, large: Sequence[memoryview], unsent: Sequence[Buffer]) -> None:
+        """Send the large buffers after `_write` has returned `unsent`. Raises as `_write`."""
         raise NotImplementedError
 
     def _finish(self, buffers: Sequence[Buffer]) -> bool:
@@ -122,15 +122,15 @@ class StreamConnection(Connection):
         self._decoder.limits = limits
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes in memory of frames that `receive` has not returned."""
-        return self._decoder.held
+        return self._decoder.buffered_bytes
 
     def send(self, frame: Frame) -> None:
         """Send a frame. A frame beyond `limits` raises `ProtocolError`; the connection stays usable.
 
-        Ctrl-C does not lose a frame: if the other end does not read, the rest is copied, and sent before the next
-        frame.
+        Ctrl-C does not lose a frame: if the other end does not read, the unsent part is copied, and sent before the
+        next frame.
         """
         if not interrupt_mask.depth and get_ident() == interrupt_mask.main:
             with interrupt_mask:
@@ -141,18 +141,18 @@ class StreamConnection(Connection):
         if len(buffers) > 1:
             buffers, large = self._stripe(buffers)
         try:
-            with self._sending:
-                if self._mute or self._ended:
-                    raise TransportError(self._ended or self._mute)
-                if self._rest:
-                    buffers = [*self._rest, *buffers]
+            with self._send_lock:
+                if self._send_closed or self._ended:
+                    raise TransportError(self._ended or self._send_closed)
+                if self._unsent_rest:
+                    buffers = [*self._unsent_rest, *buffers]
                 self._sent = []
                 try:
                     unsent = self._write(buffers)
                     if large:
                         self._send_large(large, unsent)
                     else:
-                        self._rest = [bytes(buffer) for buffer in unsent] if unsent else []
+                        self._unsent_rest = [bytes(buffer) for buffer in unsent] if unsent else []
                 except (OSError, ProtocolError) as error:
                     raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
                 except BaseException:
@@ -163,30 +163,30 @@ class StreamConnection(Connection):
                 self._release()
 
     def _finish_or_end(self, buffers: Sequence[Buffer]) -> None:
-        """Send the rest of an interrupted frame. If that fails, or there are no `buffers`, end the connection."""
-        finished, self._rest = False, []
+        """Send the unsent part of an interrupted frame. If that fails or `buffers` is empty, end the connection."""
+        is_complete, self._unsent_rest = False, []
         try:
-            finished = bool(buffers) and self._finish(buffers)
+            is_complete = bool(buffers) and self._finish(buffers)
         finally:
-            if not finished:
+            if not is_complete:
                 self._end("the connection was interrupted while it sent a frame")
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
-        if not self._receiving.acquire(blocking=False):
-            begun = time.monotonic()
-            if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._receive_lock.acquire(blocking=False):
+            started = time.monotonic()
+            if not self._receive_lock.acquire(timeout=-1 if timeout is None else timeout):
                 raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")
-            timeout = None if timeout is None else max(0.0, begun + timeout - time.monotonic())
+            timeout = None if timeout is None else max(0.0, started + timeout - time.monotonic())
         try:
             if self._ended:
                 raise TransportError(self._ended)
             frames = self._decoder.frames
-            first = timeout is None or timeout > self._undated_seconds > 0.0  # usually the clock need not be read
-            deadline = None if first or timeout is None else time.monotonic() + timeout
+            undated = timeout is None or timeout > self._undated_seconds > 0.0  # usually the clock need not be read
+            deadline = None if undated or timeout is None else time.monotonic() + timeout
             while not frames:
                 try:
-                    came = self._receive_undated() if first else self._receive_some(deadline)
+                    has_arrived = self._receive_undated() if undated else self._receive_some(deadline)
                 except TransportError as error:
                     raise TransportError(self._end(str(error))) from error
                 except ProtocolError as error:
@@ -195,11 +195,11 @@ class StreamConnection(Connection):
                 except OSError as error:
                     raise TransportError(self._end(f"cannot receive: {error}")) from error
                 else:
-                    if first:
-                        first = False
+                    if undated:
+                        undated = False
                         if timeout is not None and not frames:
-                            deadline = time.monotonic() + timeout - (0.0 if came else self._undated_seconds)
-                    elif not came:
+                            deadline = time.monotonic() + timeout - (0.0 if has_arrived else self._undated_seconds)
+                    elif not has_arrived:
                         raise TimeoutError(f"{self.peer}: no frame arrived in time")
             return frames.popleft()
         except BaseException:
@@ -208,7 +208,7 @@ class StreamConnection(Connection):
                 self._end("the connection was interrupted while it received bytes")
             raise
         finally:
-            self._receiving.release()
+            self._receive_lock.release()
             if self._ended:
                 self._release()
 
@@ -221,7 +221,7 @@ class StreamConnection(Connection):
 
         Never blocks. The next call raises errors.
         """
-        if self._process != os.getpid() or not self._receiving.acquire(blocking=False):
+        if self._process != os.getpid() or not self._receive_lock.acquire(blocking=False):
             return
         try:
             now = time.monotonic()
@@ -230,7 +230,7 @@ class StreamConnection(Connection):
         except (OSError, ProtocolError) as error:
             self._end(str(error))
         finally:
-            self._receiving.release()
+            self._receive_lock.release()
 
     def close(self) -> None:
         """Close both directions. A waiting `send` or `receive` raises `TransportError`."""
@@ -241,11 +241,11 @@ class StreamConnection(Connection):
 
     def stop_sending(self, reason: str) -> str:
         """End the sending direction only, and return the reason. Frames of the other end can still be received."""
-        if not self._mute:
-            self._mute = f"{self.peer}: {reason}"
+        if not self._send_closed:
+            self._send_closed = f"{self.peer}: {reason}"
             if not self._ended and self._process == os.getpid():
                 self._hang_up()
-        return self._ended or self._mute
+        return self._ended or self._send_closed
 
     def _end(self, reason: str) -> str:
         """End both directions, wake the waiting threads, and return the reason."""
@@ -261,9 +261,9 @@ class StreamConnection(Connection):
 
         A thread inside a call wakes and leaves. An interrupted caller closes them itself afterwards.
         """
-        if not self._sending.acquire(timeout=LEAVE_SECONDS):
+        if not self._send_lock.acquire(timeout=LEAVE_SECONDS):
             return
-        if self._receiving.acquire(timeout=LEAVE_SECONDS):
+        if self._receive_lock.acquire(timeout=LEAVE_SECONDS):
             self._drop()
-            self._receiving.release()
-        self._sending.release()
+            self._receive_lock.release()
+        self._send_lock.release()

@@ -36,11 +36,11 @@ class StripingConnection(StreamConnection):
 
     def __init__(self, limits: Limits, peer: str) -> None:
         super().__init__(limits, peer)
-        self._when_many: Callable[[], None] | None = None
-        self._many = 0
+        self._start_when_many: Callable[[], None] | None = None
+        self._large_bytes = 0
         self._parallel: ParallelConnections | None = None
         self._find_parallel: Callable[[bytes], Sequence[StripingConnection]] | None = None
-        self._over = threading.Event()
+        self._end_event = threading.Event()
 
     # --- methods for subclasses ----------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class StripingConnection(StreamConnection):
 
     @abstractmethod
     def push(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Send as much over this parallel connection as the other end accepts now. Return the rest.
+        """Send as much over this parallel connection as the other end accepts now. Return the unsent buffers.
 
         Raises:
             OSError: the connection has ended, or ends.
@@ -78,45 +78,45 @@ class StripingConnection(StreamConnection):
     # --- main connection --------------------------------------------------------------------------------------
 
     def stripe(
-        self, number: int, dial: Callable[[bytes], Connection], begun: Callable[[], None] = lambda: None
+        self, number: int, dial: Callable[[bytes], Connection], on_start: Callable[[], None] = lambda: None
     ) -> None:
         """Once `MANY_BYTES` of large buffers were sent or received, open parallel connections for further large buffers.
 
         Args:
             number: number of connections; 0: four to another machine, one on this machine. If it is 1, no connection
-                is opened.
+                is connections.
             dial: opens a connection of a group, given the name of the group.
-            begun: called before the connections are opened.
+            on_start: called before the connections are connections.
         """
         number = number or (1 if self.local else PARALLEL_CONNECTIONS)
         if number > 1:
-            self._when_many, self._many = partial(self._start_parallel, number, dial, begun), 0
+            self._start_when_many, self._large_bytes = partial(self._start_parallel, number, dial, on_start), 0
             self._decoder.when_large = self._count_many
 
-    def _start_parallel(self, number: int, dial: Callable[[bytes], Connection], begun: Callable[[], None]) -> None:
-        begun()
-        opening = threading.Thread(
+    def _start_parallel(self, number: int, dial: Callable[[bytes], Connection], on_start: Callable[[], None]) -> None:
+        on_start()
+        opener = threading.Thread(
             target=self._open_parallel, args=(number, dial), name="djinn-connections", daemon=True
         )
         try:
-            opening.start()
+            opener.start()
         except RuntimeError as error:  # no more threads can start, for example at exit
             _log.info("large tensors go over one connection", peer=self.peer, reason=str(error))
 
     def _open_parallel(self, number: int, dial: Callable[[bytes], Connection]) -> None:
-        group, opened = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
+        group, connections = secrets.token_bytes(GROUP_BYTES), list[StripingConnection]()
         try:
-            while len(opened) < number:
-                one = dial(group)
-                if not isinstance(one, StripingConnection):
-                    one.close()
+            while len(connections) < number:
+                connection = dial(group)
+                if not isinstance(connection, StripingConnection):
+                    connection.close()
                     raise TransportError("the transport does not support parallel connections")
-                opened.append(one)
-            self.use_parallel(group, opened)
+                connections.append(connection)
+            self.use_parallel(group, connections)
         except (DjinnError, OSError) as error:
             _log.info("large tensors go over one connection", peer=self.peer, reason=str(error))
-            for one in opened:
-                one.close()
+            for opened_connection in connections:
+                opened_connection.close()
 
     def use_parallel(self, group: bytes, connections: Sequence[StripingConnection]) -> None:
         """Send large buffers over `connections` from now on.
@@ -126,13 +126,15 @@ class StripingConnection(StreamConnection):
         Raises:
             TransportError: this connection has ended.
         """
-        with interrupt_mask, self._sending:
-            if self._mute or self._ended:
-                raise TransportError(self._ended or self._mute)
+        with interrupt_mask, self._send_lock:
+            if self._send_closed or self._ended:
+                raise TransportError(self._ended or self._send_closed)
             self._take_parallel(connections)
             self._sent = []
             try:
-                self._rest = [bytes(buffer) for buffer in self._write([*self._rest, name_parallel(group)])]
+                self._unsent_rest = [
+                    bytes(buffer) for buffer in self._write([*self._unsent_rest, name_parallel(group)])
+                ]
             except OSError as error:
                 raise TransportError(self.stop_sending(f"cannot send: {error}")) from error
 
@@ -154,18 +156,18 @@ class StripingConnection(StreamConnection):
         nbytes = large_bytes(buffers)
         if nbytes and self._parallel is not None:
             return striped(buffers)
-        if nbytes and self._when_many is not None:
+        if nbytes and self._start_when_many is not None:
             self._count_many(nbytes)
         return buffers, ()
 
     def _count_many(self, nbytes: int) -> None:
-        self._many += nbytes
-        if self._many >= MANY_BYTES and self._when_many is not None:
-            notify, self._when_many, self._decoder.when_large = self._when_many, None, None
+        self._large_bytes += nbytes
+        if self._large_bytes >= MANY_BYTES and self._start_when_many is not None:
+            notify, self._start_when_many, self._decoder.when_large = self._start_when_many, None, None
             notify()
 
-    def _send_large(self, large: Sequence[memoryview], left: Sequence[Buffer]) -> None:
-        if left or self._parallel is None:
+    def _send_large(self, large: Sequence[memoryview], unsent: Sequence[Buffer]) -> None:
+        if unsent or self._parallel is None:
             raise TransportError("interrupted while the peer was not reading")
         before = self._parallel.bytes_sent
         self._parallel.send(large)
@@ -182,12 +184,12 @@ class StripingConnection(StreamConnection):
         if parallel is None or isinstance(first, Frame):
             raise ProtocolError("a striped frame arrived, but there are no parallel connections")
         before = parallel.bytes_received
-        came, whole = parallel.receive(first, deadline)
+        has_arrived, frame = parallel.receive(first, deadline)
         self._count_parallel(0, parallel.bytes_received - before)
-        if whole is not None:
-            self._decoder.finish_striped(whole)
+        if frame is not None:
+            self._decoder.finish_striped(frame)
         parallel.torn = False
-        return came
+        return has_arrived
 
     @property
     def _torn(self) -> bool:
@@ -204,7 +206,7 @@ class StripingConnection(StreamConnection):
     # --- parallel connection ----------------------------------------------------------------------------------
 
     def take_pieces(self, place: Callable[[bytes, int], memoryview | None], nbytes: int) -> None:
-        """Receive pieces of striped frames. `place` returns the memory for a piece. `nbytes`: maximum read-ahead."""
+        """Receive pieces of striped frames, and read at most `nbytes` ahead. `place` returns the memory for a piece."""
         self._decoder.place = place
         self._decoder.read_little(nbytes)
 
@@ -219,7 +221,7 @@ class StripingConnection(StreamConnection):
 
     def await_end(self, timeout: float | None = None) -> bool:
         """Wait until the connection has ended. Return False after `timeout` seconds."""
-        return self._over.wait(timeout)
+        return self._end_event.wait(timeout)
 
     # --- closing ----------------------------------------------------------------------------------------------
 
@@ -230,11 +232,11 @@ class StripingConnection(StreamConnection):
     def _shut_down(self) -> None:
         if self._parallel is not None:
             self._parallel.end("the main connection has ended")
-        self._over.set()
+        self._end_event.set()
 
     def _drop(self) -> None:
         if self._parallel is not None:
             self._parallel.close()
-        self._parallel = self._when_many = self._decoder.place = self._decoder.when_large = (
+        self._parallel = self._start_when_many = self._decoder.place = self._decoder.when_large = (
             None  # they refer back to this connection
         )

@@ -47,7 +47,7 @@ class CertificateRenewal:
         """Check periodically, on a thread that ends with the context."""
         threading.Thread(target=self._run, name="djinn-certificates", daemon=True).start()
 
-    def look(self) -> bool:
+    def reload_if_changed(self) -> bool:
         """Reload changed files. Return False if the context no longer exists.
 
         Files that cannot be used have no effect. They are tried again after their next change.
@@ -70,7 +70,7 @@ class CertificateRenewal:
         return True
 
     def _run(self) -> None:
-        while self.look():
+        while self.reload_if_changed():
             time.sleep(PAUSE_SECONDS)
 
 
@@ -83,7 +83,7 @@ def _versions(files: tuple[Path, ...]) -> tuple[FileVersion, ...]:
 
 
 class UnexpectedCertificate(TransportError):  # noqa: N818 - says what was met
-    """The other end presents another certificate than the expected certificate.
+    """The certificate that the other end presents is not the expected certificate.
 
     Attributes:
         fingerprint: fingerprint of the presented certificate.

@@ -39,7 +39,10 @@ class TlsSocket:
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
-        """Wrap `sock`. `server_name`: the name that a client expects in the certificate; None at the server's end."""
+        """Wrap `sock`.
+
+        `server_name` is the name that a client expects in the certificate, or None at the server's end.
+        """
         self.bytes_sent = 0
         self.bytes_received = 0
         self.family = sock.family
@@ -83,7 +86,7 @@ class TlsSocket:
             return bool(self._unsent or self._outgoing.pending)
 
     @property
-    def held(self) -> bool:
+    def has_buffered(self) -> bool:
         """True if this object buffers received bytes, which `select` on the socket does not report."""
         return bool(self._tls.pending() or self._incoming.pending)
 
@@ -113,9 +116,9 @@ class TlsSocket:
         while True:
             with self._records:
                 self.torn = True
-                taken = self._take_records(view)
-                if taken is not None:
-                    return taken
+                count = self._take_records(view)
+                if count is not None:
+                    return count
                 self.torn = False
             if self._outgoing.pending:
                 self._flush(wait=False, flags=flags)
@@ -125,7 +128,7 @@ class TlsSocket:
         """Read one record of up to 16 KiB, as OpenSSL returns them. Return 0 at the end, None if nothing has arrived."""
         size, nbytes = len(view), 0
         try:
-            while nbytes < size and (not nbytes or self.held):
+            while nbytes < size and (not nbytes or self.has_buffered):
                 nbytes += cast("int", self._tls.read(size - nbytes, view[nbytes:]))
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return nbytes
@@ -196,8 +199,8 @@ class TlsSocket:
 
         Without `wait`, do not wait for a thread that is flushing: it sends these records, too.
 
-        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The rest is
-        sent before later records.
+        Return False if the other end does not read and an interrupt is pending, or `flags` has `DONTWAIT`. The unsent
+        records are sent before later records.
         """
         while self._outgoing.pending or self._unsent:
             if not self._order.acquire(blocking=wait and not flags):
@@ -245,7 +248,7 @@ class TlsConnection(SocketConnection):
         return False  # the sent part of a record is unknown
 
     def _wait_readable(self, poll: Poll, deadline: float | None) -> bool:
-        return self._socket.held or wait_readable(poll, deadline)
+        return self._socket.has_buffered or wait_readable(poll, deadline)
 
     @property
     def unsent(self) -> bool:  # type: ignore[override] # a plain socket has nothing
@@ -264,7 +267,7 @@ class TlsConnection(SocketConnection):
     def _count_received(self, count: int) -> None:
         del count
         self.bytes_received = self._socket.bytes_received
-        self._socket.torn = False  # from here on `_taking` marks the unprocessed bytes
+        self._socket.torn = False  # from here on `_has_unprocessed` marks the unprocessed bytes
 
 
 class AcceptedTlsConnection(TlsConnection, AcceptedConnection):

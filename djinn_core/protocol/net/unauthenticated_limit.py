@@ -30,25 +30,25 @@ class UnauthenticatedLimit:
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._waiting: dict[int, Closable] = {}
+        self._connections: dict[int, Closable] = {}
         self.dropped = 0
 
     @contextmanager
-    def entered(self, connection: Closable) -> Iterator[None]:
+    def counted(self, connection: Closable) -> Iterator[None]:
         """Context manager: count `connection` as unauthenticated inside the block."""
         with self._lock:
-            self._waiting[id(connection)] = connection
-            oldest = next(iter(self._waiting)) if len(self._waiting) > self._most else None
-            dropped = None if oldest is None else self._waiting.pop(oldest)
-            self.dropped += dropped is not None
-        if dropped is not None:
+            self._connections[id(connection)] = connection
+            oldest = next(iter(self._connections)) if len(self._connections) > self._most else None
+            evicted = None if oldest is None else self._connections.pop(oldest)
+            self.dropped += evicted is not None
+        if evicted is not None:
             _log.warning("too many unauthenticated connections: the oldest was closed", most=self._most)
-            dropped.close()
+            evicted.close()
         try:
             yield
         finally:
             with self._lock:
-                self._waiting.pop(id(connection), None)
+                self._connections.pop(id(connection), None)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._connections)

@@ -79,9 +79,9 @@ class Channel(Connection):
         self._inbox.decoder.limits = limits
 
     @property
-    def held(self) -> int:
-        """Return the bytes in memory of unfetched frames, as `Connection.held`."""
-        return self._inbox.held
+    def buffered_bytes(self) -> int:
+        """Return the bytes in memory of unfetched frames, as `Connection.buffered_bytes`."""
+        return self._inbox.buffered_bytes
 
     @property
     def trusted(self) -> bool:

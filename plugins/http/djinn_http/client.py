@@ -156,7 +156,7 @@ class HttpConnection(StreamConnection):
 
     def _collect_responses(self) -> None:
         """Read the responses to `send` requests that have arrived. Never blocks. The next `send` raises the errors."""
-        if self._ended or not self._sending.acquire(blocking=False):
+        if self._ended or not self._send_lock.acquire(blocking=False):
             return
         try:
             now = time.monotonic()
@@ -165,13 +165,13 @@ class HttpConnection(StreamConnection):
         except (OSError, ProtocolError):
             return
         finally:
-            self._sending.release()
+            self._send_lock.release()
 
     def _say_goodbye(self) -> None:
         """Send a `close` request after all frames, because the server cannot detect a disconnect."""
-        if self._ended or self._mute or self._process != os.getpid():
+        if self._ended or self._send_closed or self._process != os.getpid():
             return
-        if not self._sending.acquire(timeout=_PATIENCE_SECONDS):
+        if not self._send_lock.acquire(timeout=_PATIENCE_SECONDS):
             return
         deadline = time.monotonic() + _LEAVE_SECONDS
         try:
@@ -181,7 +181,7 @@ class HttpConnection(StreamConnection):
         except (OSError, ProtocolError):
             return  # the channel has ended in any case
         finally:
-            self._sending.release()
+            self._send_lock.release()
 
     def _hang_up(self) -> None:
         """Send a `close` request now, and drop frames that were not sent. Frames of the server can still be fetched."""

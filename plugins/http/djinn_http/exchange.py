@@ -130,7 +130,7 @@ class HttpExchange:
         sock, response = self._socket, self.response
         if sock is None or response is None:
             raise TransportError("the connection was closed")
-        if not (isinstance(sock, TlsSocket) and sock.held) and not wait_readable(self._poll, deadline):
+        if not (isinstance(sock, TlsSocket) and sock.has_buffered) and not wait_readable(self._poll, deadline):
             return False
         self.torn = True
         with suppress(BlockingIOError):  # spurious wake-up; the caller retries

@@ -87,9 +87,9 @@ class FrameInbox:
             return frame
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes of the incomplete frame and of queued frames."""
-        return self._bytes + self.decoder.held
+        return self._bytes + self.decoder.buffered_bytes
 
     def end(self, error: TransportError | ProtocolError) -> None:
         """Accept no more frames, and make `next` raise `error` after the last frame. Only the first call has an effect."""

@@ -32,7 +32,7 @@ class HttpTransport(Transport):
         """Listen at `url`, and call `accept` in a new thread for each connection, as `Transport.listen`."""
         return _listen(_endpoint_of(url, None), url, limits, accept)
 
-    def secured(self, tls: TlsOptions) -> Transport:
+    def over_tls(self, tls: TlsOptions) -> Transport:
         """Return this transport under TLS, with the scheme `https`."""
         return HttpsTransport(tls)
 

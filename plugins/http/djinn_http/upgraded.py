@@ -61,16 +61,16 @@ class UpgradedConnection(SocketConnection):
         if self.bytes_sent != self._sent_by_then:
             self._sent_by_then, self._since = self.bytes_sent, now
         idle = now - self._since >= WAIT_SECONDS and self._process == os.getpid()
-        if not idle or not self._sending.acquire(blocking=False):
+        if not idle or not self._send_lock.acquire(blocking=False):
             return
         with suppress(OSError):
             try:
-                if not (self._ended or self._mute or self._rest):
+                if not (self._ended or self._send_closed or self._unsent_rest):
                     count = self._socket.send(_IDLE_BYTES, DONTWAIT)
                     self.bytes_sent += count
-                    self._rest = [_IDLE_BYTES[count:]] if count < len(_IDLE_BYTES) else []
+                    self._unsent_rest = [_IDLE_BYTES[count:]] if count < len(_IDLE_BYTES) else []
             finally:
-                self._sending.release()
+                self._send_lock.release()
 
 
 class AcceptedUpgrade(UpgradedConnection, AcceptedConnection):

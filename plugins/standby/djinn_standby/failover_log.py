@@ -87,7 +87,7 @@ class SentFrames:
         with open(self._file, "rb", closefd=False) as file:
             reader = RecordReader(file)
             try:
-                for place in reader.places(0, self.nbytes):
+                for place in reader.locations(0, self.nbytes):
                     _, head, body = reader.read(place.start)
                     (replies,) = _REPLIES.unpack_from(head)
                     yield replies, Frame(head[_REPLIES.size :], body)
@@ -281,7 +281,7 @@ class FailoverLog:
             finally:
                 reason = coming.reason
         finally:
-            self._schedule.taken(started, failed=bool(reason))
+            self._schedule.record_snapshot(started, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
         """Store a frame of the snapshot. Return False for all other frames. The last frame replaces the log."""

@@ -52,7 +52,7 @@ class TcpTransport(SocketTransport):
         """
         return _bind(url, "tcp")
 
-    def secured(self, tls: TlsOptions) -> Transport:
+    def over_tls(self, tls: TlsOptions) -> Transport:
         """Return this transport under TLS, with the scheme `tcps`."""
         return TcpsTransport(tls)
 

@@ -63,7 +63,7 @@ def listen():
             connection.send(Frame(b"let in"))
             connection.receive(300)
 
-        listeners.append(TcpTransport().secured(tls).listen("tcps://localhost:0", Limits(), accept))
+        listeners.append(TcpTransport().over_tls(tls).listen("tcps://localhost:0", Limits(), accept))
         return listeners[-1].url
 
     yield listen
@@ -72,7 +72,7 @@ def listen():
 
 
 def greeting(url, tls):
-    client = TcpTransport().secured(tls).connect(url, Limits(), 5)
+    client = TcpTransport().over_tls(tls).connect(url, Limits(), 5)
     try:
         return client.receive(300).head
     finally:
@@ -120,4 +120,4 @@ def test_unusable_certificate_is_named(tmp_path, tls, authority):
     nothing.write_text("no certificate")
     for wrong in (TlsOptions(nothing, tls.key), TlsOptions(tls.certificate, authority.issue("x").key), TlsOptions()):
         with pytest.raises(ConfigurationError, match=r"cannot use|needs a certificate"):
-            TcpTransport().secured(wrong).listen("tcps://127.0.0.1:0", Limits(), lambda connection: None)
+            TcpTransport().over_tls(wrong).listen("tcps://127.0.0.1:0", Limits(), lambda connection: None)

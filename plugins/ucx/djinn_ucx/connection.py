@@ -83,13 +83,13 @@ class UcxConnection(Connection):
         self._limits = limits
         self._local, self._shared, self._bulk_bytes = local, shared, bulk_bytes
         self._process = os.getpid()
-        self._sending, self._receiving, self._making = threading.Lock(), threading.Lock(), threading.Lock()
+        self._send_lock, self._receive_lock, self._making = threading.Lock(), threading.Lock(), threading.Lock()
         self._channel: BulkChannel | None = None
         self._outgoing: BulkChannel | None = None  # channel for sent buffers, once the other end has made an offer
         self._offered = self._taken = False
         self._arriving: _Arriving | None = None
         self._ended = ""
-        self._mute = ""
+        self._send_closed = ""
         self._beside_sent = self._beside_received = 0
         socket.limits = socket_limits(limits)
 
@@ -114,10 +114,10 @@ class UcxConnection(Connection):
         return self._socket.bytes_received + self._beside_received
 
     @property
-    def held(self) -> int:
+    def buffered_bytes(self) -> int:
         """Return the bytes in memory of frames that `receive` has not returned."""
         arriving = self._arriving
-        return self._socket.held + (arriving.bulk_bytes if arriving is not None else 0)
+        return self._socket.buffered_bytes + (arriving.bulk_bytes if arriving is not None else 0)
 
     @property
     def certificate(self) -> bytes:
@@ -143,7 +143,7 @@ class UcxConnection(Connection):
         """
         views = [flatten(buffer) for buffer in frame.body]
         self._limits.check(len(frame.head), len(views), sum(map(len, views)))
-        with interrupt_mask, self._sending:
+        with interrupt_mask, self._send_lock:
             self._check_sending()
             channel = self._outgoing
             large = [] if channel is None else [n for n, view in enumerate(views) if len(view) >= self._bulk_bytes]
@@ -153,8 +153,8 @@ class UcxConnection(Connection):
                 self._socket.send(Frame(frame.head, [b"", *views] if views else ()))
 
     def _check_sending(self) -> None:
-        if self._mute or self._ended:
-            raise TransportError(self._ended or self._mute)
+        if self._send_closed or self._ended:
+            raise TransportError(self._ended or self._send_closed)
 
     def _send_beside(
         self, channel: BulkChannel, head: bytes, views: Sequence[memoryview], large: Sequence[int]
@@ -183,15 +183,15 @@ class UcxConnection(Connection):
         self._beside_sent += sum(len(views[n]) for n in large)
 
     def _stop_sending(self, reason: str) -> str:
-        self._mute = self._mute or self._socket.stop_sending(reason)
-        return self._mute
+        self._send_closed = self._send_closed or self._socket.stop_sending(reason)
+        return self._send_closed
 
     # --- receiving ------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float | None = None) -> Frame:
         """Return the next frame. Wait at most `timeout` seconds, or forever if it is None."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
+        if not self._receive_lock.acquire(timeout=-1 if timeout is None else timeout):
             raise TimeoutError(f"{self.peer}: another thread has been receiving for more than {timeout} s")
         try:
             while self._arriving is None:
@@ -206,7 +206,7 @@ class UcxConnection(Connection):
         except ProtocolError as error:
             raise ProtocolError(self._end(str(error))) from error
         finally:
-            self._receiving.release()
+            self._receive_lock.release()
 
     def _begin(self, on_socket: Frame) -> Frame | None:
         """Return the frame if all its buffers came over the socket. Return None for an offer, or if buffers come over UCX."""
@@ -255,7 +255,7 @@ class UcxConnection(Connection):
         try:
             channel = self._made_channel()
             if channel is not None:
-                with self._sending:
+                with self._send_lock:
                     self._check_sending()
                     self._socket.send(Frame(b"", [encode_opening(Opening(offer=channel.offer))]))
         except TransportError as error:

@@ -114,9 +114,9 @@ class UcxTransport(_OverSockets):
         """Create the transport. `bulk_bytes`: minimum bytes of a buffer that is sent over UCX, at least 64 KiB."""
         super().__init__("ucx", TcpTransport(), bulk_bytes, cache(_new_shared))
 
-    def secured(self, tls: TlsOptions) -> Transport:
+    def over_tls(self, tls: TlsOptions) -> Transport:
         """Return a transport of scheme `ucxs`, whose socket uses TLS. Buffers over UCX are not encrypted."""
-        return UcxsTransport(TcpTransport().secured(tls), self._bulk_bytes, self._shared)
+        return UcxsTransport(TcpTransport().over_tls(tls), self._bulk_bytes, self._shared)
 
     def facts(self) -> str:
         """Return the version of UCX, and its transports on this machine."""

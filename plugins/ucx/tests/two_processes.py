@@ -106,7 +106,7 @@ class RemoteEnd(Connection):
     )
     bytes_sent = property(lambda self: self._other.get(self._number, "bytes_sent"))
     bytes_received = property(lambda self: self._other.get(self._number, "bytes_received"))
-    held = property(lambda self: self._other.get(self._number, "held"))
+    buffered_bytes = property(lambda self: self._other.get(self._number, "buffered_bytes"))
 
 
 class RemoteListener(Listener):

@@ -45,8 +45,8 @@ class Warm(Transport):
     def listen(self, url, limits, accept):
         return self._transport.listen(url, limits, lambda connection: accept(warmed(connection, client=False)))
 
-    def secured(self, tls):
-        return Warm(self._transport.secured(tls))
+    def over_tls(self, tls):
+        return Warm(self._transport.over_tls(tls))
 
 
 def warm_ucx():

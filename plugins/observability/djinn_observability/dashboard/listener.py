@@ -151,7 +151,7 @@ class OperationsListener:
         self._connections[handler] = connection = _Connection(handler, loop.create_future(), loop.create_future())
         transport: asyncio.BaseTransport | None = None
         try:
-            with self._unauthenticated.entered(_TaskCloser(task)):
+            with self._unauthenticated.counted(_TaskCloser(task)):
                 async with asyncio.timeout(REQUEST_SECONDS):
                     transport, _ = await loop.connect_accepted_socket(lambda: connection, sock, ssl=self._context)
                     await asyncio.wait(
