@@ -7,7 +7,7 @@ import math
 import attrs
 
 from djinn.planning import HintUse
-from djinn_costs.cost_based.options import Option, Options, followed
+from djinn_costs.cost_based.options import Option, Options, device_to_follow
 from djinn_costs.cost_based.units import beside
 
 
@@ -19,12 +19,15 @@ def for_groups(options: Options) -> Option | None:
     """
     if not options.context.plan.hints.get("groups"):
         return None
-    alone, apart = options.undivided(), _on_several_devices(options, "group", options.main())
-    if apart is None or (alone is not None and apart.listed.seconds > options.pays * alone.listed.seconds):
+    undivided, divided = options.undivided(), _on_several_devices(options, "group", options.main())
+    if divided is None or (
+        undivided is not None
+        and divided.placed_units.seconds > options.max_time_ratio_of_division * undivided.placed_units.seconds
+    ):
         return None
-    before = alone.listed.seconds if alone is not None else None
-    use = HintUse("groups", "each group runs on a device", before, apart.listed.seconds)
-    return attrs.evolve(apart, instead=alone, uses=(use,))
+    before = undivided.placed_units.seconds if undivided is not None else None
+    use = HintUse("groups", "each group runs on a device", before, divided.placed_units.seconds)
+    return attrs.evolve(divided, rejected=undivided, hint_uses=(use,))
 
 
 def for_branches(options: Options) -> Option | None:
@@ -37,24 +40,28 @@ def for_branches(options: Options) -> Option | None:
     return _on_several_devices(options, "branch", None)
 
 
-def _on_several_devices(options: Options, what: str, fresh: str | None) -> Option | None:
+def _on_several_devices(options: Options, group_name: str, new_input_device: str | None) -> Option | None:
     count, units = len(beside(options.context)), options.work.units
     if count > len(options.devices):
         return None
     main = options.main()
     seconds = [math.fsum(min(u.seconds) for u in units if u.group == n) for n in range(count)]
-    order = range(count) if fresh is not None else sorted(range(count), key=seconds.__getitem__)
+    order = range(count) if new_input_device is not None else sorted(range(count), key=seconds.__getitem__)
     other_devices = [d for d in options.holding_most(len(options.devices)) if d != main][: count - 1]
-    where = dict(zip(order, (*other_devices, main), strict=True))
-    listed = options.listed(
-        lambda _, unit, listing: [where[unit.group] if unit.group >= 0 else followed(unit, listing) or main],
-        fresh=fresh,  # with copies on other devices: later programs run there
+    device_of_group = dict(zip(order, (*other_devices, main), strict=True))
+    placed_units = options.place_units(
+        lambda _, unit, listing: [
+            device_of_group[unit.group] if unit.group >= 0 else device_to_follow(unit, listing) or main
+        ],
+        new_input_device=new_input_device,  # with copies on other devices: later programs run there
     )
-    if listed is None:
+    if placed_units is None:
         return None
 
     def why(index: int) -> str:
         group = units[index].group
-        return f"{what} {group + 1} of {count} that run at the same time" if group >= 0 else "its operands are there"
+        return (
+            f"{group_name} {group + 1} of {count} that run at the same time" if group >= 0 else "its operands are there"
+        )
 
-    return Option(listed, why)
+    return Option(placed_units, why)

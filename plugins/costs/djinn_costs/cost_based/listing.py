@@ -23,51 +23,51 @@ class PlacedUnits:
     """A placement of all units on devices.
 
     Attributes:
-        where: device of each unit.
-        done: predicted time at which each unit finishes, in seconds.
-        second: second best device and its predicted finish, for each unit with several candidate devices.
+        device_of_unit: device of each unit.
+        finish_times: predicted time at which each unit finishes, in seconds.
+        second_best: second best device and its predicted finish, for each unit with several candidate devices.
         homes: device of each block of storages that must share a device.
         copies: devices that hold a copy of a storage, by storage.
     """
 
-    where: list[str]
-    done: list[float]
-    second: dict[int, tuple[str, float]]
+    device_of_unit: list[str]
+    finish_times: list[float]
+    second_best: dict[int, tuple[str, float]]
     homes: dict[int, str]
     copies: dict[int, list[str]] = attrs.field(factory=dict)
 
     @cached_property
     def seconds(self) -> float:
         """Return the predicted time of the whole program. All units must be placed."""
-        return max(self.done, default=0.0)
+        return max(self.finish_times, default=0.0)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Return the devices that run units, in order of first use."""
-        return tuple(dict.fromkeys(self.where))
+        return tuple(dict.fromkeys(self.device_of_unit))
 
 
 Choose = Callable[[int, Unit, "ListScheduler"], Sequence[str]]
 
 
-def ranked(work: ProgramUnits, hardware: Hardware) -> list[int]:
+def rank_units(work: ProgramUnits, hardware: Hardware) -> list[int]:
     """Return the units in order of their critical path, the longest first. The order is a valid execution order."""
     units = work.units
     followers: list[list[int]] = [[] for _ in units]
     for index, unit in enumerate(units):
-        for maker in unit.needs:
+        for maker in unit.bytes_by_unit:
             followers[maker].append(index)
     ranks = [0.0] * len(units)
-    waiting = [len(f) for f in followers]
-    ready = [index for index, count in enumerate(waiting) if not count]
+    pending = [len(f) for f in followers]
+    ready = [index for index, count in enumerate(pending) if not count]
     inverse = 1 / hardware.rate
     while ready:
         index = ready.pop()
-        after = max((ranks[f] + units[f].needs[index] * inverse for f in followers[index]), default=0.0)
+        after = max((ranks[f] + units[f].bytes_by_unit[index] * inverse for f in followers[index]), default=0.0)
         ranks[index] = min(units[index].seconds, default=0.0) + hardware.hop + after
-        for maker in units[index].needs:
-            waiting[maker] -= 1
-            if not waiting[maker]:
+        for maker in units[index].bytes_by_unit:
+            pending[maker] -= 1
+            if not pending[maker]:
                 ready.append(maker)
     return sorted(range(len(units)), key=lambda i: (-ranks[i], i))
 
@@ -84,10 +84,10 @@ class ListScheduler:
         room: Mapping[str, float],
     ) -> None:
         self.work, self.hardware = work, hardware
-        self.room, self.resident = dict(room), frozenset(homes)
-        self.kept = {storage: {*devices} for storage, devices in copies.items()}
-        self.free: dict[str, float] = {}  # time at which each device in use becomes idle
-        self.tokens: str | None = None  # device of the language model's generation
+        self.free_bytes, self.resident = dict(room), frozenset(homes)
+        self.copies = {storage: {*devices} for storage, devices in copies.items()}
+        self.idle_times: dict[str, float] = {}  # time at which each device in use becomes idle
+        self.token_device: str | None = None  # device of the language model's generation
         self.result = PlacedUnits([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
         self._groups()
 
@@ -110,20 +110,22 @@ class ListScheduler:
         units, result = self.work.units, self.result
         for index in order:
             unit = units[index]
-            if unit.light and unit.storage is not None and self._home(unit) is None:
+            if unit.is_light and unit.storage is not None and self._home(unit) is None:
                 continue  # on the device of its first consumer
             candidates = self._candidate_devices(index, unit, choose)
             if not candidates:
                 return None
             is_bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
-            rated = sorted((self._done(unit, device, is_bound), turn) for turn, device in enumerate(candidates))
-            end, turn = rated[0]
+            finish_times = sorted(
+                (self._finish_time(unit, device, is_bound), turn) for turn, device in enumerate(candidates)
+            )
+            end, turn = finish_times[0]
             if math.isinf(end):
                 return None
-            if len(rated) > 1:
-                result.second[index] = (candidates[rated[1][1]], rated[1][0])
-            self._take(index, unit, candidates[turn], end)
-        self._leave_no_light_unit(order)
+            if len(finish_times) > 1:
+                result.second_best[index] = (candidates[finish_times[1][1]], finish_times[1][0])
+            self._place_unit(index, unit, candidates[turn], end)
+        self._place_unused_light_units(order)
         return result
 
     def _candidate_devices(self, index: int, unit: Unit, choose: Choose) -> Sequence[str]:
@@ -140,88 +142,90 @@ class ListScheduler:
 
         The unused devices are one per model, and one per model in the device group of `near`.
         """
-        busy = heapq.nsmallest(_CANDIDATES, self.free, key=self.free.__getitem__)
+        busy = heapq.nsmallest(_CANDIDATES, self.idle_times, key=self.idle_times.__getitem__)
         idle_devices = []
         for row, pool in self.first_idle.items():
             if near is not None:
                 beside = self.pools.get((row, self.group_of.get(near, "")), [])
-                while beside and beside[-1] in self.free:
+                while beside and beside[-1] in self.idle_times:
                     beside.pop()
                 idle_devices += beside[-1:]
-            while pool and pool[-1] in self.free:
+            while pool and pool[-1] in self.idle_times:
                 pool.pop()
             idle_devices += pool[-1:]
         return [*busy, *idle_devices]
 
-    def _done(self, unit: Unit, device: str, bound: bool) -> float:
+    def _finish_time(self, unit: Unit, device: str, bound: bool) -> float:
         """Return the time at which `unit` would finish on `device`.
 
         If the device lacks memory, return infinity, unless the unit is `bound` to the device.
         """
         result, hardware = self.result, self.hardware
-        ready, transfer_end = self.free.get(device, 0.0), 0.0
-        for maker, size in unit.needs.items():
-            source = result.where[maker]
+        ready, transfer_end = self.idle_times.get(device, 0.0), 0.0
+        for maker, size in unit.bytes_by_unit.items():
+            source = result.device_of_unit[maker]
             if source:
-                ready = max(ready, result.done[maker] + hardware.seconds(source, device, size))
-        fresh = unit.kept
+                ready = max(ready, result.finish_times[maker] + hardware.seconds(source, device, size))
+        new_bytes = unit.kept_bytes
         for storage in unit.reads:
             home = result.homes.get(self.work.blocks.leader(storage))
             size = self.work.sizes[storage]
             if home is None:
-                fresh += size
-            elif home != device and device not in self.kept.get(storage, ()):
+                new_bytes += size
+            elif home != device and device not in self.copies.get(storage, ()):
                 seconds = hardware.seconds(home, device, size)
                 if storage in self.work.weights:
                     transfer_end += seconds / RUNS
-                    fresh += size
+                    new_bytes += size
                 else:
                     ready = max(ready, seconds)
-        if not bound and fresh > self.room.get(device, math.inf):
+        if not bound and new_bytes > self.free_bytes.get(device, math.inf):
             return math.inf
         return ready + transfer_end + unit.seconds[hardware.row_of[device]]
 
-    def _take(self, index: int, unit: Unit, device: str, done: float) -> None:
+    def _place_unit(self, index: int, unit: Unit, device: str, done: float) -> None:
         result, blocks = self.result, self.work.blocks
-        result.where[index], result.done[index] = device, done
-        self.free[device] = done
-        if unit.tokens and self.tokens is None:
-            self.tokens = device
-        bytes_left = self.room.get(device, math.inf) - unit.kept
+        result.device_of_unit[index], result.finish_times[index] = device, done
+        self.idle_times[device] = done
+        if unit.generates_tokens and self.token_device is None:
+            self.token_device = device
+        bytes_left = self.free_bytes.get(device, math.inf) - unit.kept_bytes
         for storage in unit.reads:
             leader = blocks.leader(storage)
             home = result.homes.get(leader)
             if home is None:
                 result.homes[leader] = device
                 bytes_left -= self.work.sizes[storage]
-            elif home != device and storage in self.work.weights and device not in self.kept.setdefault(storage, set()):
-                self.kept[storage].add(device)
+            elif (
+                home != device and storage in self.work.weights and device not in self.copies.setdefault(storage, set())
+            ):
+                self.copies[storage].add(device)
                 result.copies.setdefault(storage, []).append(device)
                 bytes_left -= self.work.sizes[storage]
-        self.room[device] = bytes_left
+        self.free_bytes[device] = bytes_left
         if unit.storage is not None:
             result.homes.setdefault(blocks.leader(unit.storage), device)
-        for maker in unit.needs:  # light operands are placed here as well
-            if not result.where[maker]:
+        for maker in unit.bytes_by_unit:  # light operands are placed here as well
+            if not result.device_of_unit[maker]:
                 self._place_light_unit(maker, device, done)
 
     def _place_light_unit(self, index: int, device: str, done: float) -> None:
         """Place a light unit and its light operands on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
-        result.where[index], result.done[index] = home, 0.0
-        self._settle(unit, home)
-        for maker in unit.needs:
-            if not result.where[maker]:
+        result.device_of_unit[index], result.finish_times[index] = home, 0.0
+        self._record_copies(unit, home)
+        for maker in unit.bytes_by_unit:
+            if not result.device_of_unit[maker]:
                 self._place_light_unit(maker, device, done)
 
-    def _settle(self, unit: Unit, device: str) -> None:
+    def _record_copies(self, unit: Unit, device: str) -> None:
         for storage in (*unit.reads, *(() if unit.storage is None else (unit.storage,))):
             self.result.homes.setdefault(self.work.blocks.leader(storage), device)
 
-    def _leave_no_light_unit(self, order: Sequence[int]) -> None:
+    def _place_unused_light_units(self, order: Sequence[int]) -> None:
         """Place the light units whose results no other unit uses."""
-        main = next((d for d in self.result.where if d), self.hardware.devices[0].id)
+        main = next((d for d in self.result.device_of_unit if d), self.hardware.devices[0].id)
         for index in reversed(order):
-            if not self.result.where[index]:
+            if not self.result.device_of_unit[index]:
                 self._place_light_unit(index, main, 0.0)

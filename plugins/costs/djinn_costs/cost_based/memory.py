@@ -14,7 +14,7 @@ from djinn_costs.cost_based.units import ProgramUnits
 SPARE = 0.1
 
 
-def room(
+def free_bytes(
     devices: Sequence[DeviceCapabilities], work: ProgramUnits, copies: Mapping[int, Sequence[str]], transient: int
 ) -> dict[str, float]:
     """Return the free bytes of each device for inputs that have no location. A device of unknown memory is left out."""
@@ -33,21 +33,23 @@ def room(
     return bytes_free
 
 
-def transient_bytes(context: PlacementContext, kept: frozenset[int], enough: float) -> int:
+def transient_bytes(context: PlacementContext, kept_values: frozenset[int], negligible_above: float) -> int:
     """Return the peak bytes of temporary results and workspaces, without inputs and kept values.
 
-    If all results together are much smaller than `enough`, return their sum, which is an upper bound.
+    If all results together are much smaller than `negligible_above`, return their sum, which is an upper bound.
     """
     nodes = context.graph.nodes
     total = sum(context.graph.meta(v).nbytes for n in context.plan.nodes for v in nodes[n].outputs)
     rows = {id(row): row for row in context.costs.by_device.values()}  # equal devices share theirs
-    beside = max((e.workspace for row in rows.values() for e in row), default=0)
+    concurrent_groups = max((e.workspace for row in rows.values() for e in row), default=0)
     # Kept values count in addition, by unit.
-    return beside + (total if 2 * total + beside <= enough else _most_at_once(context, kept))
+    return concurrent_groups + (
+        total if 2 * total + concurrent_groups <= negligible_above else _peak_result_bytes(context, kept_values)
+    )
 
 
-def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
-    """Return the peak bytes of results that are not in `kept`, in program order."""
+def _peak_result_bytes(context: PlacementContext, kept_values: frozenset[int]) -> int:
+    """Return the peak bytes of results that are not in `kept_values`, in program order."""
     graph, replace = context.graph, context.plan.replace
     inputs = {storage_of(v) for v in graph.inputs}
     last: dict[int, int] = {}
@@ -57,21 +59,21 @@ def _most_at_once(context: PlacementContext, kept: frozenset[int]) -> int:
         for value in (*node.inputs, *node.outputs):
             last[storage_of(replace.get(value, value))] = node_id
         for value in node.outputs:
-            if storage_of(value) not in inputs and storage_of(value) not in kept:
+            if storage_of(value) not in inputs and storage_of(value) not in kept_values:
                 sizes.setdefault(storage_of(value), graph.meta(value).nbytes)
-    ending: dict[int, list[int]] = {}
+    ending_storages: dict[int, list[int]] = {}
     for storage in sizes:
-        ending.setdefault(last[storage], []).append(storage)
-    peak = now = 0
+        ending_storages.setdefault(last[storage], []).append(storage)
+    peak = bytes_in_use = 0
     produced: set[int] = set()
     for node_id in context.plan.nodes:
         for value in graph.nodes[node_id].outputs:
             storage = storage_of(value)
             if storage in sizes and storage not in produced:
                 produced.add(storage)
-                now += sizes[storage]
-        peak = max(peak, now)
-        now -= sum(sizes[s] for s in ending.get(node_id, ()))
+                bytes_in_use += sizes[storage]
+        peak = max(peak, bytes_in_use)
+        bytes_in_use -= sum(sizes[s] for s in ending_storages.get(node_id, ()))
     return peak
 
 
@@ -80,11 +82,11 @@ def missing(graph: Graph, device: DeviceCapabilities) -> str:
 
     If it supports all, return an empty text.
     """
-    lacking: set[str] = set()
+    unsupported: set[str] = set()
     if device.dtypes:
         values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))
         dtypes = {graph.meta(v).dtype for v in values}
-        lacking |= {str(d).removeprefix("torch.") for d in dtypes} - device.dtypes
+        unsupported |= {str(d).removeprefix("torch.") for d in dtypes} - device.dtypes
     if device.unsupported:
-        lacking |= {node.op for node in graph.nodes if not device.runs(node.op)}
-    return ", ".join(sorted(lacking))
+        unsupported |= {node.op for node in graph.nodes if not device.runs(node.op)}
+    return ", ".join(sorted(unsupported))

@@ -10,63 +10,63 @@ from djinn_costs.cost_based.units import ProgramUnits
 
 
 def cuts(
-    work: ProgramUnits, devices: Sequence[DeviceCapabilities], room: Mapping[str, float]
+    work: ProgramUnits, devices: Sequence[DeviceCapabilities], free_bytes: Mapping[str, float]
 ) -> Iterator[dict[int, str]]:
     """Yield placements, as the device of each unit, with more and more devices.
 
     Consecutive devices hold consecutive segments. Placed inputs do not move. The size of a segment is proportional to
     the free memory of its device.
     """
-    fresh = _fresh_bytes(work)
-    total = sum(fresh)
-    roomy = sorted(range(len(devices)), key=lambda n: -room.get(devices[n].id, math.inf))
-    rooms = [room.get(devices[n].id, float(total)) for n in roomy]
+    new_bytes = _new_bytes(work)
+    total = sum(new_bytes)
+    devices_by_free_bytes = sorted(range(len(devices)), key=lambda n: -free_bytes.get(devices[n].id, math.inf))
+    free_bytes_of = [free_bytes.get(devices[n].id, float(total)) for n in devices_by_free_bytes]
     cumulative = 0.0
-    for count, device_room in enumerate(rooms, 1):
+    for count, device_room in enumerate(free_bytes_of, 1):
         cumulative += device_room
         if cumulative < total:
             continue
-        devices_used = [devices[n].id for n in sorted(roomy[:count])]
-        rooms_of = [room.get(d, float(total)) for d in devices_used]
-        yield _shared_out(work, fresh, devices_used, rooms_of)
+        devices_used = [devices[n].id for n in sorted(devices_by_free_bytes[:count])]
+        rooms_of = [free_bytes.get(d, float(total)) for d in devices_used]
+        yield _divide_by_memory(work, new_bytes, devices_used, rooms_of)
 
 
 def stages(work: ProgramUnits, devices: Sequence[str]) -> dict[int, str]:
     """Return the device of each unit, so that the segments take about equal times. Locations of inputs are ignored."""
     seconds = [min(unit.seconds, default=0.0) for unit in work.units]
-    total, at = sum(seconds) or 1.0, 0.0
-    where: dict[int, str] = {}
-    for index, took in enumerate(seconds):
-        turn = int((at + took / 2) / total * len(devices))
-        where[index] = devices[min(turn, len(devices) - 1)]
-        at += took
-    return where
+    total, elapsed = sum(seconds) or 1.0, 0.0
+    device_of_unit: dict[int, str] = {}
+    for index, unit_seconds in enumerate(seconds):
+        stage = int((elapsed + unit_seconds / 2) / total * len(devices))
+        device_of_unit[index] = devices[min(stage, len(devices) - 1)]
+        elapsed += unit_seconds
+    return device_of_unit
 
 
-def _shared_out(
-    work: ProgramUnits, fresh: Sequence[int], chosen: Sequence[str], rooms: Sequence[float]
+def _divide_by_memory(
+    work: ProgramUnits, new_bytes: Sequence[int], chosen_devices: Sequence[str], free_bytes_of: Sequence[float]
 ) -> dict[int, str]:
-    total, capacity = sum(fresh), sum(rooms)
+    total, capacity = sum(new_bytes), sum(free_bytes_of)
     ends, end = [], 0.0
-    for bytes_free in rooms:
+    for bytes_free in free_bytes_of:
         end += total * bytes_free / capacity
         ends.append(end)
-    where: dict[int, str] = {}
-    at, turn = 0.0, 0
+    device_of_unit: dict[int, str] = {}
+    offset, segment = 0.0, 0
     for index, unit in enumerate(work.units):
-        while turn + 1 < len(chosen) and at + fresh[index] / 2 > ends[turn]:
-            turn += 1
-        at += fresh[index]
-        where[index] = unit.home or chosen[turn]
-    return where
+        while segment + 1 < len(chosen_devices) and offset + new_bytes[index] / 2 > ends[segment]:
+            segment += 1
+        offset += new_bytes[index]
+        device_of_unit[index] = unit.home or chosen_devices[segment]
+    return device_of_unit
 
 
-def _fresh_bytes(work: ProgramUnits) -> list[int]:
+def _new_bytes(work: ProgramUnits) -> list[int]:
     """Return for each unit the bytes of kept results, and of inputs without a location that no earlier unit reads."""
     storages = set(work.homes)
     bytes_list = []
     for unit in work.units:
-        new = unit.reads - storages
-        storages |= new
-        bytes_list.append(unit.kept + sum(work.sizes[s] for s in new))
+        new_storages = unit.reads - storages
+        storages |= new_storages
+        bytes_list.append(unit.kept_bytes + sum(work.sizes[s] for s in new_storages))
     return bytes_list

@@ -42,45 +42,48 @@ def _best(options: Options) -> Option:
         return successive
     if (grouped := for_groups(options)) is not None:
         return grouped
-    stay, spread = options.undivided(), options.spread()
-    if (apart := for_branches(options)) is not None and (
-        spread is None or apart.listed.seconds <= spread.listed.seconds
+    in_place, spread = options.undivided(), options.spread()
+    if (divided := for_branches(options)) is not None and (
+        spread is None or divided.placed_units.seconds <= spread.placed_units.seconds
     ):
-        before = stay.listed.seconds if stay is not None else None
-        use = HintUse("branches", "each branch runs on a device", before, apart.listed.seconds)
-        spread = attrs.evolve(apart, uses=(use,))
-    if stay is None and spread is None:
+        before = in_place.placed_units.seconds if in_place is not None else None
+        use = HintUse("branches", "each branch runs on a device", before, divided.placed_units.seconds)
+        spread = attrs.evolve(divided, hint_uses=(use,))
+    if in_place is None and spread is None:
         raise DoesNotFit(options.why_nothing_fits())
-    if stay is None or (spread is not None and spread.listed.seconds < options.pays * stay.listed.seconds):
+    if in_place is None or (
+        spread is not None
+        and spread.placed_units.seconds < options.max_time_ratio_of_division * in_place.placed_units.seconds
+    ):
         assert spread is not None
-        return attrs.evolve(spread, instead=stay)
-    return attrs.evolve(stay, instead=spread)
+        return attrs.evolve(spread, rejected=in_place)
+    return attrs.evolve(in_place, rejected=spread)
 
 
 def _placement(context: PlacementContext, options: Options, best: Option, policy: str) -> Placement:
-    graph, work, listing = context.graph, options.work, best.listed
-    homes = dict(listing.homes)
-    main = listing.where[0] if listing.where else options.devices[0].id
+    graph, work, placed_units = context.graph, options.work, best.placed_units
+    homes = dict(placed_units.homes)
+    main = placed_units.device_of_unit[0] if placed_units.device_of_unit else options.devices[0].id
     for value in graph.inputs:
         homes.setdefault(work.blocks.block(value), main)
     places: dict[int, tuple[str, str]] = {}
     for index, unit in enumerate(work.units):
-        places.update(dict.fromkeys(unit.nodes, (listing.where[index], best.reason(index))))
-    for node in work.loose:
+        places.update(dict.fromkeys(unit.nodes, (placed_units.device_of_unit[index], best.reason(index))))
+    for node in work.view_nodes:
         block = work.blocks.node(node)
         places[node] = (main if block is None else homes[block], "the value that it views is on this device")
     nodes = context.plan.nodes
     decisions = tuple([PlacementDecision(node, *places[node]) for node in nodes])
     values = homes_of_values(graph, nodes, work.blocks, homes)
     uses = hint_uses(context, options, best)
-    return Placement(decisions, values, policy, _copies(context, listing, values), uses=uses)
+    return Placement(decisions, values, policy, _copies(context, placed_units, values), uses=uses)
 
 
-def _copies(context: PlacementContext, listed: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
+def _copies(context: PlacementContext, placed_units: PlacedUnits, homes: dict[int, str]) -> dict[int, tuple[str, ...]]:
     """Return the devices that hold a copy of each weight, including copies that this program makes."""
     copies: dict[int, tuple[str, ...]] = {}
-    for value in context.graph.inputs if listed.copies or context.copies else ():
-        holders: Iterable[str] = (*context.copies.get(value, ()), *listed.copies.get(storage_of(value), ()))
+    for value in context.graph.inputs if placed_units.copies or context.copies else ():
+        holders: Iterable[str] = (*context.copies.get(value, ()), *placed_units.copies.get(storage_of(value), ()))
         other_devices: Sequence[str] = [d for d in dict.fromkeys(holders) if d != homes[value]]
         if other_devices:
             copies[value] = tuple(other_devices)

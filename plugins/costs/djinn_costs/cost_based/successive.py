@@ -11,10 +11,10 @@ import attrs
 
 from djinn.planning import HintUse
 from djinn_costs.cost_based.listing import RUNS, PlacedUnits
-from djinn_costs.cost_based.options import MAX_TIME_RATIO, Option, Options, shown
+from djinn_costs.cost_based.options import MAX_TIME_RATIO, Option, Options, format_seconds
 from djinn_costs.cost_based.parts import stages
 
-LEAST: Final = 2  # minimum number of devices for a division
+MIN_DEVICES: Final = 2  # minimum number of devices for a division
 
 
 @attrs.frozen(eq=False)
@@ -36,59 +36,79 @@ def for_successive(options: Options) -> Option | None:
     If no hint announces successive inputs, or if no placement has a higher throughput than one device, return None.
     """
     stage_count = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
-    if min(stage_count, len(options.devices)) < LEAST:
+    if min(stage_count, len(options.devices)) < MIN_DEVICES:
         return None
-    alone = min(_whole(options).values())
+    alone = min(_program_seconds(options).values())
     rates = [rate for rate in (_in_turns(options, stage_count), _in_stages(options, stage_count)) if rate is not None]
     if not rates:
         return None
-    chosen = rates[-1] if rates[-1].interval < MAX_TIME_RATIO * rates[0].interval else rates[0]
+    best_rate = rates[-1] if rates[-1].interval < MAX_TIME_RATIO * rates[0].interval else rates[0]
     # Taking turns compares no prediction of one device with a prediction of another.
-    if chosen.interval > (MAX_TIME_RATIO if options.context.stream.turn else options.pays) * alone:
+    if (
+        best_rate.interval
+        > (MAX_TIME_RATIO if options.context.stream.turn else options.max_time_ratio_of_division) * alone
+    ):
         return None
-    rejected = "".join(f", {_named(r)} every {shown(r.interval)}" for r in rates if r is not chosen)
-    note = f"; one every {shown(chosen.interval)}{rejected}, on one device every {shown(alone)}"
-    why = chosen.option.why
-    use = HintUse("pipeline", f"{_named(chosen)}: one input every {shown(chosen.interval)}", alone, chosen.interval)
-    return attrs.evolve(chosen.option, why=lambda index: why(index) + note, uses=(use, *chosen.option.uses))
+    rejected = "".join(f", {_describe(r)} every {format_seconds(r.interval)}" for r in rates if r is not best_rate)
+    note = f"; one every {format_seconds(best_rate.interval)}{rejected}, on one device every {format_seconds(alone)}"
+    why = best_rate.option.why
+    use = HintUse(
+        "pipeline",
+        f"{_describe(best_rate)}: one input every {format_seconds(best_rate.interval)}",
+        alone,
+        best_rate.interval,
+    )
+    return attrs.evolve(
+        best_rate.option, why=lambda index: why(index) + note, hint_uses=(use, *best_rate.option.hint_uses)
+    )
 
 
-def _named(rate: Rate) -> str:
-    return f"in {len(rate.option.listed.devices)} stages" if len(rate.option.listed.devices) > 1 else "in turns"
+def _describe(rate: Rate) -> str:
+    return (
+        f"in {len(rate.option.placed_units.devices)} stages"
+        if len(rate.option.placed_units.devices) > 1
+        else "in turns"
+    )
 
 
-def _in_turns(options: Options, wanted: int) -> Rate | None:
+def _in_turns(options: Options, device_count: int) -> Rate | None:
     """Run the whole program on several devices in turn.
 
     Only devices about as fast as the device with the weights are used.
     """
-    turn, took = options.context.stream.turn, _whole(options)
-    if turn not in took:
+    turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
+    if turn not in seconds_by_device:
         return None
-    seconds = took[options.main()]
-    alike = [d for d in took if took[d] * MAX_TIME_RATIO <= seconds <= took[d] / MAX_TIME_RATIO]
-    count = min(wanted, len(alike))
-    if turn not in alike or count < LEAST:
+    seconds = seconds_by_device[options.main()]
+    similar_devices = [
+        d
+        for d in seconds_by_device
+        if seconds_by_device[d] * MAX_TIME_RATIO <= seconds <= seconds_by_device[d] / MAX_TIME_RATIO
+    ]
+    count = min(device_count, len(similar_devices))
+    if turn not in similar_devices or count < MIN_DEVICES:
         return None
-    listing = options.listed(lambda *_: [turn])
+    listing = options.place_units(lambda *_: [turn])
     if listing is None or listing.devices != (turn,):
         return None
-    if _copying(options, dict.fromkeys(alike, options.work.weights)) / RUNS > took[turn] * (1 - 1 / count):
+    if _copy_seconds(options, dict.fromkeys(similar_devices, options.work.weights)) / RUNS > seconds_by_device[turn] * (
+        1 - 1 / count
+    ):
         return None
     why = f"the turn of this device: each of {count} takes a whole input, with weights of its own"
-    return Rate(Option(listing, lambda _: why), took[turn] / count)
+    return Rate(Option(listing, lambda _: why), seconds_by_device[turn] / count)
 
 
-def _whole(options: Options) -> dict[str, float]:
+def _program_seconds(options: Options) -> dict[str, float]:
     """Return the seconds of the whole program, by device."""
     rows = {row: math.fsum(u.seconds[row] for u in options.work.units) for row in set(options.hardware.row_of.values())}
     return {device.id: rows[options.hardware.row_of[device.id]] for device in options.devices}
 
 
-def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
+def _copy_seconds(options: Options, device_count: Mapping[str, Collection[int]]) -> float:
     """Return the seconds to copy the weights to all devices that need them."""
     work, main, missing = options.work, options.main(), 0.0
-    for device, weights in wanted.items():
+    for device, weights in device_count.items():
         for storage in weights:
             home = work.homes.get(storage, main)
             if home != device and device not in options.copies.get(storage, ()):
@@ -96,40 +116,47 @@ def _copying(options: Options, wanted: Mapping[str, Collection[int]]) -> float:
     return missing
 
 
-def _in_stages(options: Options, wanted: int) -> Rate | None:
+def _in_stages(options: Options, device_count: int) -> Rate | None:
     """Run one stage of the program on each device. The devices are those with most of the inputs."""
-    devices = options.holding_most(wanted)
-    where = stages(options.work, devices)
-    listing = options.listed(lambda index, *_: [where[index]])
+    devices = options.holding_most(device_count)
+    device_of_unit = stages(options.work, devices)
+    listing = options.place_units(lambda index, *_: [device_of_unit[index]])
     if listing is None:
         return None
-    took = Counter[str]()
-    for unit, device in zip(options.work.units, listing.where, strict=True):
-        took[device] += unit.seconds[options.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
-    if len(took) < LEAST:
+    seconds_by_device = Counter[str]()
+    for unit, device in zip(options.work.units, listing.device_of_unit, strict=True):
+        seconds_by_device[device] += unit.seconds[options.hardware.row_of[device]]  # type: ignore[assignment] # floats add up as well
+    if len(seconds_by_device) < MIN_DEVICES:
         return None
     notes = {
-        d: f"stage {n} of {len(devices)} for successive inputs, {shown(took[d])}" for n, d in enumerate(devices, 1)
+        d: f"stage {n} of {len(devices)} for successive inputs, {format_seconds(seconds_by_device[d])}"
+        for n, d in enumerate(devices, 1)
     }
-    interval = max(*took.values(), _travelling(options, listing))
-    read = {
-        d: {s for u, at in zip(options.work.units, listing.where, strict=True) if at == d for s in u.reads}
-        for d in took
+    interval = max(*seconds_by_device.values(), _busiest_link_seconds(options, listing))
+    read_by_device = {
+        d: {s for u, at in zip(options.work.units, listing.device_of_unit, strict=True) if at == d for s in u.reads}
+        for d in seconds_by_device
     }
-    if _copying(options, {d: read[d] & options.work.weights for d in took}) / RUNS > sum(took.values()) - interval:
+    if (
+        _copy_seconds(options, {d: read_by_device[d] & options.work.weights for d in seconds_by_device}) / RUNS
+        > sum(seconds_by_device.values()) - interval
+    ):
         return None
     return Rate(
-        Option(listing, lambda index: notes.get(listing.where[index], "the values that it writes are on this device")),
+        Option(
+            listing,
+            lambda index: notes.get(listing.device_of_unit[index], "the values that it writes are on this device"),
+        ),
         interval,
     )
 
 
-def _travelling(options: Options, listed: PlacedUnits) -> float:
+def _busiest_link_seconds(options: Options, listed: PlacedUnits) -> float:
     """Return the seconds that the busiest link is used for the values of one input."""
     busy = Counter[tuple[str, str]]()
-    for unit, device in zip(options.work.units, listed.where, strict=True):
-        for maker, size in unit.needs.items():
-            source = listed.where[maker]
+    for unit, device in zip(options.work.units, listed.device_of_unit, strict=True):
+        for maker, size in unit.bytes_by_unit.items():
+            source = listed.device_of_unit[maker]
             if source != device:
                 busy[source, device] += options.hardware.seconds(source, device, size)  # type: ignore[assignment]
     return max(busy.values(), default=0.0)

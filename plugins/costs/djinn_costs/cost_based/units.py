@@ -29,13 +29,13 @@ class Unit:
         nodes: ids of the nodes, in order.
         seconds: time on each device model, as in `Hardware.rows`.
         storage: a storage that lies on the unit's device. If the unit computes and writes nothing, it is None.
-        needs: bytes that the unit gets from other units, by unit.
+        bytes_by_unit: bytes that the unit gets from other units, by unit.
         reads: storages of inputs that the unit reads.
-        kept: bytes of results that outlive the program.
+        kept_bytes: bytes of results that outlive the program.
         home: device of most of its inputs, or of the storage that it writes. If these have no location, it is None.
-        bound: True if the unit writes a storage on `home`.
-        tokens: True if the unit belongs to a language model that generates tokens.
-        light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
+        is_bound: True if the unit writes a storage on `home`.
+        generates_tokens: True if the unit belongs to a language model that generates tokens.
+        is_light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
             its first consumer.
         group: index of its group or branch in `beside`. Without a group, it is -1.
     """
@@ -43,13 +43,13 @@ class Unit:
     nodes: list[int]
     seconds: list[float]
     storage: int | None = None
-    needs: dict[int, int] = attrs.field(factory=dict)
+    bytes_by_unit: dict[int, int] = attrs.field(factory=dict)
     reads: set[int] = attrs.field(factory=set)
-    kept: int = 0
+    kept_bytes: int = 0
     home: str | None = None
-    bound: bool = False
-    tokens: bool = False
-    light: bool = False
+    is_bound: bool = False
+    generates_tokens: bool = False
+    is_light: bool = False
     group: int = -1
 
 
@@ -67,7 +67,7 @@ class ProgramUnits:
 
     Attributes:
         units: the units.
-        loose: nodes that only view inputs. They belong to no unit, and run on the devices of the inputs.
+        view_nodes: nodes that only view inputs. They belong to no unit, and run on the devices of the inputs.
         blocks: sets of storages that must share a device.
         sizes: bytes of the inputs, by storage.
         homes: device of each input that has a location, by storage.
@@ -76,7 +76,7 @@ class ProgramUnits:
     """
 
     units: list[Unit]
-    loose: list[int]
+    view_nodes: list[int]
     blocks: Colocation
     sizes: Mapping[int, int]
     homes: Mapping[int, str]
@@ -84,8 +84,8 @@ class ProgramUnits:
     tables: set[int] = attrs.field(factory=set)
 
 
-def work_of(
-    context: PlacementContext, blocks: Colocation, hardware: Hardware, heavy: float, pieces: int = 0
+def divide_program(
+    context: PlacementContext, blocks: Colocation, hardware: Hardware, max_input_bytes: float, pieces: int = 0
 ) -> ProgramUnits:
     """Divide a program into units.
 
@@ -93,165 +93,172 @@ def work_of(
         context: the program to place.
         blocks: sets of storages that must share a device. The inputs of each unit are united.
         hardware: devices and links.
-        heavy: a unit that reads more bytes of inputs gets no further inputs.
+        max_input_bytes: a unit that reads more bytes of inputs gets no further inputs.
         pieces: the program's time is divided by this number, which is the maximum time of a unit. If 0, there is no
             limit.
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)
     homes = {storage_of(v): home for v, home in context.resident.items() if storage_of(v) in sizes}
-    written = {storage_of(v) for n in context.plan.nodes for v in graph.nodes[n].writes}
+    written_storages = {storage_of(v) for n in context.plan.nodes for v in graph.nodes[n].writes}
     residency, weight = context.profile.residency, DataResidency.PERSISTENT_WEIGHT
-    weights = {storage_of(v) for v in graph.inputs if residency.get(v) is weight and storage_of(v) not in written}
+    weights = {
+        storage_of(v) for v in graph.inputs if residency.get(v) is weight and storage_of(v) not in written_storages
+    }
     work = ProgramUnits([], [], blocks, sizes, homes, weights)
-    _Gathering(context, hardware, work, heavy, pieces).run()
+    _UnitBuilder(context, hardware, work, max_input_bytes, pieces).run()
     return work
 
 
-class _Gathering:
+class _UnitBuilder:
     def __init__(
-        self, context: PlacementContext, hardware: Hardware, work: ProgramUnits, heavy: float, pieces: int
+        self, context: PlacementContext, hardware: Hardware, work: ProgramUnits, max_input_bytes: float, pieces: int
     ) -> None:
         self.graph, self.replace = context.graph, context.plan.replace
         self.nodes: Sequence[Node] = [context.graph.nodes[n] for n in context.plan.nodes]
-        self.tokens = {n for n, phase in enumerate(context.profile.phases) if phase in _TOKENS}
-        self.work, self.heavy = work, heavy
+        self.token_nodes = {n for n, phase in enumerate(context.profile.phases) if phase in _TOKENS}
+        self.work, self.max_input_bytes = work, max_input_bytes
         self.rows = [[e.seconds for e in row] for row in hardware.rows]
-        self.quickest = min(self.rows, key=math.fsum) if self.rows else []
-        self.longest = math.fsum(self.quickest) / pieces if pieces else math.inf
+        self.fastest_seconds = min(self.rows, key=math.fsum) if self.rows else []
+        self.max_unit_seconds = math.fsum(self.fastest_seconds) / pieces if pieces else math.inf
         self.hop = hardware.hop if len(hardware.devices) > 1 else math.inf
         self.rate = hardware.rate
-        self.small = _SMALL * min((d.memory for d in hardware.devices if d.memory), default=math.inf)
+        self.small_bytes = _SMALL * min((d.memory for d in hardware.devices if d.memory), default=math.inf)
         self.outlives = frozenset(context.graph.outputs)
         self.unit_of: dict[int, int] = {}  # unit that computed each value
-        self.written: dict[int, int] = {}  # unit that last wrote each storage
+        self.last_writers: dict[int, int] = {}  # unit that last wrote each storage
         self.bytes: dict[int, int] = {}  # bytes of gathered inputs by unit
-        self.uses: dict[int, int] = {}
+        self.use_counts: dict[int, int] = {}
         replace = self.replace
-        self.used = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
-        self.branch = self._branches()
+        self.operands = [tuple([replace.get(v, v) for v in n.inputs]) if replace else n.inputs for n in self.nodes]
+        self.chain_seconds = self._measure_chains()
         self.groups = {node: number for number, nodes in enumerate(beside(context)) for node in nodes}
-        several = len(hardware.devices) > 1
-        tables = {storage_of(v) for v in context.plan.hints.get("tables", ())} if several else set()
-        work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small}
+        has_several_devices = len(hardware.devices) > 1
+        tables = {storage_of(v) for v in context.plan.hints.get("tables", ())} if has_several_devices else set()
+        work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small_bytes}
 
-    def _branches(self) -> dict[int, float]:
+    def _measure_chains(self) -> dict[int, float]:
         """Return for each node the seconds of the chain that starts at the node. Each node of a chain has one consumer.
 
         Also count the uses of each value.
         """
         maker: dict[int, int] = {}
-        follower: dict[int, int] = {}
-        uses, quickest = self.uses, self.quickest
-        for node, used in zip(self.nodes, self.used, strict=True):
-            before, single, number = -1, True, node.id
-            for value in used:
+        followers: dict[int, int] = {}
+        uses, quickest = self.use_counts, self.fastest_seconds
+        for node, operands in zip(self.nodes, self.operands, strict=True):
+            before, has_one_maker, number = -1, True, node.id
+            for value in operands:
                 uses[value] = uses.get(value, 0) + 1
                 made_by = maker.get(value, before)
                 if made_by != before:
-                    single = before == -1 and single
+                    has_one_maker = before == -1 and has_one_maker
                     before = made_by
-            if before >= 0 and single:
-                follower[before] = number if before not in follower else -1
+            if before >= 0 and has_one_maker:
+                followers[before] = number if before not in followers else -1
             for value in node.outputs:
                 maker[value] = number
         branch: dict[int, float] = {}
         for node in reversed(self.nodes):
             number = node.id
-            after = follower.get(number, -1)
-            alone = after >= 0 and sum([uses.get(v, 0) for v in node.outputs]) == 1
-            branch[number] = quickest[number] + branch[after] if alone else quickest[number]
+            after = followers.get(number, -1)
+            is_chained = after >= 0 and sum([uses.get(v, 0) for v in node.outputs]) == 1
+            branch[number] = quickest[number] + branch[after] if is_chained else quickest[number]
         return branch
 
     def run(self) -> None:
-        units, unit_of, written, homes = self.work.units, self.unit_of, self.written, self.work.homes
-        for node, used in zip(self.nodes, self.used, strict=True):
-            makers = {unit_of[v] for v in used if v in unit_of}
-            if written:
-                makers |= {written[s] for v in used if (s := storage_of(v)) in written}
-            if not makers and self._only_looks(node):
-                self.work.loose.append(node.id)
+        units, unit_of, last_writers, homes = self.work.units, self.unit_of, self.last_writers, self.work.homes
+        for node, operands in zip(self.nodes, self.operands, strict=True):
+            makers = {unit_of[v] for v in operands if v in unit_of}
+            if last_writers:
+                makers |= {last_writers[s] for v in operands if (s := storage_of(v)) in last_writers}
+            if not makers and self._only_views_inputs(node):
+                self.work.view_nodes.append(node.id)
                 self.work.weights.difference_update([storage_of(v) for v in node.outputs])
                 continue
-            home, bound = self._home(node, used) if homes else (None, False)
-            index = self._joined(node, used, makers, home)
+            home, is_bound = self._home(node, operands) if homes else (None, False)
+            index = self._unit_to_join(node, operands, makers, home)
             if index is None:
-                light = home is None and all(units[m].light for m in makers) and self._is_light(node, used, makers)
+                light = (
+                    home is None and all(units[m].is_light for m in makers) and self._is_light(node, operands, makers)
+                )
                 index, group = len(units), self.groups.get(node.id, -1)
-                units.append(Unit([], [0.0] * len(self.rows), light=light and group < 0, group=group))
-            self._add(units[index], index, node, used)
-            if home is not None and (units[index].home is None or bound):
+                units.append(Unit([], [0.0] * len(self.rows), is_light=light and group < 0, group=group))
+            self._add(units[index], index, node, operands)
+            if home is not None and (units[index].home is None or is_bound):
                 units[index].home = home
-                units[index].bound |= bound
+                units[index].is_bound |= is_bound
 
-    def _only_looks(self, node: Node) -> bool:
+    def _only_views_inputs(self, node: Node) -> bool:
         """Return True if a node only returns views of inputs."""
         return bool(node.outputs) and not node.writes and all(storage_of(v) in self.work.sizes for v in node.outputs)
 
-    def _joined(self, node: Node, used: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
+    def _unit_to_join(self, node: Node, operands: tuple[int, ...], makers: set[int], home: str | None) -> int | None:
         """Return the unit that a node joins. If it starts a new unit, return None."""
         units = self.work.units
-        serious = [m for m in makers if not units[m].light] if len(makers) > 1 else list(makers)
-        if len(serious) != 1:
+        heavy_makers = [m for m in makers if not units[m].is_light] if len(makers) > 1 else list(makers)
+        if len(heavy_makers) != 1:
             return None
-        index = serious[0]
+        index = heavy_makers[0]
         unit = units[index]
         tables = self.work.tables
-        if tables and not (unit.reads.isdisjoint(tables) and tables.isdisjoint(map(storage_of, used))):
+        if tables and not (unit.reads.isdisjoint(tables) and tables.isdisjoint(map(storage_of, operands))):
             return None  # rows leave the table's device, and dense work need not be there
         if self.groups and unit.group != self.groups.get(node.id, -1):
             return None
-        if unit.light and (home is not None or not self._is_light(node, used, {index})):
+        if unit.is_light and (home is not None or not self._is_light(node, operands, {index})):
             return None
         if home is not None and unit.home is not None and home != unit.home:
             return None
-        if self.longest < math.inf and min(unit.seconds) + self.quickest[node.id] > self.longest:
+        if (
+            self.max_unit_seconds < math.inf
+            and min(unit.seconds) + self.fastest_seconds[node.id] > self.max_unit_seconds
+        ):
             return None
-        if self.heavy < math.inf:
-            fresh = self._fresh(unit, used)
-            if fresh and self.bytes.get(index, 0) + fresh > self.heavy:
+        if self.max_input_bytes < math.inf:
+            new_bytes = self._new_input_bytes(unit, operands)
+            if new_bytes and self.bytes.get(index, 0) + new_bytes > self.max_input_bytes:
                 return None
-        if self.branch[node.id] > self.hop:
-            for value in used:
-                if self.unit_of.get(value) == index and self.uses[value] > 1:
+        if self.chain_seconds[node.id] > self.hop:
+            for value in operands:
+                if self.unit_of.get(value) == index and self.use_counts[value] > 1:
                     return None
         return index
 
-    def _is_light(self, node: Node, used: tuple[int, ...], makers: set[int]) -> bool:
+    def _is_light(self, node: Node, operands: tuple[int, ...], makers: set[int]) -> bool:
         """Return True if a node and its operands take less time than a message, and their values are small."""
         before = sum(sum(self.work.units[m].seconds[:1]) for m in makers)
-        size = sum(self.work.sizes.get(storage_of(v), 0) for v in used)
-        if before + self.branch[node.id] + size / self.rate > self.hop:
+        size = sum(self.work.sizes.get(storage_of(v), 0) for v in operands)
+        if before + self.chain_seconds[node.id] + size / self.rate > self.hop:
             return False
-        return size + sum(self.graph.meta(v).nbytes for v in node.outputs) <= self.small
+        return size + sum(self.graph.meta(v).nbytes for v in node.outputs) <= self.small_bytes
 
-    def _fresh(self, unit: Unit, used: tuple[int, ...]) -> int:
-        sizes, fresh = self.work.sizes, 0
-        for value in used:
+    def _new_input_bytes(self, unit: Unit, operands: tuple[int, ...]) -> int:
+        sizes, new_bytes = self.work.sizes, 0
+        for value in operands:
             if storage_of(value) in sizes and storage_of(value) not in unit.reads:
-                fresh += sizes[storage_of(value)]
-        return fresh
+                new_bytes += sizes[storage_of(value)]
+        return new_bytes
 
-    def _home(self, node: Node, used: tuple[int, ...]) -> tuple[str | None, bool]:
+    def _home(self, node: Node, operands: tuple[int, ...]) -> tuple[str | None, bool]:
         """Return the device of the inputs that a node writes or reads, and True if the node writes them."""
         homes, sizes = self.work.homes, self.work.sizes
         for value in node.writes:
             home = homes.get(storage_of(self.replace.get(value, value)))
             if home is not None:
                 return home, True
-        placed = [s for v in used if (s := storage_of(v)) in homes]
-        if not placed:
+        placed_storages = [s for v in operands if (s := storage_of(v)) in homes]
+        if not placed_storages:
             return None, False
         views = {storage_of(v) for v in node.outputs}
-        bound = [s for s in placed if s in views]
-        return homes[max(bound or placed, key=lambda s: sizes[s])], bool(bound)
+        viewed_storages = [s for s in placed_storages if s in views]
+        return homes[max(viewed_storages or placed_storages, key=lambda s: sizes[s])], bool(viewed_storages)
 
-    def _add(self, unit: Unit, index: int, node: Node, used: tuple[int, ...]) -> None:
+    def _add(self, unit: Unit, index: int, node: Node, operands: tuple[int, ...]) -> None:
         number = node.id
         unit.nodes.append(number)
         for row, seconds in enumerate(self.rows):
             unit.seconds[row] += seconds[number]
-        self._take(unit, index, used)
+        self._record_reads(unit, index, operands)
         blocks = self.work.blocks
         block = blocks.nodes.get(number)
         if block is not None:
@@ -262,21 +269,21 @@ class _Gathering:
         for value in node.outputs:
             self.unit_of[value] = index
             if value in self.outlives and storage_of(value) not in self.work.sizes:
-                unit.kept += self.graph.meta(value).nbytes
+                unit.kept_bytes += self.graph.meta(value).nbytes
         for value in node.writes:
-            self.written[storage_of(self.replace.get(value, value))] = index
-        unit.tokens = unit.tokens or number in self.tokens
+            self.last_writers[storage_of(self.replace.get(value, value))] = index
+        unit.generates_tokens = unit.generates_tokens or number in self.token_nodes
 
-    def _take(self, unit: Unit, index: int, used: tuple[int, ...]) -> None:
+    def _record_reads(self, unit: Unit, index: int, operands: tuple[int, ...]) -> None:
         """Record the inputs that a unit reads, and the operands that it gets from other units."""
-        sizes, unit_of, written = self.work.sizes, self.unit_of, self.written
-        for value in used:
+        sizes, unit_of, last_writers = self.work.sizes, self.unit_of, self.last_writers
+        for value in operands:
             storage = storage_of(value)
             if storage in sizes and storage not in unit.reads:
                 unit.reads.add(storage)
                 self.bytes[index] = self.bytes.get(index, 0) + sizes[storage]
             maker = unit_of.get(value, index)
             if maker != index:
-                unit.needs[maker] = unit.needs.get(maker, 0) + self.graph.meta(value).nbytes
-            if written and (writer := written.get(storage, index)) != index:
-                unit.needs.setdefault(writer, 0)
+                unit.bytes_by_unit[maker] = unit.bytes_by_unit.get(maker, 0) + self.graph.meta(value).nbytes
+            if last_writers and (writer := last_writers.get(storage, index)) != index:
+                unit.bytes_by_unit.setdefault(writer, 0)
