@@ -129,14 +129,14 @@ def test_lost_session_saves_no_calibration(command, monkeypatch, few_probes, cac
     monkeypatch.setenv("DJINN_PLUGINS", "roofline")
     monkeypatch.setenv("DJINN_RECOVER", "0")
     monkeypatch.setattr("os.nice", lambda _: 0)
-    take = Bench._take
+    take = Bench._time_probe
 
     def kill_and_take(bench, model, probe):
         with contextlib.suppress(ProcessLookupError):
             os.kill(client.executor_process(), signal.SIGKILL)
         take(bench, model, probe)
 
-    monkeypatch.setattr(Bench, "_take", kill_and_take)
+    monkeypatch.setattr(Bench, "_time_probe", kill_and_take)
     with pytest.raises(djinn.errors.SessionLost):
         command(calibrate, "--background")
     assert not list(cache.glob("djinn/calibration/*.json"))

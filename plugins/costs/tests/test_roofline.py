@@ -15,7 +15,7 @@ from djinn.testing import ProgramBuilder
 from djinn_costs.roofline.elementwise import sized_probes
 from djinn_costs.roofline.fitting import fit_seconds, non_negative
 from djinn_costs.roofline.model import MeasuredRoofline
-from djinn_costs.roofline.products import mixed_probes, shaped_probes, swept_probes
+from djinn_costs.roofline.products import mixed_probes, shaped_probes, sweep_probes
 from djinn_costs.roofline.terms import product_terms
 
 START, FLOP, ELEMENT, BANDWIDTH = 3e-6, 1e-11, 2e-10, 1e10
@@ -28,7 +28,7 @@ def synthetic_seconds():
         if p.family == "attention_backward":
             times[p.probe.name] *= 3
     times |= {p.probe.name: START + ELEMENT * p.elements for p in sized_probes()}
-    times |= {p.probe.name: p.footprint / BANDWIDTH + START * p.count for p in swept_probes()}
+    times |= {p.probe.name: p.footprint / BANDWIDTH + START * p.count for p in sweep_probes()}
     return times | {m.probe.name: START for m in mixed_probes()}
 
 

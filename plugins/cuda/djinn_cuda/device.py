@@ -21,9 +21,9 @@ class CudaDevice(Device):
     name = "cuda"
 
     def select(self, index: int) -> int:
-        """Hide the other GPUs from this process.
+        """Hide all GPUs but `index` from this process, and return the new index of this GPU.
 
-        CUDA reads the environment variable at its first call, which comes later.
+        CUDA must not have been called before, because it reads the environment variable at its first call.
         """
         variable = "HIP_VISIBLE_DEVICES" if torch.version.hip else "CUDA_VISIBLE_DEVICES"
         visible = os.environ.get(variable)
@@ -40,7 +40,7 @@ class CudaDevice(Device):
         return DeviceCapabilities(f"cuda:{index}", "cuda", properties.name, memory=total, memory_free=free)
 
     def sensors(self, index: int) -> Mapping[str, float]:
-        """Return utilization and temperature from NVML; empty if NVML does not know the GPU."""
+        """Return utilization and temperature from NVML, or nothing if NVML does not know the GPU."""
         return _sensors(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")))
 
     def open(self, index: int) -> DeviceRuntime:

@@ -63,7 +63,7 @@ def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.
 
 
 def failed_op() -> str:
-    """Return the op at which a sticky error occurred, which errors do not name; empty without an error."""
+    """Return the op at which a sticky error occurred; empty without an error. Exceptions do not name this op."""
     return str(torch.ops.fakegpu.failed_op())
 
 

@@ -47,7 +47,7 @@ class FakeGpuDevice(Device):
         self._settings = settings or Settings()
 
     def discover(self) -> Sequence[DeviceCapabilities]:
-        """Return the configured devices; empty on systems other than Linux."""
+        """Return the configured devices, or none on systems other than Linux."""
         memory = self._settings.memory_mib << 20
         return tuple(
             DeviceCapabilities(f"fakegpu:{index}", "fakegpu", "Fake GPU", memory=memory, memory_free=memory)

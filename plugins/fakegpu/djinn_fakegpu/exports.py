@@ -28,7 +28,7 @@ _system: Any = socket  # typeshed lacks Linux-only functions on other systems
 
 
 class Exports:
-    """The exported memory of this process, and the thread that hands it out.
+    """The exported memory of this process, and the thread that sends its file descriptors.
 
     The export of a tensor ends with the tensor.
     """
@@ -70,10 +70,10 @@ class Exports:
 
 @contextmanager
 def opened(description: bytes) -> Iterator[torch.Tensor]:
-    """Yield memory that another process exported, as bytes.
+    """Context manager with memory that another process exported, as a tensor of bytes.
 
     Raises:
-        RuntimeError: the description is invalid or used, or the process has ended.
+        RuntimeError: the description is invalid or was used before, or the process has ended.
     """
     match = _DESCRIPTION.fullmatch(description)
     if match is None:

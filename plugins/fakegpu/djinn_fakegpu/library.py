@@ -23,7 +23,7 @@ _loaded = False
 def load(figures: Mapping[str, float] | None = None) -> None:
     """Register the device `fakegpu` with PyTorch, once.
 
-    `figures` describe the hardware; later calls may only change rates.
+    `figures` describe the hardware. Later calls can only change rates.
 
     Raises:
         StartupError: PrivateUse1 belongs to another device, or the library cannot be compiled on this machine.

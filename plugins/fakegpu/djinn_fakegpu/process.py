@@ -36,8 +36,8 @@ class Outcome:
     """Result of a program.
 
     Attributes:
-        returncode: exit status; negative: number of the signal that ended it.
-        output: output of both streams, joined.
+        returncode: exit status; if a signal ended the process, the signal's number, negated.
+        output: standard output and standard error, in one text.
     """
 
     returncode: int

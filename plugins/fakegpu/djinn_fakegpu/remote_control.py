@@ -68,7 +68,7 @@ class RemoteControl:
     """Control of the process that currently has the device `index` open.
 
     Attributes:
-        folder: its setting `plugins.fakegpu.control`.
+        folder: the process's setting `plugins.fakegpu.control`.
     """
 
     folder: Path

@@ -1,7 +1,7 @@
-"""The compiler `inductor`: a separate process compiles a graph; the executor loads the library and keeps it on disk.
+"""The compiler `inductor`: a separate process compiles a graph, and the executor loads the library and stores it on disk.
 
-Inductor is Python and takes seconds: in the executor's process it would hold the interpreter's lock that sessions need.
-The library runs without Python.
+Inductor is Python code and takes seconds. In the executor's process it would hold Python's global lock, which sessions
+need. The library runs without Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Inductor(Compiler):
     def prepare(self) -> None:
         """Start the compiler process, and make it import inductor.
 
-        Do nothing if the disk cache has libraries of earlier processes, because these may suffice.
+        Do nothing if the disk cache has libraries of earlier processes, because no compilation may be necessary.
         """
         if self._kept.is_empty() and not missing_toolchain():
             self._process.call(PREPARE, b"", LONGEST_SECONDS)

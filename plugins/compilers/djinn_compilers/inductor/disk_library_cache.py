@@ -34,7 +34,7 @@ class DiskLibraryCache:
     """A disk cache of one compiler's libraries.
 
     Args:
-        compiler: its name with a version number of its output.
+        compiler: name of the compiler, with a version number of its output format.
     """
 
     def __init__(self, compiler: str) -> None:
@@ -43,7 +43,7 @@ class DiskLibraryCache:
         self._directory = cache_directory() / "libraries"
 
     def get(self, packed: bytes) -> bytes | None:
-        """Return the library of a packed graph; None if it is not cached."""
+        """Return the library of a packed graph, or None if it is not cached."""
         try:
             path = private_directory(self._directory, "compiled programs") / self._name(packed)
             content = path.read_bytes()

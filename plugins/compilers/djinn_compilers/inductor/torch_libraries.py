@@ -123,7 +123,7 @@ def _compile_extension(
     grows: Mapping[int, Sequence[int]],
     options: Mapping[str, Any],
 ) -> bytes | None:
-    """Return an extension module; None if it is not self-contained.
+    """Return an extension module, or None if it is not self-contained.
 
     The module runs once in this process, on `inputs`, so that a crash happens in this process and not in the
     executor.

@@ -24,9 +24,9 @@ class TensorRT(Compiler):
     name = "tensorrt"
 
     def compile(self, context: CompilerContext) -> Replay | None:
-        """Return a compiled template, or None if it cannot be compiled.
+        """Return a compiled graph.
 
-        None: the device is not a CUDA device, sizes vary between runs, or inputs are written.
+        Return None if the device is not a CUDA device, if sizes vary between runs, or if inputs are written.
 
         Raises:
             UnsupportedOperation: torch-tensorrt is not installed.

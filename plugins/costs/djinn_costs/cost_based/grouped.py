@@ -12,10 +12,10 @@ from djinn_costs.cost_based.units import beside
 
 
 def for_groups(options: Options) -> Option | None:
-    """Place each group that an optimization has made on its own device.
+    """Return the placement of each group of an optimization on a device of its own.
 
-    The last group runs on the device with most of the inputs. If no group exists, or if the division saves less than
-    the required margin, return None.
+    The last group runs on the device with most of the inputs. Return None if no group exists, or if the division saves
+    less than the required margin.
     """
     if not options.context.plan.hints.get("groups"):
         return None
@@ -31,7 +31,7 @@ def for_groups(options: Options) -> Option | None:
 
 
 def for_branches(options: Options) -> Option | None:
-    """Place each branch that a pattern has found on its own device. If there are no branches, return None.
+    """Return the placement of each branch of a pattern on a device of its own, or None without branches.
 
     The longest branch runs on the device with most of the inputs.
     """
@@ -61,7 +61,9 @@ def _on_several_devices(options: Options, group_name: str, new_input_device: str
     def why(index: int) -> str:
         group = units[index].group
         return (
-            f"{group_name} {group + 1} of {count} that run at the same time" if group >= 0 else "its operands are there"
+            f"{group_name} {group + 1} of {count} that run at the same time"
+            if group >= 0
+            else "its operands are on this device"
         )
 
     return Option(placed_units, why)

@@ -20,10 +20,10 @@ class Hardware:
 
     Attributes:
         devices: devices in the order of the topology.
-        rows: costs of all nodes, one row for each device model.
+        rows: cost of each node, in one row for each device model.
         row_of: index in `rows`, by device id.
-        hop: latency between two devices, in seconds.
-        rate: bytes per second of the fastest link between two devices. If no link was measured, it is infinite.
+        hop: latency of a message between two devices, in seconds.
+        rate: bytes per second of the fastest link between two devices; infinite if no link was measured.
     """
 
     devices: tuple[DeviceCapabilities, ...]

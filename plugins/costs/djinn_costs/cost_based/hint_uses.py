@@ -39,5 +39,5 @@ def _tables(options: Options, best: Option) -> str:
     } - look_ups
     size = sum(work.sizes[s] for s in tables)
     if not dense:
-        return f"{len(tables)} tables of {size:,} bytes are beside the dense work"
+        return f"{len(tables)} tables of {size:,} bytes are on devices of the dense work"
     return f"{len(tables)} tables of {size:,} bytes stay apart from the dense work: ids go to them, and rows come back"

@@ -89,9 +89,9 @@ class ListScheduler:
         self.idle_times: dict[str, float] = {}  # time at which each device in use becomes idle
         self.token_device: str | None = None  # device of the language model's generation
         self.result = PlacedUnits([""] * len(work.units), [0.0] * len(work.units), {}, dict(homes))
-        self._groups()
+        self._group_devices()
 
-    def _groups(self) -> None:
+    def _group_devices(self) -> None:
         """Group the unused devices by model, and by model and device group."""
         self.pools: dict[tuple[int, str], list[str]] = {}
         self.group_of: dict[str, str] = {}
@@ -103,9 +103,11 @@ class ListScheduler:
             self.first_idle.setdefault(self.hardware.row_of[device.id], []).append(device.id)
 
     def run(self, order: Sequence[int], choose: Choose) -> PlacedUnits | None:
-        """Place all units.
+        """Return the placement of all units, or None if memory does not suffice.
 
-        `choose` returns the candidate devices of a unit. If memory does not suffice, return None.
+        Args:
+            order: indices of the units in execution order.
+            choose: returns the candidate devices of a unit.
         """
         units, result = self.work.units, self.result
         for index in order:
@@ -117,14 +119,14 @@ class ListScheduler:
                 return None
             is_bound = unit.storage is not None and self.work.blocks.leader(unit.storage) in self.resident
             finish_times = sorted(
-                (self._finish_time(unit, device, is_bound), turn) for turn, device in enumerate(candidates)
+                (self._finish_time(unit, device, is_bound), position) for position, device in enumerate(candidates)
             )
-            end, turn = finish_times[0]
+            end, position = finish_times[0]
             if math.isinf(end):
                 return None
             if len(finish_times) > 1:
                 result.second_best[index] = (candidates[finish_times[1][1]], finish_times[1][0])
-            self._place_unit(index, unit, candidates[turn], end)
+            self._place_unit(index, unit, candidates[position], end)
         self._place_unused_light_units(order)
         return result
 
@@ -146,19 +148,19 @@ class ListScheduler:
         idle_devices = []
         for row, pool in self.first_idle.items():
             if near is not None:
-                beside = self.pools.get((row, self.group_of.get(near, "")), [])
-                while beside and beside[-1] in self.idle_times:
-                    beside.pop()
-                idle_devices += beside[-1:]
+                group_pool = self.pools.get((row, self.group_of.get(near, "")), [])
+                while group_pool and group_pool[-1] in self.idle_times:
+                    group_pool.pop()
+                idle_devices += group_pool[-1:]
             while pool and pool[-1] in self.idle_times:
                 pool.pop()
             idle_devices += pool[-1:]
         return [*busy, *idle_devices]
 
     def _finish_time(self, unit: Unit, device: str, bound: bool) -> float:
-        """Return the time at which `unit` would finish on `device`.
+        """Return the time at which `unit` would finish on `device`: infinity if the device lacks memory.
 
-        If the device lacks memory, return infinity, unless the unit is `bound` to the device.
+        `bound`: True if the unit must run on the device, whatever its memory.
         """
         result, hardware = self.result, self.hardware
         ready, transfer_end = self.idle_times.get(device, 0.0), 0.0
@@ -183,10 +185,10 @@ class ListScheduler:
             return math.inf
         return ready + transfer_end + unit.seconds[hardware.row_of[device]]
 
-    def _place_unit(self, index: int, unit: Unit, device: str, done: float) -> None:
+    def _place_unit(self, index: int, unit: Unit, device: str, end: float) -> None:
         result, blocks = self.result, self.work.blocks
-        result.device_of_unit[index], result.finish_times[index] = device, done
-        self.idle_times[device] = done
+        result.device_of_unit[index], result.finish_times[index] = device, end
+        self.idle_times[device] = end
         if unit.generates_tokens and self.token_device is None:
             self.token_device = device
         bytes_left = self.free_bytes.get(device, math.inf) - unit.kept_bytes
@@ -207,19 +209,19 @@ class ListScheduler:
             result.homes.setdefault(blocks.leader(unit.storage), device)
         for maker in unit.bytes_by_unit:  # light operands are placed here as well
             if not result.device_of_unit[maker]:
-                self._place_light_unit(maker, device, done)
+                self._place_light_unit(maker, device, end)
 
-    def _place_light_unit(self, index: int, device: str, done: float) -> None:
+    def _place_light_unit(self, index: int, device: str, end: float) -> None:
         """Place a light unit and its light operands on the device of its first consumer."""
         unit, result = self.work.units[index], self.result
         home = self._home(unit) or device
         result.device_of_unit[index], result.finish_times[index] = home, 0.0
-        self._record_copies(unit, home)
+        self._set_homes(unit, home)
         for maker in unit.bytes_by_unit:
             if not result.device_of_unit[maker]:
-                self._place_light_unit(maker, device, done)
+                self._place_light_unit(maker, device, end)
 
-    def _record_copies(self, unit: Unit, device: str) -> None:
+    def _set_homes(self, unit: Unit, device: str) -> None:
         for storage in (*unit.reads, *(() if unit.storage is None else (unit.storage,))):
             self.result.homes.setdefault(self.work.blocks.leader(storage), device)
 

@@ -21,7 +21,7 @@ from djinn_costs.cost_based.parts import cuts
 from djinn_costs.cost_based.units import Unit, divide_program
 
 _PIECES: Final = 16  # a unit may gather a sixteenth of a device's memory
-# Options with equal predicted costs: a better rate must need less than this share of the other's time.
+# A placement counts as faster than another placement if it takes less than this share of the other's predicted time.
 MAX_TIME_RATIO: Final = 0.9
 _MAX_TRIES: Final = 4  # number of single devices, and of part counts, to evaluate
 
@@ -31,9 +31,9 @@ class Option:
     """A candidate placement.
 
     Attributes:
-        placed_units: the placed units.
+        placed_units: the device of each unit.
         why: returns the reason for the device of a unit, by index.
-        rejected: the placement that was rejected for this one.
+        rejected: the placement in whose place this placement was chosen; None without one.
         hint_uses: how hints influenced the placement.
     """
 
@@ -89,9 +89,7 @@ class Options:
             self._input_bytes[home] += self.work.sizes[storage]
 
     def place_units(self, choose: Choose, new_input_device: str | None = None) -> PlacedUnits | None:
-        """Place the units, in execution order, on the devices that `choose` returns.
-
-        If memory does not suffice, return None.
+        """Return the units placed, in execution order, on the devices that `choose` returns, or None if memory lacks.
 
         `new_input_device`: device for inputs that have no location. If None, each such input goes to the device that uses it
         first.
@@ -119,7 +117,7 @@ class Options:
         return self.in_place() or self.in_parts()
 
     def in_place(self) -> Option | None:
-        """Place the program on the device that holds most of its inputs.
+        """Return the placement on the device with most of the inputs, or None if memory does not suffice.
 
         If the inputs have no location, choose the fastest device with enough memory.
         """
@@ -189,7 +187,7 @@ class Options:
         )
 
     def why_nothing_fits(self) -> str:
-        """Return the missing resources, for the error message."""
+        """Return the error message about the missing memory, with figures."""
         total = sum(self.work.sizes.values())
         rooms = ", ".join(f"{d.id} {self.free_bytes.get(d.id, math.inf):,.0f}" for d in self.devices[:8])
         return (
@@ -201,10 +199,10 @@ class Options:
 
     def _reason_for_home(self, unit: Unit, device: str) -> str:
         if len(self._input_bytes) == 1:
-            return f"{self._input_bytes[device]:,} of {sum(self.work.sizes.values()):,} bytes of the inputs are there"
+            return f"{self._input_bytes[device]:,} of {sum(self.work.sizes.values()):,} bytes of the inputs are on this device"
         if unit.home == device:
             return "it writes values on this device" if unit.is_bound else "most of its inputs are on this device"
-        return "its operands are there"
+        return "its operands are on this device"
 
     def _reason_for_single(self, device: str) -> str:
         notes = "".join(f" (not {other}: it lacks {what})" for other, what in self._rejected_devices.items())

@@ -12,10 +12,9 @@ from djinn_costs.cost_based.units import ProgramUnits
 def cuts(
     work: ProgramUnits, devices: Sequence[DeviceCapabilities], free_bytes: Mapping[str, float]
 ) -> Iterator[dict[int, str]]:
-    """Yield placements, as the device of each unit, with more and more devices.
+    """Yield placements in consecutive segments, on few devices first. A placement is the device of each unit.
 
-    Consecutive devices hold consecutive segments. Placed inputs do not move. The size of a segment is proportional to
-    the free memory of its device.
+    Inputs that have a location do not move. The size of a segment is proportional to the free memory of its device.
     """
     new_bytes = _new_bytes(work)
     total = sum(new_bytes)

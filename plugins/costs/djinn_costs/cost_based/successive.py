@@ -33,7 +33,7 @@ class Rate:
 def for_successive(options: Options) -> Option | None:
     """Return the placement with the highest throughput for successive inputs.
 
-    If no hint announces successive inputs, or if no placement has a higher throughput than one device, return None.
+    Return None if no hint announces successive inputs, or if no placement has a higher throughput than one device.
     """
     stage_count = max(options.context.plan.hints.get("pipeline", (0,)), default=0)
     if min(stage_count, len(options.devices)) < MIN_DEVICES:
@@ -72,9 +72,10 @@ def _describe(rate: Rate) -> str:
 
 
 def _in_turns(options: Options, device_count: int) -> Rate | None:
-    """Run the whole program on several devices in turn.
+    """Return the placement in which devices run the whole program for one input each, in turn.
 
-    Only devices about as fast as the device with the weights are used.
+    It uses only devices that are about as fast as the device with the weights. Return None if copies of the weights
+    cost more time than the turns save.
     """
     turn, seconds_by_device = options.context.stream.turn, _program_seconds(options)
     if turn not in seconds_by_device:
@@ -152,7 +153,7 @@ def _in_stages(options: Options, device_count: int) -> Rate | None:
 
 
 def _busiest_link_seconds(options: Options, listed: PlacedUnits) -> float:
-    """Return the seconds that the busiest link is used for the values of one input."""
+    """Return the seconds for which the busiest link transfers values of one input."""
     busy = Counter[tuple[str, str]]()
     for unit, device in zip(options.work.units, listed.device_of_unit, strict=True):
         for maker, size in unit.bytes_by_unit.items():

@@ -28,16 +28,16 @@ class Unit:
     Attributes:
         nodes: ids of the nodes, in order.
         seconds: time on each device model, as in `Hardware.rows`.
-        storage: a storage that lies on the unit's device. If the unit computes and writes nothing, it is None.
-        bytes_by_unit: bytes that the unit gets from other units, by unit.
+        storage: a storage that must be on the unit's device; None if the unit only views inputs.
+        bytes_by_unit: bytes that the unit gets from each other unit, by index of that unit.
         reads: storages of inputs that the unit reads.
-        kept_bytes: bytes of results that outlive the program.
-        home: device of most of its inputs, or of the storage that it writes. If these have no location, it is None.
+        kept_bytes: bytes of its results that outlive the program.
+        home: device of most of its inputs, or of the storage that it writes; None if these have no location.
         is_bound: True if the unit writes a storage on `home`.
         generates_tokens: True if the unit belongs to a language model that generates tokens.
         is_light: True if the unit and all its operands take less time than a message. A light unit runs on the device of
             its first consumer.
-        group: index of its group or branch in `beside`. Without a group, it is -1.
+        group: index of its group or branch in `beside`, or -1.
     """
 
     nodes: list[int]
@@ -54,10 +54,7 @@ class Unit:
 
 
 def beside(context: PlacementContext) -> tuple[tuple[int, ...], ...]:
-    """Return sets of nodes that can run concurrently.
-
-    The sets are groups that an optimization has made. If there are none, they are branches that a pattern has found.
-    """
+    """Return sets of nodes that can run concurrently: groups of an optimization, or else branches of a pattern."""
     return context.plan.hints.get("groups") or context.plan.hints.get("branches", ())
 
 
@@ -138,9 +135,9 @@ class _UnitBuilder:
         work.tables |= {s for s in tables if work.sizes.get(s, 0) > self.small_bytes}
 
     def _measure_chains(self) -> dict[int, float]:
-        """Return for each node the seconds of the chain that starts at the node. Each node of a chain has one consumer.
+        """Return for each node the seconds of the chain that starts at it: each node feeds only the next one.
 
-        Also count the uses of each value.
+        Also count the uses of each value in `use_counts`.
         """
         maker: dict[int, int] = {}
         followers: dict[int, int] = {}

@@ -51,7 +51,7 @@ def calibrate(
         return
     open_session(**server_settings(servers, connection_file))
     with progress(as_json) as report:
-        result = calibrate_session(rounds, processor_time=processor_time, quick=quick, told=report)
+        result = calibrate_session(rounds, processor_time=processor_time, quick=quick, report=report)
     if as_json:
         row = {
             "device": result.device.id,
@@ -67,10 +67,10 @@ def calibrate(
     click.echo(f"{', '.join(result.models)}: kept in {result.file}")
 
 
-def measure_beside_other_work(given: dict[str, Any]) -> None:
-    """Measure a device in the background at low priority.
+def measure_beside_other_work(setting_values: dict[str, Any]) -> None:
+    """Measure a device in the background, at low priority.
 
-    If it was measured before, or if another process is measuring it, do nothing.
+    Do nothing if the device was measured before, or if another process is measuring it.
     """
     from djinn_client.runtime import client
     from djinn_client.runtime.planning.calibrations import calibration_file, calibration_of
@@ -81,20 +81,20 @@ def measure_beside_other_work(given: dict[str, Any]) -> None:
     from djinn_costs.roofline.calibration.session import open_session
 
     lower_priority(19)  # applies to child processes, too
-    open_session(**given)
+    open_session(**setting_values)
     device = client.device()
     assert device is not None
     file = calibration_file(device)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("w") as locked:
+    with file.with_suffix(".lock").open("w") as lock:
         try:
-            lock_file(locked.fileno())  # held until the process ends
+            lock_file(lock.fileno())  # held until the process ends
         except BlockingIOError:
             return
         if calibration_of(device) is None:
             own = not (client.settings().servers or client.settings().connection_file)
-            alone = own and device.kind == "cpu" and device.threads == 1
-            has_clock = alone and processor_clock(client.executor_process()) is not None
+            is_alone = own and device.kind == "cpu" and device.threads == 1
+            has_clock = is_alone and processor_clock(client.executor_process()) is not None
             calibrate_session(BACKGROUND_ROUNDS, processor_time=has_clock, quick=True)
 
 

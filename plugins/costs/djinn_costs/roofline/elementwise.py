@@ -292,10 +292,10 @@ def sized_probes() -> Iterator[PointwiseProbe]:
         for operation, make in makers.items():
             sizes = (SIZES[1],) if kind == "view" else (*SIZES, LARGE) if operation in _LARGE else SIZES
             for elements in sizes:
-                yield _sized(operation, kind, elements, make)
+                yield _sized_probe(operation, kind, elements, make)
 
 
-def _sized(operation: str, kind: Kind, elements: int, make: Make) -> PointwiseProbe:
+def _sized_probe(operation: str, kind: Kind, elements: int, make: Make) -> PointwiseProbe:
     repeats = max(2, min(200, _BUDGET // elements))
 
     def prepare(device: torch.device) -> Callable[[], object]:

@@ -26,7 +26,14 @@ from djinn.planning import (
 from djinn_core.planning.builtins.memory_traffic import distinct_bytes
 from djinn_costs.roofline.elementwise import LARGE, SIZES, SPLIT, PointwiseProbe, sized_probes
 from djinn_costs.roofline.fitting import fit_seconds
-from djinn_costs.roofline.products import ProductProbe, SmallOpsProbe, Swept, mixed_probes, shaped_probes, swept_probes
+from djinn_costs.roofline.products import (
+    ProductProbe,
+    SmallOpsProbe,
+    SweepProbe,
+    mixed_probes,
+    shaped_probes,
+    sweep_probes,
+)
 from djinn_costs.roofline.quick import QUICK
 from djinn_costs.roofline.terms import product_terms, recurrent_terms, seconds, size_terms
 
@@ -53,11 +60,11 @@ class MeasuredRoofline(CostModel):
     tolerates_growth = True
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, Work], CostEstimate] = {}
+        self._warm_costs: dict[tuple[str, Work], CostEstimate] = {}
         self._footprint: tuple[Graph, str, frozenset[int], float] | None = None
 
     def estimate(self, graph: Graph, node: Node, device: DeviceCapabilities) -> CostEstimate | None:
-        """Return the cost of a node. If the device was not measured, return None."""
+        """Return the cost of a node, or None if the device was not measured."""
         calibration = device.calibration
         parameters = calibration.models.get(self.name) if calibration is not None else None
         if calibration is None or parameters is None or parameters.get("version") != _VERSION:
@@ -66,14 +73,14 @@ class MeasuredRoofline(CostModel):
             return None
         work = work_of(graph, node)
         key = (calibration.digest, work)
-        warm = self._known.get(key)
+        warm = self._warm_costs.get(key)
         if warm is None:
-            if len(self._known) >= _LIMIT:
-                self._known.clear()
-            took = _seconds(parameters, work, _variant(graph, node, work))
+            if len(self._warm_costs) >= _LIMIT:
+                self._warm_costs.clear()
+            probe_seconds = _seconds(parameters, work, _variant(graph, node, work))
             traffic = work.bytes_read, work.bytes_written
-            warm = CostEstimate(work.flops, *traffic, took, self.name, work.operations, work.workspace)
-            self._known[key] = warm
+            warm = CostEstimate(work.flops, *traffic, probe_seconds, self.name, work.operations, work.workspace)
+            self._warm_costs[key] = warm
         if not work.bytes_read:
             return warm
         cold = self._cold_seconds(calibration, graph, node, work)
@@ -81,7 +88,7 @@ class MeasuredRoofline(CostModel):
 
     def probes(self) -> Iterable[Probe]:
         """Yield probes of each family of ops at several sizes, and passes over as much memory as usual programs read."""
-        for probes in (sized_probes(), shaped_probes(), swept_probes(), mixed_probes()):
+        for probes in (sized_probes(), shaped_probes(), sweep_probes(), mixed_probes()):
             yield from (attrs.evolve(probe.probe, quick=probe.probe.name in QUICK) for probe in probes)
 
     def background_command(self) -> tuple[str, ...]:
@@ -99,7 +106,7 @@ class MeasuredRoofline(CostModel):
             "operations": _operation_coefficients(sized, seconds),
             "kinds": _kind_coefficients(sized, seconds),
             "view": _view_seconds({p.operation: seconds[p.probe.name] for p in sized if p.kind == "view"}),
-            "bandwidth": _bandwidth([p for p in swept_probes() if p.probe.name in seconds], seconds, families),
+            "bandwidth": _bandwidth([p for p in sweep_probes() if p.probe.name in seconds], seconds, families),
         }
         excess = [
             seconds[m.probe.name] - _unmixed_seconds(fitted, m) for m in mixed_probes() if m.probe.name in seconds
@@ -107,9 +114,9 @@ class MeasuredRoofline(CostModel):
         return {**fitted, "between": max(0.0, *excess)} if excess else fitted
 
     def _cold_seconds(self, calibration: Calibration, graph: Graph, node: Node, work: Work) -> float:
-        """Return the time to load the program's inputs into caches.
+        """Return the seconds to read the program inputs among the operands of a node from memory.
 
-        The inputs are not cached, because the whole program has run since they were last read.
+        They are not cached, because the rest of the program has run since they were last read.
         """
         footprint = self._footprint
         if footprint is None or footprint[0] is not graph or footprint[1] != calibration.digest:
@@ -117,7 +124,7 @@ class MeasuredRoofline(CostModel):
             for value in graph.inputs:
                 storage = storage_of(value)
                 sizes[storage] = max(sizes.get(storage, 0), distinct_bytes(graph.meta(value)))
-            bandwidth = _interpolated(calibration.models[self.name]["bandwidth"], sum(sizes.values()))
+            bandwidth = _interpolate(calibration.models[self.name]["bandwidth"], sum(sizes.values()))
             footprint = self._footprint = (graph, calibration.digest, frozenset(sizes), bandwidth)
         _, _, operand_bytes, bandwidth = footprint
         cold = [v for v in node.inputs if storage_of(v) in operand_bytes]
@@ -143,14 +150,14 @@ def _variant(graph: Graph, node: Node, work: Work) -> str:
 
 
 def _seconds(parameters: Mapping[str, Any], work: Work, name: str) -> float:
-    """Return the time of an op with cached operands. For a fused layer, add the times of its parts."""
+    """Return the seconds of an op with cached operands; for a fused layer, the sum over its parts."""
     if not work.parts:
         return _warm_seconds(parameters, work, name)
     return sum(_warm_seconds(parameters, part, part.operation) for part in work.parts)
 
 
 def _warm_seconds(parameters: Mapping[str, Any], work: Work, name: str = "") -> float:
-    """Return the time of an op with cached operands. `name`: name of the op's variant."""
+    """Return the seconds of an op with cached operands. `name`: name of the op's variant."""
     family, between = _family(work), float(parameters["between"])
     if family in parameters["families"]:
         families = parameters["families"]
@@ -192,7 +199,7 @@ def _coefficients(parameters: Mapping[str, Any], work: Work, name: str) -> Seque
     return kinds.get(work.kind) or kinds["pointwise"]  # type: ignore[no-any-return]
 
 
-def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
+def _interpolate(points: Sequence[Sequence[float]], at: float) -> float:
     """Interpolate linearly between points on logarithmic scales."""
     x, y = np.log([p[0] for p in points]), np.log([p[1] for p in points])
     return float(np.exp(np.interp(math.log(max(at, 1.0)), x, y)))
@@ -201,14 +208,14 @@ def _interpolated(points: Sequence[Sequence[float]], at: float) -> float:
 # --- fitting ----------------------------------------------------------------------------------------------------
 
 
-def _shaped_coefficients(probes: Sequence[ProductProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
+def _shaped_coefficients(probes: Sequence[ProductProbe], probe_seconds: Mapping[str, float]) -> dict[str, list[float]]:
     by_family: dict[str, list[ProductProbe]] = defaultdict(list)
     for probe in probes:
         by_family[probe.family].append(probe)
     coefficients: dict[str, list[float]] = {}
     for family, members in by_family.items():
         terms = np.array([_shaped_terms(family, p.dims, coefficients) for p in members])
-        times = np.array([took[p.probe.name] for p in members])
+        times = np.array([probe_seconds[p.probe.name] for p in members])
         if family == "attention_backward":  # the timed backward probe includes a forward pass
             times = np.maximum(times - terms @ np.array(coefficients["attention"]), times / 4)
         coefficients[family] = fit_seconds(terms, times).tolist()
@@ -221,13 +228,15 @@ def _unmixed_seconds(parameters: Mapping[str, Any], mixed: SmallOpsProbe) -> flo
     return sum(_warm_seconds(parameters, work) for work in works) / len(works)
 
 
-def _operation_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
+def _operation_coefficients(
+    probes: Sequence[PointwiseProbe], probe_seconds: Mapping[str, float]
+) -> dict[str, list[float]]:
     by_operation: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for probe in probes:
-        by_operation[probe.operation].append((probe.elements, took[probe.probe.name]))
+        by_operation[probe.operation].append((probe.elements, probe_seconds[probe.probe.name]))
     paging = _paging({o: p for o, p in by_operation.items() if not o.endswith("_")})
     return {
-        operation: _fit_sizes(_with_large(operation, points, paging))
+        operation: _fit_sizes(_extend_to_large(operation, points, paging))
         for operation, points in by_operation.items()
         if len(points) > 1
     }
@@ -246,27 +255,27 @@ def _paging(by_operation: Mapping[str, list[tuple[int, float]]]) -> float:
     return max(0.0, float(np.median(excess))) if excess else 0.0
 
 
-def _with_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
+def _extend_to_large(operation: str, points: list[tuple[int, float]], paging: float) -> list[tuple[int, float]]:
     """Add a point at size `LARGE`, which continues the rate of the last points.
 
     Ops that allocate memory also pay for paging.
     """
-    largest, took = max(points)
+    largest, probe_seconds = max(points)
     allocation = 0.0 if operation.endswith("_") else paging
-    return points if largest >= LARGE else [*points, (LARGE, took * LARGE / largest + allocation)]
+    return points if largest >= LARGE else [*points, (LARGE, probe_seconds * LARGE / largest + allocation)]
 
 
-def _view_seconds(took: Mapping[str, float]) -> list[float]:
+def _view_seconds(probe_seconds: Mapping[str, float]) -> list[float]:
     """Return the seconds of the first view of an op in a program, and of each later view of this op."""
-    first_view = float(np.median([t for name, t in took.items() if name != "split"] or [0.0]))
-    return [first_view, max(0.0, took.get("split", first_view) - first_view) / (SPLIT - 1)]
+    first_view = float(np.median([t for name, t in probe_seconds.items() if name != "split"] or [0.0]))
+    return [first_view, max(0.0, probe_seconds.get("split", first_view) - first_view) / (SPLIT - 1)]
 
 
-def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, float]) -> dict[str, list[float]]:
+def _kind_coefficients(probes: Sequence[PointwiseProbe], probe_seconds: Mapping[str, float]) -> dict[str, list[float]]:
     """Return coefficients for unmeasured ops: for each kind, the median over its measured ops."""
     by_size: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for probe in probes:
-        by_size[probe.kind][probe.elements].append(took[probe.probe.name])
+        by_size[probe.kind][probe.elements].append(probe_seconds[probe.probe.name])
     return {
         kind: _fit_sizes([(size, float(np.median(times))) for size, times in sizes.items() if size < LARGE])
         for kind, sizes in by_size.items()
@@ -275,17 +284,17 @@ def _kind_coefficients(probes: Sequence[PointwiseProbe], took: Mapping[str, floa
 
 def _fit_sizes(points: Sequence[tuple[int, float]]) -> list[float]:
     terms = np.array([size_terms(size) for size, _ in points])
-    fitted: list[float] = fit_seconds(terms, np.array([took for _, took in points])).tolist()
+    fitted: list[float] = fit_seconds(terms, np.array([probe_seconds for _, probe_seconds in points])).tolist()
     return fitted
 
 
 def _bandwidth(
-    probes: Sequence[Swept], took: Mapping[str, float], families: Mapping[str, Sequence[float]]
+    probes: Sequence[SweepProbe], probe_seconds: Mapping[str, float], families: Mapping[str, Sequence[float]]
 ) -> list[list[float]]:
-    """Return bytes per second, by number of bytes that a program reads. The rate never rises with the size."""
+    """Return the memory bandwidth in bytes per second, by bytes that a program reads. It never rises with the size."""
     points: list[list[float]] = []
     for probe in probes:
         started = families["product"][0] * probe.count
-        rate = probe.footprint / max(took[probe.probe.name] - started, took[probe.probe.name] / 4)
+        rate = probe.footprint / max(probe_seconds[probe.probe.name] - started, probe_seconds[probe.probe.name] / 4)
         points.append([float(probe.footprint), min(rate, points[-1][1] if points else rate)])
     return points

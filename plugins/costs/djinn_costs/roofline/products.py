@@ -44,10 +44,10 @@ def shaped_probes() -> Iterator[ProductProbe]:
     yield from _attentions()
     for steps, rows, width in itertools.product((4, 16), (1, 16), (32, 128, 384)):
         dims = (steps, rows, 4 * width, 2 * width)
-        yield _shaped("recurrent", f"{steps} {rows} {width}", dims, _recurrent(steps, rows, width))
+        yield _shaped_probe("recurrent", f"{steps} {rows} {width}", dims, _recurrent(steps, rows, width))
 
 
-def _shaped(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> ProductProbe:
+def _shaped_probe(family: Family, label: str, dims: tuple[int, int, int, int], make: _Make) -> ProductProbe:
     repeats = max(2, min(100, int(_BUDGET / math.prod(dims))))
 
     def prepare(device: torch.device) -> Callable[[], object]:
@@ -70,7 +70,7 @@ def _products() -> Iterator[ProductProbe]:
     extremes = ((1, 2048, 1024, 256), (1, 1, 4096, 1024), (1, 128, 4096, 512), (1, 64, 2, 128))
     batched = itertools.product((8, 64), (16, 128), (16, 128), (64,))
     for dims in (*singles, *extremes, *batched):
-        yield _shaped("product", " ".join(map(str, dims)), dims, _product(*dims))
+        yield _shaped_probe("product", " ".join(map(str, dims)), dims, _product(*dims))
 
 
 def _product(batch: int, rows: int, columns: int, contracted: int) -> _Make:
@@ -100,14 +100,14 @@ def _convolutions() -> Iterator[ProductProbe]:
         dims = (1, side * side, outside, inside * kernel * kernel)
         label = f"{side} {inside} {outside} {kernel}"
         forward: Family = "convolution 1" if kernel == 1 else "convolution"
-        yield _shaped(forward, label, dims, _convolution(side, inside, outside, kernel, 1))
+        yield _shaped_probe(forward, label, dims, _convolution(side, inside, outside, kernel, 1))
         if side < 56:
             backward: Family = "convolution_backward 1" if kernel == 1 else "convolution_backward"
-            yield _shaped(backward, label, dims, _convolution_backward(side, inside, outside, kernel))
+            yield _shaped_probe(backward, label, dims, _convolution_backward(side, inside, outside, kernel))
     for side, channels, kernel in itertools.product((14, 56), (32, 128), (3, 7)):
         dims = (channels, side * side, 1, kernel * kernel)
         label = f"{side} {channels} {kernel}"
-        yield _shaped("grouped", label, dims, _convolution(side, channels, channels, kernel, channels))
+        yield _shaped_probe("grouped", label, dims, _convolution(side, channels, channels, kernel, channels))
 
 
 def _convolution(side: int, inside: int, outside: int, kernel: int, groups: int) -> _Make:
@@ -135,9 +135,9 @@ def _attentions() -> Iterator[ProductProbe]:
     wide = [(4, 128, 128, 32), (8, 128, 128, 128)]
     decode = [(12, 1, length, 64) for length in (32, 256, 2048)]
     for dims in (*full, *wide, *decode):
-        yield _shaped("attention", " ".join(map(str, dims)), dims, _attention(*dims))
+        yield _shaped_probe("attention", " ".join(map(str, dims)), dims, _attention(*dims))
     for dims in (*full[:3], *wide):
-        yield _shaped("attention_backward", " ".join(map(str, dims)), dims, _attention_backward(*dims))
+        yield _shaped_probe("attention_backward", " ".join(map(str, dims)), dims, _attention_backward(*dims))
 
 
 def _attention(heads: int, queries: int, keys: int, width: int) -> _Make:
@@ -183,7 +183,7 @@ _SWEPT_WIDTH = 1024
 
 
 @attrs.frozen
-class Swept:
+class SweepProbe:
     """Probe of one pass over many weights.
 
     Attributes:
@@ -197,12 +197,12 @@ class Swept:
     probe: Probe
 
 
-def swept_probes() -> Iterator[Swept]:
+def sweep_probes() -> Iterator[SweepProbe]:
     """Yield a probe for each size in `FOOTPRINTS`. It passes over weights of this total size."""
     for footprint in FOOTPRINTS:
         count = max(4, footprint >> 21)  # tensors of two megabytes, like the weights of models that exceed the caches
         passes = max(2, min(32, _SWEPT // footprint))
-        yield Swept(footprint, count, Probe(f"sweep {footprint}", _sweep(footprint, count, passes), passes))
+        yield SweepProbe(footprint, count, Probe(f"sweep {footprint}", _sweep(footprint, count, passes), passes))
 
 
 def _sweep(footprint: int, count: int, passes: int) -> _Make:

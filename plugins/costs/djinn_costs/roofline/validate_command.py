@@ -54,7 +54,7 @@ def validate(
         check_drawable()
     open_session(**server_settings(servers, connection_file))
     with progress(as_json) as report:
-        validation = validate_session(rounds, processor_time=processor_time, only=only, told=report)
+        validation = validate_session(rounds, processor_time=processor_time, only=only, report=report)
     if plot is not None:
         draw(validation, plot)
     _print_json(validation) if as_json else _print_table(validation)

@@ -32,7 +32,7 @@ constexpr int kLanes = kStreams * kMaxDevices;  // a lane is one stream of one d
 using Guard = std::lock_guard<std::recursive_mutex>;
 std::recursive_mutex& mutex();
 
-// For each lane, the number of the last op that a lane, an event or the host knows to be complete. As a vector clock.
+// Vector clock: for each lane, the number of the last op that a lane, an event or the host knows to be complete.
 using Seen = std::vector<int64_t>;
 void join(Seen* into, const Seen& other);
 

@@ -19,7 +19,7 @@ namespace {
 
 bool is_fake(const at::Tensor& t) { return t.defined() && t.device().type() == kFake; }
 
-// ---- what is known of an op ---------------------------------------------------------------------------------------------
+// ---- facts about an op -------------------------------------------------------------------------------------------------
 
 enum class Work : uint8_t { kElements, kMatrix, kConvolution, kConvolutionBackward, kAttention };
 
@@ -249,7 +249,7 @@ double operations(const OpInfo& info, const Call& call, const std::vector<c10::I
 }
 
 // Restores the tensors that a captured op wrote, because the op takes effect only when the graph is replayed.
-// Memory of the graph itself holds nothing before.
+// Memory that the graph allocates has no earlier contents.
 struct Unwritten {
   Unwritten(const Call& call, const Graph* graph) {
     for (const auto& a : call.tensors) {

@@ -33,12 +33,12 @@ struct Needed {
 struct GraphPool {
   int graphs = 0;
   std::set<Block*> blocks;
-  std::set<std::pair<size_t, Block*>> unused;  // that no tensor uses, by size
+  std::set<std::pair<size_t, Block*>> unused;  // blocks that no tensor uses, by size
 };
 
 struct Graph {
   Lane* lane = nullptr;
-  std::thread::id only;  // thread whose calls can spoil the capture; none: those of all threads
+  std::thread::id only;  // thread whose calls can invalidate the capture; default value: all threads
   at::MempoolId_t id{0, 0};
   GraphPool* pool = nullptr;
   std::vector<Node> nodes;

@@ -237,7 +237,7 @@ FakeAllocator fake_allocator;
 
 // ---- page-locked host memory --------------------------------------------------------------------------------------------
 
-// Like PyTorch's allocator: blocks are powers of two and are kept. A block is reused when all copies from and to it are complete.
+// Like PyTorch's allocator: block sizes are powers of two, and freed blocks are cached. A block is reused when all copies from and to it are complete.
 struct PinnedAllocator final : at::HostAllocator {
   std::vector<Block*> unused;
   size_t pinned = 0, pinned_peak = 0;

@@ -102,7 +102,7 @@ void check_order(const Lane& lane, const Block& block, const std::vector<Use>& u
   }
 }
 
-// Add a use. Drop uses of the same lane that it covers, and uses that nobody can have to wait for.
+// Add a use. Drop uses of the same lane that it covers, and uses for which no later op has to wait.
 void note(std::vector<Use>* uses, const Use& added) {
   std::erase_if(*uses, [&](const Use& old) {
     const bool covered = old.lane == added.lane && added.begin <= old.begin && old.end <= added.end;

@@ -28,7 +28,7 @@ def calibrate_session(
     *,
     processor_time: bool = False,
     quick: bool = False,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> CalibrationResult:
     """Measure the device of the open session for all cost models, and store the parameters. Call `open_session` first.
 
@@ -36,7 +36,7 @@ def calibrate_session(
         rounds: how often each probe is timed.
         processor_time: True to measure processor time instead of elapsed time.
         quick: True to use only a fifth of the probes.
-        told: called with the name of each probe before it is timed.
+        report: called with the name of each probe before it is timed.
 
     Raises:
         ConfigurationError: no cost model in use can be calibrated, or the probes are too few.
@@ -49,16 +49,16 @@ def calibrate_session(
         raise ConfigurationError(
             "no cost model in use can be calibrated: see `djinn plugins`, and whether `plugins` or `disable` leaves roofline out"
         )
-    began = time.monotonic()
+    start = time.monotonic()
     with measuring(processor_time=processor_time) as clock:
-        bench = Bench(clock, torch.device(DEVICE), models, told, quick)
+        bench = Bench(clock, torch.device(DEVICE), models, report, quick)
         for _ in range(rounds):
             bench.round()
         device = client.device()
     assert device is not None
     file = store_calibration(device, bench.fit())
     names = tuple(model.name for model in models)
-    return CalibrationResult(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - began)
+    return CalibrationResult(device, file, names, len(bench.seconds), len(bench.failed), time.monotonic() - start)
 
 
 @attrs.frozen
@@ -90,7 +90,7 @@ class Bench:
         clock: measures the executor's time.
         device: the measured device.
         models: the cost models.
-        told: called with the name of each probe before it is timed.
+        report: called with the name of each probe before it is timed.
         quick: True to time only quick probes.
         seconds: times of one repetition, by model name and probe name.
         idle: times of empty submissions.
@@ -100,7 +100,7 @@ class Bench:
     clock: Clock
     device: torch.device
     models: Sequence[CostModel]
-    told: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
     quick: bool = False
     seconds: dict[tuple[str, str], list[float]] = attrs.field(factory=dict)
     idle: list[float] = attrs.field(factory=list)
@@ -112,20 +112,20 @@ class Bench:
             for model in self.models:
                 for probe in self._probes(model):
                     if (model.name, probe.name) not in self.failed:
-                        self.told(probe.name)
-                        self._take(model, probe)
+                        self.report(probe.name)
+                        self._time_probe(model, probe)
 
     def _probes(self, model: CostModel) -> Iterator[Probe]:
         return (probe for probe in model.probes() if probe.quick or not self.quick)
 
-    def _take(self, model: CostModel, probe: Probe) -> None:
+    def _time_probe(self, model: CostModel, probe: Probe) -> None:
         key = (model.name, probe.name)
         try:
             run = probe.prepare(self.device)
             if key not in self.seconds:
                 warm_up(run, self.clock)
             self.idle.append(seconds_of(lambda: None, self.clock))
-            took = seconds_of(run, self.clock)
+            probe_seconds = seconds_of(run, self.clock)
         except SessionLost:
             raise  # further probes cannot be timed either
         except (DjinnError, RuntimeError) as error:
@@ -133,7 +133,7 @@ class Bench:
             self.failed.add(key)
             self.seconds.pop(key, None)
         else:
-            self.seconds.setdefault(key, []).append(took / probe.repeats)
+            self.seconds.setdefault(key, []).append(probe_seconds / probe.repeats)
 
     def fit(self) -> dict[str, Mapping[str, Any]]:
         """Fit each model to the median time of each of its probes, and return the parameters by model name."""
@@ -153,7 +153,7 @@ class Bench:
 
 
 def _median_seconds(times: Sequence[float], rest: float) -> float:
-    """Return the median of `times` minus `rest`, the cost of an empty submission."""
+    """Return the median of `times`, minus `rest`: the seconds of an empty submission."""
     median = statistics.median(times)
     return max(median - rest, median / 4)
 

@@ -25,7 +25,7 @@ class Clock(Protocol):
     """Clock that counts the seconds in which an executor works."""
 
     def read(self) -> float:
-        """Return the seconds so far. Call this only while no submission is pending."""
+        """Return the seconds counted so far. Call this only while no submission is pending."""
 
 
 class ExecutorClock(Observer):
@@ -47,10 +47,10 @@ class ExecutorClock(Observer):
 
 
 def processor_clock(process: int) -> Clock | None:
-    """Return a clock of the processor time of an executor process on this machine.
+    """Return a clock of the processor time of the executor with process id `process` on this machine.
 
-    If `process` is this process, or if its times cannot be read, return None. Other load influences processor time less
-    than elapsed time.
+    Return None if `process` is this process, or if its times cannot be read. Other load of the machine influences
+    processor time less than elapsed time.
     """
     if process == os.getpid():
         return None
@@ -62,9 +62,9 @@ def processor_clock(process: int) -> Clock | None:
 
 @contextmanager
 def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
-    """Yield a clock for the open session.
+    """Context manager with a clock for the open session.
 
-    Meanwhile, executors run no predicted submissions, because no clock counts them.
+    Inside the block, executors run no predicted submissions, because no clock counts them.
 
     Raises:
         ConfigurationError: processor time was requested, but the executor is not a process of this machine, or it has
@@ -74,8 +74,8 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
     clock: Clock = (observer := ExecutorClock())
     if processor_time:
         process = client.executor_process()
-        own_clock = processor_clock(process)
-        if own_clock is None:
+        executor_clock = processor_clock(process)
+        if executor_clock is None:
             raise ConfigurationError(
                 f"processor time can be measured only for an executor process on this machine under Linux; {process} is not one"
             )
@@ -83,7 +83,7 @@ def measuring(*, processor_time: bool = False) -> Iterator[Clock]:
             raise ConfigurationError(
                 "processor time tells how long an op takes only on one thread: set `threads` to 1, such as by DJINN_THREADS=1"
             )
-        clock = own_clock
+        clock = executor_clock
     session = context.session
     assert session is not None
     _request_timings(session, on=True)
@@ -105,12 +105,12 @@ def _request_timings(session: Session, *, on: bool) -> None:
 def seconds_of(run: Callable[[], object], clock: Clock) -> float:
     """Return the time that the executor takes for the ops that `run` records."""
     djinn.synchronize()
-    began = clock.read()
+    start = clock.read()
     result = run()
     djinn.synchronize()
-    took = clock.read() - began
+    probe_seconds = clock.read() - start
     del result
-    return took
+    return probe_seconds
 
 
 def warm_up(run: Callable[[], object], clock: Clock) -> None:

@@ -18,7 +18,7 @@ from djinn_costs.roofline.calibration.calibrate import Bench, calibrated_models
 from djinn_costs.roofline.calibration.measuring import DEVICE, Clock, measuring, seconds_of, warm_up, without_collection
 from djinn_costs.roofline.calibration.workloads import Workload, workloads
 
-_ENOUGH = 0.03  # target seconds of a loop of steps
+_LOOP_SECONDS = 0.03  # target seconds of a loop of steps
 _REPEATS = 20
 
 
@@ -72,7 +72,7 @@ class Validation:
 
 
 @attrs.define
-class _Running:
+class _RunningProgram:
     """A program on the device, with its measured times."""
 
     workload: Workload
@@ -82,7 +82,7 @@ class _Running:
     seconds: list[float] = attrs.field(factory=list)
 
     def measure(self, clock: Clock) -> None:
-        """Measure the step in a loop, so that caches are in the state of steady operation."""
+        """Measure repeated steps, so that caches are in the state of steady operation, and store the time of a step."""
         self.seconds.append(seconds_of(self.loop, clock) / self.repeats)
 
     def loop(self) -> list[object]:
@@ -95,7 +95,7 @@ def validate_session(
     *,
     processor_time: bool = False,
     only: Sequence[str] = (),
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Validation:
     """Measure programs on the executor of the open session, and compare the times with predictions.
 
@@ -105,7 +105,7 @@ def validate_session(
         rounds: how often each probe and each program is timed.
         processor_time: True to measure the executor's processor time instead of elapsed time.
         only: parts of program names. If given, only programs whose names contain one of them are measured.
-        told: called with messages about the progress.
+        report: called with messages about the progress.
 
     Raises:
         ConfigurationError: no program is left to validate, or no cost model can be calibrated.
@@ -120,22 +120,22 @@ def validate_session(
         )
     device = torch.device(DEVICE)
     with measuring(processor_time=processor_time) as clock:
-        bench = Bench(clock, device, models, told=told)
+        bench = Bench(clock, device, models, report=report)
         running = []
         for workload in selected:
-            told(workload.name)
+            report(workload.name)
             running.append(_start(workload, device, clock))
         for _ in range(rounds):
             bench.round()
             with without_collection():
                 for program in running:
-                    told(program.workload.name)
+                    report(program.workload.name)
                     program.measure(clock)
         calibration, idle = Calibration("validation", models=bench.fit()), statistics.median(bench.idle)
-        return Validation(tuple(_compared(program, calibration, idle) for program in running))
+        return Validation(tuple(_compare(program, calibration, idle) for program in running))
 
 
-def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
+def _start(workload: Workload, device: torch.device, clock: Clock) -> _RunningProgram:
     """Build a program, run it once, and plan its second run."""
     step = workload.build(device)
     seconds_of(step, clock)
@@ -144,18 +144,18 @@ def _start(workload: Workload, device: torch.device, clock: Clock) -> _Running:
     result = djinn.plan(program, until="place")
     djinn.synchronize()
     del results
-    repeats = max(1, min(_REPEATS, int(_ENOUGH / max(seconds_of(step, clock), 1e-6))))
-    running = _Running(workload, step, result, repeats)
+    repeats = max(1, min(_REPEATS, int(_LOOP_SECONDS / max(seconds_of(step, clock), 1e-6))))
+    running = _RunningProgram(workload, step, result, repeats)
     warm_up(running.loop, clock)  # the loop is another program than the step
     return running
 
 
-def _compared(one: _Running, calibration: Calibration, idle: float) -> Comparison:
-    result, idle = one.result, idle / one.repeats
+def _compare(program: _RunningProgram, calibration: Calibration, idle: float) -> Comparison:
+    result, idle = program.result, idle / program.repeats
     device = attrs.evolve(result.topology.devices[0], calibration=calibration)
     topology = attrs.evolve(result.topology, devices=(device,))
     costs = estimate(result.graph, client.registry().cost_models, topology).by_device[device.id]
     nodes = result.plan.nodes if result.plan is not None else range(len(result.graph.nodes))
     predicted, flops = sum(costs[node].seconds for node in nodes), sum(costs[node].flops for node in nodes)
-    median = statistics.median(one.seconds)
-    return Comparison(one.workload.name, predicted, max(median - idle, median / 4), len(nodes), flops)
+    median = statistics.median(program.seconds)
+    return Comparison(program.workload.name, predicted, max(median - idle, median / 4), len(nodes), flops)
