@@ -18,6 +18,14 @@ from djinn_core.ir.values import TensorMeta, contiguous_strides, tensor_meta
 class ProgramBuilder:
     """Build a program op by op. A value is represented by its handle, as in `Graph`.
 
+    Attributes:
+        metas: metadata of each value, by handle.
+        calls: the ops so far.
+        operands: handles of the operands and new results of `calls`, in order.
+        slots: numbers among the arguments of `calls`, in order.
+        dead: handles of values that die with the program.
+        modules: paths of modules that called ops, by index of the op.
+
     Example:
         builder = ProgramBuilder()
         x, w = builder.input(8, 16), builder.input(16, 4)

@@ -107,6 +107,8 @@ def _run(node: Node, values: dict[int, torch.Tensor], replace: Mapping[int, int]
 
 @attrs.define
 class _Device:
+    """A simulated device: its steps, its values by handle, and the index of its next step."""
+
     steps: Sequence[Step]
     values: dict[int, torch.Tensor] = attrs.field(factory=dict)
     at: int = 0

@@ -43,7 +43,12 @@ def outcome(future: Future[R], message: str) -> R:
 
 
 class Served:
-    """A transport that listens, and passes accepted connections to the test."""
+    """A transport that listens, and passes accepted connections to the test.
+
+    Attributes:
+        transport: the transport.
+        listener: the transport's listener.
+    """
 
     def __init__(self, transport: Transport, url: str, limits: Limits) -> None:
         self.transport = transport

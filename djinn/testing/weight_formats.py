@@ -28,14 +28,14 @@ class _InMemory(WeightFile):
         self.data, self.name, self.size = data, name, len(data)
 
     def version(self) -> str:
-        """Return a text that changes if the contents may have changed."""
+        """Return a constant text, because the contents never change."""
         return "1"
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes of the file that start at position `start`."""
         part = self.data[start : start + len(buffer)]
         if start < 0 or len(part) != len(buffer):
-            raise OSError("beyond the end of the file")
+            raise OSError("the read extends beyond the end of the file")
         buffer[:] = part
 
 

@@ -121,7 +121,12 @@ def fetch_later(tensors: Sequence[LazyTensor]) -> Pending:
 
 @attrs.frozen
 class _FetchedCall:
-    """A callback that waits for the elements of its arguments."""
+    """A callback that waits for its argument.
+
+    Attributes:
+        pending: future of the tensors that `use` gets.
+        use: the callback.
+    """
 
     pending: Pending
     use: Use

@@ -45,7 +45,12 @@ def unknown_meta(operands: Sequence[LazyTensor]) -> TensorMeta:
 
 
 class RemoteInference(msgspec.Struct, frozen=True):
-    """The executor's reply about an op: the results, and the call with the executor's metadata, which can be cached."""
+    """The executor's reply about an op.
+
+    Attributes:
+        results: tensors or numbers, as the op returns them.
+        call: the call with the result metadata from the executor, which can be cached.
+    """
 
     results: Any
     call: Call

@@ -26,7 +26,7 @@ InitHook = Callable[[], None]
 
 
 class Captures(threading.local):
-    """The current thread's active or last `capture()`, as a `Captured`."""
+    """Captures of the current thread. `latest`: the active or last `capture()`, as a `Captured`, or None."""
 
     latest: Any = None
 
@@ -37,30 +37,47 @@ class ClientContext(msgspec.Struct, eq=False):
     The recorders' lock protects plans and sends.
 
     Attributes:
+        overrides: settings that `djinn.configure` has set.
+        settings: the settings in force, or None until they are resolved.
+        registry: the plugins in use. Planning plugins are loaded when the first program is planned.
+        started_executors: executors that no session uses yet.
+        joining: numbers of executors that are starting for the open session.
+        session: the open or lost session, or None.
+        planner: planner of the session.
+        kinds_to_load: kinds of plugins to load before the next program is sent.
+        growth_intolerant_plugins: names of plugins that restrict the open session's plans to fewer sizes.
+        stats: counters.
+        first_storage: least number that a storage of the open session can have.
+        baseline: totals of `_totals` at the last reset of the counters.
+        ended_bytes: bytes that connections of earlier sessions have sent and received.
+        hooks: functions to call when a session begins.
+        integrated: integrations that were called, by name. They are never withdrawn.
+        observers: the observers.
+        recordings: lists that collect plans, of `record_plans`.
+        captures: captures of the current thread.
+        was_available: True once a server has answered since the settings last changed.
         lock: held while settings change, and while a session begins or ends.
     """
 
     overrides: dict[str, Any] = msgspec.field(default_factory=dict)
     settings: Settings | None = None
-    # The plugins in use. Planning plugins are loaded when the first program is planned.
     registry: Registry | None = None
-    started_executors: tuple[EmbeddedExecutor, ...] = ()  # executors that no session uses yet
-    # Numbers of executors that are starting for the open session.
+    started_executors: tuple[EmbeddedExecutor, ...] = ()
     joining: set[int] = msgspec.field(default_factory=set)
     session: Session | None = None
-    planner: Planner | None = None  # planner of the session
-    kinds_to_load: tuple[str, ...] = ()  # kinds of plugins to load before the next program is sent
-    growth_intolerant_plugins: tuple[str, ...] = ()  # plugins that restrict the open session's plans to fewer sizes
+    planner: Planner | None = None
+    kinds_to_load: tuple[str, ...] = ()
+    growth_intolerant_plugins: tuple[str, ...] = ()
     stats: Stats = msgspec.field(default_factory=Stats)
-    first_storage: int = 0  # storages of the open session have numbers above those of earlier sessions
+    first_storage: int = 0
     baseline: tuple[int, int, int, int] = (0, 0, 0, 0)
-    ended_bytes: tuple[int, int] = (0, 0)  # bytes that connections of earlier sessions have sent and received
+    ended_bytes: tuple[int, int] = (0, 0)
     hooks: list[InitHook] = msgspec.field(default_factory=list)
-    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)  # integrations by name; never withdrawn
+    integrated: dict[str, Integration] = msgspec.field(default_factory=dict)
     observers: Observers = msgspec.field(default_factory=Observers)
     recordings: list[list[PipelineResult]] = msgspec.field(default_factory=list)
     captures: Captures = msgspec.field(default_factory=Captures)
-    was_available: bool = False  # True once a server has answered since the settings last changed
+    was_available: bool = False
     lock: threading.RLock = msgspec.field(default_factory=threading.RLock)
 
     def __repr__(self) -> str:

@@ -72,6 +72,11 @@ class ExecutorClient:
     The sink's lock serialises sending. The thread that waits for a reply reads the connection.
 
     Attributes:
+        opened: the open session with the executor.
+        link: sends frames until the session is lost.
+        replies: reads replies.
+        uploads: sends tensors.
+        submissions: sends programs.
         unread: size in bytes of each stored value that no submission has used yet, by handle. Empty unless an observer
             requests the event `reading`.
     """

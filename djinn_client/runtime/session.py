@@ -20,6 +20,7 @@ class Session:
     Attributes:
         executors: the executors by number.
         router: runs programs, and knows the executor of each value.
+        failures: failures on the executors.
     """
 
     def __init__(self, connect: Connect, new_router: Callable[[], Router], live_values: LiveValues) -> None:

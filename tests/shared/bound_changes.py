@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from djinn_client.runtime.sending.binding import Bound
+from djinn_client.runtime.sending.binding import Bindings
 from djinn_core.ir.slot_arrays import slot_arrays
 
 
 def changes(before, after):
     """The changes of inputs and of slots; each of the two runs is inputs and slots."""
     first, second = (
-        Bound(*slot_arrays(slots), np.array(inputs, np.int64), np.empty(0, np.int64), ())
+        Bindings(*slot_arrays(slots), np.array(inputs, np.int64), np.empty(0, np.int64), ())
         for inputs, slots in (before, after)
     )
     return second.input_changes(first), second.slot_changes(first)

@@ -80,7 +80,7 @@ class ThreadState(threading.local):
     Attributes:
         padding_is_last: True if the last check found the padding at the end of each row.
         converts_module: True while a module is being moved or converted.
-        predicted_fetches: prediction of the next fetches, or None if there is none.
+        predicted_fetches: prediction of the next fetches. None outside of a block of `expecting`.
         waits_until: deadline of this thread's waits for executors, in seconds of the monotonic clock. None: no limit.
     """
 

@@ -48,7 +48,7 @@ def existing_index(device: torch.device) -> int:
     """Return the index of a remote device.
 
     Raises:
-        RuntimeError: the index does not exist; other accelerators raise the same error.
+        RuntimeError: the index does not exist. Other accelerators raise this error, too.
     """
     named_index: int | None = device.index
     index = current_device() if named_index is None else named_index

@@ -162,7 +162,7 @@ def set_stream(stream: torch.Stream | None) -> None:
 
 
 class NativeStreamContext:
-    """Context manager that makes a stream current on this thread. None changes nothing."""
+    """Context manager that makes the stream `stream` current on this thread. None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream

@@ -51,19 +51,19 @@ FLAGS: Final = {  # by the id of the op: hashing an op runs Python code
 
 @handles(aten.nonzero.default)
 def find_nonzero(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Upload the indices of the nonzero elements if the contents are known.
+    """Handle `aten::nonzero`: upload the indices of the nonzero elements if the client knows the contents.
 
     The size of the result is then known. Otherwise record the op.
     """
-    places = _places(args[0])
-    if places is None:
+    positions = _nonzero(args[0])
+    if positions is None:
         return record(func, args, kwargs)
-    return upload_dense(places, args[0].remote.meta.device)
+    return upload_dense(positions, args[0].remote.meta.device)
 
 
 @handles(aten.index.Tensor, repeats=True)
 def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `aten::index`: replace a known mask by the indices of its True elements, so that the size of the result is known."""
+    """Handle `aten::index`: replace a mask whose contents are known by indices, so that the size of the result is known."""
     source, indices = args
     if any(isinstance(i, LazyTensor) and i.dtype is torch.bool for i in indices):
         args = source, [*_without_masks(source.shape, indices)]
@@ -71,30 +71,31 @@ def index(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _without_masks(shape: torch.Size, indices: Iterable[Any]) -> Iterator[Any]:
-    """Return the indices, with each known mask replaced by one index per mask dimension."""
-    at = 0
+    """Yield the indices. Replace each mask whose contents are known by the indices of its True elements, per dimension."""
+    dim = 0
     for index in indices:
-        mask = isinstance(index, LazyTensor) and index.dtype is torch.bool
-        width = index.dim() if mask else 1
-        fits = mask and width > 0 and shape[at : at + width] == index.shape
-        places = _places(index) if fits else None
-        if places is None:
+        is_mask = isinstance(index, LazyTensor) and index.dtype is torch.bool
+        width = index.dim() if is_mask else 1
+        fits = is_mask and width > 0 and shape[dim : dim + width] == index.shape
+        positions = _nonzero(index) if fits else None
+        if positions is None:
             yield index
         else:
-            yield from [upload_copy(column, index.remote.meta.device) for column in places.unbind(1)]
-        at += width
+            yield from [upload_copy(column, index.remote.meta.device) for column in positions.unbind(1)]
+        dim += width
 
 
-def _places(tensor: Any) -> torch.Tensor | None:
+def _nonzero(tensor: Any) -> torch.Tensor | None:
     elements = known_elements(tensor.remote) if isinstance(tensor, LazyTensor) else None
     return None if elements is None else elements.nonzero()
 
 
 @handles(aten.isnan.default, aten.isinf.default)
 def is_no_number(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Handle `isnan` and `isinf`.
+    """Handle `isnan` and `isinf`: record the op.
 
-    For a single element, fetch the element: `isnan(x) or isinf(x)` then takes one round trip.
+    If the operand has a single element, a read of the result fetches the operand instead. So `isnan(x) or isinf(x)`
+    takes one round trip.
     """
     result = record(func, args, kwargs)
     value = args[0].remote

@@ -43,7 +43,7 @@ _OF_NUMBERS = {
 
 
 class CpuOperand(Exception):  # noqa: N818 - a signal between two functions, never seen by users
-    """An argument of a remote op is a CPU tensor with dimensions."""
+    """Raised by `_flatten` if an argument of a remote op is a CPU tensor with dimensions."""
 
 
 def upload_operands(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -76,24 +76,24 @@ def check_indices(shape: Sequence[int], indices: Iterable[torch.Tensor | None]) 
     Raises:
         IndexError: the error of PyTorch's CPU kernel.
     """
-    dim = place = 0  # the kernel counts only dimensions that have an index
+    dim = indexed_dim = 0  # the kernel counts only dimensions that have an index
     for index in indices:
         if index is None:
             dim += 1
             continue
         if index.dtype not in _MASKS and dim < len(shape) and not isinstance(index, LazyTensor):
-            _check_index(index, place, shape[dim])
+            _check_index(index, indexed_dim, shape[dim])
         covered = index.dim() if index.dtype in _MASKS else 1
-        dim, place = dim + covered, place + covered
+        dim, indexed_dim = dim + covered, indexed_dim + covered
 
 
-def _check_index(index: torch.Tensor, place: int, size: int) -> None:
+def _check_index(index: torch.Tensor, indexed_dim: int, size: int) -> None:
     if type(index) is not torch.Tensor or index.dtype.is_floating_point or not index.numel():
         return
     numbers = index.numpy()  # plain Python: the client computes nothing with tensor ops
     if numbers.min() < -size or numbers.max() >= size:
         outside = numbers[(numbers < -size) | (numbers >= size)]
-        raise IndexError(f"index {outside[0]} is out of bounds for dimension {place} with size {size}")
+        raise IndexError(f"index {outside[0]} is out of bounds for dimension {indexed_dim} with size {size}")
 
 
 def in_lists_of_numbers(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]] | None:

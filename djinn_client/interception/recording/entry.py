@@ -63,7 +63,7 @@ class MetaOnlyStorages:
     The results and writes of an op with such an operand have no data, either.
 
     Attributes:
-        storages: numbers of the storages; always the same set object.
+        storages: numbers of the storages. The attribute always refers to one set object.
     """
 
     def __init__(self) -> None:

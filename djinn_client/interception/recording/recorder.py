@@ -92,14 +92,17 @@ class Recorder:
 
     Attributes:
         program: number of the program in C++.
-        counters: counters of the program, in C++ memory.
+        counters: counters of the program, such as the number of entries, in C++ memory.
         is_of_thread: True if it records a thread's ops, which are sent.
         captures: for each active capture, the entries that were sent.
         fixed: the last entry before the innermost capture, which `take_back` must not remove. None outside of captures.
         constants: uploaded values (handle, elements, logical device) while a capture tracks them.
-        module: the module call that the thread is inside.
-        moments: the module calls in order, each with the number of entries before it.
+        module: the module call that the thread is inside, or None.
+        moments: for each change of `module`, the number of entries before it and the new module call.
         forward_calls: earlier module calls of the thread.
+        fetches: predicts the thread's fetches.
+        uploaded: bytes of uploads since the last cut.
+        uploads: number of uploads since the last cut.
     """
 
     __slots__ = (
@@ -498,7 +501,7 @@ class Recorders:
     Attributes:
         thread: recorder of the current thread, created on first use. Exists after `begin`.
         deferred_uploads: uploads that a capture defers, because it starts no server: (handle, copy of the data, device).
-        unsent: submissions that an interrupt kept from being sent. They are sent first.
+        unsent: submissions that were not sent because of an interrupt or an error. They are sent first.
         waiting: number of freed handles that wait for the unsent programs of other threads.
         ops_captured: number of ops taken so far.
         begun: True once the library is loaded.

@@ -141,6 +141,23 @@ _OWN_VIEWS: Final = 1 << 30
 
 
 class _Rewriter:
+    """Records a program again, with its substitutions.
+
+    Attributes:
+        program: the original program.
+        recorder: records the new program.
+        first: each substitution, by the first of its nodes.
+        replaced_nodes: nodes that substitutions replace.
+        relied_nodes: nodes on whose operand metadata the result depends.
+        written_storages: storages that the remaining nodes write.
+        tensors: tensors for values of the original program, by handle.
+        storages: one value over each storage of the original program, by number.
+        names: handles of the original program, by handle of the new program.
+        new_instructions: instructions of the new program.
+        metas: metadata of the results in the original program, by handle.
+        memories: storages of the original program, by the new storage that replaces each.
+    """
+
     def __init__(self, program: Program, substitutions: Sequence[Substitution], recorder: _UnsentRecorder) -> None:
         self.program = program
         self.recorder = recorder
@@ -273,7 +290,7 @@ class _Rewriter:
         return copy
 
     def _with_own_memory(self, values: Sequence[int], tensors: Sequence[LazyTensor]) -> Sequence[torch.Tensor]:
-        """Return the results. Copy a result that is written later, so that it has memory of its own."""
+        """Return the results. Copy a result that shares memory with another value and is written later."""
         storages = set(self.storages)
         separate: list[torch.Tensor] = []
         for value, tensor in zip(values, tensors, strict=True):

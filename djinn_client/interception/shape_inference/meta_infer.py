@@ -75,7 +75,13 @@ SIGNATURES_LIMIT = 16384  # cached signatures; an evicted signature that recurs 
 
 
 class MetaConverter(msgspec.Struct):
-    """Convert remote tensors to meta tensors. Tensors that share a storage get meta tensors that share a storage."""
+    """Convert remote tensors to meta tensors. Tensors that share a storage get meta tensors that share a storage.
+
+    Attributes:
+        storages: for each converted storage, a meta tensor over it.
+        tensors: the meta tensors of the operands, in order.
+        sources: the converted tensors, in order.
+    """
 
     storages: dict[Storage, torch.Tensor] = msgspec.field(default_factory=dict)
     tensors: list[torch.Tensor] = msgspec.field(default_factory=list)

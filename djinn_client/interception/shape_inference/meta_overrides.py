@@ -144,12 +144,12 @@ def _are_channels_last(*tensors: torch.Tensor) -> bool:
     return any(torch_dispatch.suggested_format(t) is _CHANNELS_LAST.get(t.dim(), "") for t in tensors)
 
 
-def _as_images(rule: Rule, place: int = 0) -> Rule:
-    """Return a rule whose first result is channels last if the argument at `place` is, otherwise row-major, as in kernels."""
+def _as_images(rule: Rule, position: int = 0) -> Rule:
+    """Return a rule whose first result is channels last if the argument at `position` is, otherwise row-major, as in kernels."""
 
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         out = rule(*args, **kwargs)
-        layout = torch_dispatch.suggested_format(args[place])
+        layout = torch_dispatch.suggested_format(args[position])
         if isinstance(out, torch.Tensor):
             return torch.empty_like(out, memory_format=layout)
         first, *rest = out
@@ -434,7 +434,7 @@ def is_random(func: Any) -> bool:
 
 
 def may_be_of_other_dtypes(func: Any, operands: Sequence[TensorMeta]) -> bool:
-    """Return True if the kernel decides the result dtypes. The executor is then asked once per signature."""
+    """Return True if the kernel decides the result dtypes, so that the client asks the executor once per signature."""
     return func in WITH_STATISTICS and operands[0].dtype in {torch.bfloat16, torch.float16}
 
 

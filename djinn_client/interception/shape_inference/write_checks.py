@@ -227,7 +227,7 @@ def check_resize(op: str, position: int, meta: TensorMeta, operands: Sequence[La
 
 
 def _overlap(a: TensorMeta, b: TensorMeta) -> bool:
-    """Return True if two dense tensors overlap, unless they have the same elements in the same order."""
+    """Return True if two dense tensors of one storage overlap, unless they have equal elements in equal order."""
     if not (a.numel and b.numel and _is_dense(a) and _is_dense(b)):
         return False
     (start, end), (other_start, other_end) = _range(a), _range(b)

@@ -21,7 +21,7 @@ _FEWEST: Final = 64  # number of cached storages at which dead ones are searched
 
 
 class Page(NamedTuple):
-    """A page of a storage, as a key."""
+    """A page of a storage, as a key of cached copies. `number`: number of the page, from 0."""
 
     number: int
 
@@ -32,6 +32,7 @@ class KnownContents:
     A fetch gets this object before it starts, so that no write is missed.
 
     Attributes:
+        version: the version.
         copies: read-only elements of small values by handle, and read-only bytes of pages.
         fetches: number of parts that were fetched separately, by page number.
         test: (op, operand, version of the operand's storage) if the storage is the result of a test such as `isnan`

@@ -34,13 +34,13 @@ _SMALL: Final = 4096  # size limit in bytes of a storage that is fetched whole
 
 def memory_between(value: Value, start: int, end: int) -> LazyTensor:
     """Return the bytes from `start` to `end` of a value's memory as a 1-dim tensor. `start` is a multiple of 16."""
-    meta, plain = value.meta, wrap(value)
+    meta, tensor = value.meta, wrap(value)
     if meta.conj:
-        plain = record(_conj, (plain,), {})
+        tensor = record(_conj, (tensor,), {})
     if meta.neg:
-        plain = record(_neg_view, (plain,), {})
+        tensor = record(_neg_view, (tensor,), {})
     size = meta.dtype.itemsize
-    return record(aten.as_strided.default, (plain, [-(-(end - start) // size)], [1], start // size), {})  # type: ignore[no-any-return]
+    return record(aten.as_strided.default, (tensor, [-(-(end - start) // size)], [1], start // size), {})  # type: ignore[no-any-return]
 
 
 def view_of(copy: torch.Tensor, meta: TensorMeta, start: int = 0) -> torch.Tensor:

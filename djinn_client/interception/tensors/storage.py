@@ -34,7 +34,13 @@ def encoded_meta(meta: TensorMeta) -> tuple[Any, ...]:
 
 
 class Storage:
-    """Remote memory that one or more values use."""
+    """Remote memory that one or more values use.
+
+    Attributes:
+        id: number of the storage, or -1 until its memory is allocated.
+        holder: a tensor that keeps the storage alive, or None until its memory is allocated.
+        new_nbytes: size in bytes before the memory is allocated.
+    """
 
     __slots__ = ("holder", "id", "new_nbytes")
 
@@ -71,7 +77,13 @@ class Storage:
 
 
 class Value:
-    """A remote tensor's value. The handle is freed when neither this object nor a tensor refers to it."""
+    """A remote tensor's value. The handle is freed when neither this object nor a tensor refers to it.
+
+    Attributes:
+        holder: a tensor for the value, without autograd history.
+        handle: the value's handle.
+        storage: the value's storage.
+    """
 
     __slots__ = ("_meta", "handle", "holder", "storage")
 
@@ -119,9 +131,9 @@ class Value:
         return not ops.facts(self.holder)[4]
 
 
-def borrow(handle: int, meta: TensorMeta, beside: Value | None = None) -> Value:
-    """Return the value `handle` of a program without owning it. `beside`: another view of the same memory, if any."""
-    tensor = None if beside is None else beside.holder
+def borrow(handle: int, meta: TensorMeta, sibling: Value | None = None) -> Value:
+    """Return the value `handle` of a program without owning it. `sibling`: another value of its storage, if one is known."""
+    tensor = None if sibling is None else sibling.holder
     holder = ops.borrow(handle, *encoded_meta(meta), meta.extent * meta.dtype.itemsize, tensor)
     return Value(holder, handle, meta)
 

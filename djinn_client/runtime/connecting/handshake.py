@@ -252,7 +252,7 @@ def ask(connection: Connection, question: Message, kind: type[M], timeout: float
 
     Raises:
         TransportError: no proper reply within `timeout` seconds.
-        AccessRefused: the other end refuses.
+        AccessRefused: the other end refused this client. The message says why.
     """
     try:
         reply = decode(_reply_to(connection, question, timeout, hint).head)

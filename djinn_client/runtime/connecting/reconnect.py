@@ -44,7 +44,12 @@ Reached = tuple[Connection, Resumed]
 
 
 class ResumingConnection(ReliableConnection, ClientChannel):
-    """A client channel over a sequence of connections, while the executor keeps a lease for the session."""
+    """A client channel over a sequence of connections, while the executor keeps a lease for the session.
+
+    Attributes:
+        crashes_executors: as in `ClientChannel`.
+        resumed: number of reconnections.
+    """
 
     _probes = True
     crashes_executors: bool = False

@@ -135,7 +135,11 @@ class Experiment(msgspec.Struct, eq=False):
 
 
 class AbTests:
-    """Select between plans of a repeated program. Not thread-safe: the caller holds the recorders' lock."""
+    """Select between plans of a repeated program. Not thread-safe: the caller holds the recorders' lock.
+
+    Attributes:
+        experiments: A/B tests by identity of the plan, which the experiment keeps alive.
+    """
 
     def __init__(self, judge: Judge | None, make: MakePlan, stats: Stats, verdicts: Verdicts) -> None:
         """Begin without plans.
@@ -147,9 +151,7 @@ class AbTests:
             verdicts: receives the results.
         """
         self._judge, self._make, self._stats, self._verdicts = judge, make, stats, verdicts
-        self.experiments: LruCache[int, Experiment] = LruCache(
-            MAX_EXPERIMENTS
-        )  # by identity of the plan, which the experiment keeps alive
+        self.experiments: LruCache[int, Experiment] = LruCache(MAX_EXPERIMENTS)
 
     def begin(self, plan: PreparedTemplate, names: tuple[str, ...], planning: float, program: Program) -> None:
         """Register a new plan that took `planning` seconds, with the substitutions of the optimizations `names`."""

@@ -142,6 +142,10 @@ class PlanCache(Generic[P]):
 
     Programs have the same structure if their kinds of calls, data flow, dying values and memory sharing are equal.
     Memory sharing counts because a plan may drop a write that another input of the same storage shows.
+
+    Attributes:
+        factor: as in `SizeRange`.
+        ranges_left: number of programs with a known structure whose sizes were in no range.
     """
 
     def __init__(self, factor: int = FACTOR) -> None:
@@ -150,7 +154,7 @@ class PlanCache(Generic[P]):
         `factor`: a plan serves sizes between its own sizes divided by `factor` and its own sizes times `factor`.
         """
         self.factor = factor
-        self.ranges_left = 0  # number of times that the sizes of a known structure were in no range
+        self.ranges_left = 0
         # Every iteration of a loop has the same calls and scalars; only its values may differ.
         self._exact: LruCache[Hashable, SizeRangePlans[P]] = LruCache(EXACT_LIMIT)
         self._structures: TemplateCache[_StructurePlans[P]] = TemplateCache()

@@ -38,7 +38,11 @@ _Op = tuple[int, int]  # the id of a program, and the number of an op in it
 
 
 class Failures:
-    """Failures on executors by run and instruction, with the user's lines."""
+    """Failures on executors, with the lines of the user's code.
+
+    Attributes:
+        unreported: failures that no fetch has reported, by executor, submission and instruction.
+    """
 
     def __init__(self) -> None:
         self._programs: LruCache[_Run, tuple[Program, Sequence[int]]] = LruCache(REMEMBERED)

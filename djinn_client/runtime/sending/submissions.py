@@ -99,7 +99,12 @@ UNREAD: Final = 8  # limit of small replies that are read together if no thread 
 
 
 class Submissions:
-    """Send programs to one executor. The caller holds the sink's lock."""
+    """Send programs to one executor. The caller holds the sink's lock.
+
+    Attributes:
+        planner: prepares templates.
+        last_number: number of the last submission.
+    """
 
     def __init__(
         self,
@@ -184,7 +189,7 @@ class Submissions:
 
         Raises:
             SessionLost: the executor is gone.
-            KeyboardInterrupt: there was an interrupt.
+            KeyboardInterrupt: the program was interrupted. Nothing was sent.
         """
         if self._link.lost:
             self._link.check()
