@@ -48,8 +48,8 @@ def _name_package(_: Any) -> None:
     if "eager" in entry_points(group="djinn.integrations.torch._dynamo").names:
         return
     _log.warning(
-        "torch.compile cannot compile functions with remote tensors without djinn-integrations, which runs them eagerly and has the "
-        "backend 'djinn': run " + install_hint("plugins/integrations")
+        "torch.compile cannot compile functions with remote tensors. The package in plugins/integrations runs them eagerly, "
+        "and has the backend 'djinn': run " + install_hint("plugins/integrations")
     )
 
 
