@@ -58,7 +58,7 @@ class CudaDevice(Device):
 
 
 def _driver_count() -> int:
-    """Return the number of GPUs that the driver knows; 0 if NVML is missing."""
+    """Return the number of GPUs that the driver knows, or 0 if NVML is missing."""
     import pynvml
 
     try:

@@ -63,7 +63,7 @@ def inject(kind: FaultKind, op: str = "", *, after: int = 0, seconds: float = 0.
 
 
 def failed_op() -> str:
-    """Return the op at which a sticky error occurred; empty without an error. Exceptions do not name this op."""
+    """Return the op at which a sticky error occurred, or an empty text. Exceptions do not name this op."""
     return str(torch.ops.fakegpu.failed_op())
 
 
@@ -73,9 +73,7 @@ def configure(**figures: float) -> None:
     Args:
         **figures: rates per second: `flops`, `bandwidth`, `link` and `peer`. Seconds: `launch` and `issue`. `pace`:
             real seconds per simulated second; 0: waits take no time. `memory`: bytes. `queue`: maximum number of
-            pending launches per
-                stream before
-            the host waits.
+            pending launches per stream before the host waits.
     """
     torch.ops.fakegpu.configure({name: float(value) for name, value in figures.items()})
 

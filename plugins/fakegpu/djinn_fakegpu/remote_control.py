@@ -87,7 +87,7 @@ class RemoteControl:
         return dict(self._call("counters"))
 
     def failed_op(self) -> str:
-        """Return the op at which a sticky error occurred; empty without an error."""
+        """Return the op at which a sticky error occurred, or an empty text without an error."""
         return str(self._call("failed_op"))
 
     def process(self) -> int:

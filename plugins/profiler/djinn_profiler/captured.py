@@ -186,7 +186,7 @@ def explain(
         program: the program.
         until: the last stage to explain.
         unfold: True to list equal layers one by one.
-        depth: number of listed module levels; None: all.
+        depth: number of listed module levels. None means all levels.
 
     Returns:
         The text. Its attribute `described` has the same facts as JSON values.

@@ -50,7 +50,7 @@ class SemanticMetadata:
         lineage: kinds of inputs that its results derive from.
         is_gradient: True if its results derive from a gradient.
         memory_pattern: how it reads memory.
-        cost: estimate for the first device; None if costs were not requested.
+        cost: estimate for the first device, or None if costs were not requested.
         hints: the hints of its matches, by name, for placement and scheduling.
     """
 

@@ -164,7 +164,7 @@ class MetadataRegistry:
         self._by_node: Mapping[int, SemanticMetadata] = {m.node: m for m in semantic_metadata(graph, profile)}
 
     def get_metadata(self, node: int) -> SemanticMetadata | None:
-        """Return the metadata of a node; None if the graph has no such node."""
+        """Return the metadata of a node, or None if the graph has no such node."""
         return self._by_node.get(node)
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ _PROGRAMS: Final = "COMPILER_PATH"  # folders that C++ compilers search first fo
 
 
 def missing_toolchain() -> str:
-    """Return missing prerequisites with advice; empty if inductor can work."""
+    """Return missing prerequisites with advice, or an empty text if inductor can work."""
     compiler = os.environ.get("CXX")
     for name in (compiler,) if compiler else _COMPILERS:
         if shutil.which(name):

@@ -78,7 +78,7 @@ def _peak_result_bytes(context: PlacementContext, kept_values: frozenset[int]) -
 
 
 def missing(graph: Graph, device: DeviceCapabilities) -> str:
-    """Return the dtypes and ops of the program that a device does not support; empty if it supports all."""
+    """Return the dtypes and ops of the program that a device does not support, or an empty text."""
     unsupported: set[str] = set()
     if device.dtypes:
         values = (*graph.inputs, *(v for node in graph.nodes for v in node.outputs))

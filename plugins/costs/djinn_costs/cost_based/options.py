@@ -33,7 +33,7 @@ class Option:
     Attributes:
         placed_units: the device of each unit.
         why: returns the reason for the device of a unit, by index.
-        rejected: the placement in whose place this placement was chosen; None without one.
+        rejected: the simpler placement that lost to this placement, or None.
         hint_uses: how hints influenced the placement.
     """
 
@@ -292,5 +292,5 @@ def _colocate(context: PlacementContext, unite: Callable[[int, int], int]) -> No
 
 
 def format_seconds(seconds: float) -> str:
-    """Format a number of seconds for a reason."""
+    """Return seconds as text for a reason."""
     return f"{seconds * 1e3:.3g} ms"

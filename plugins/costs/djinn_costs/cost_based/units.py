@@ -28,11 +28,11 @@ class Unit:
     Attributes:
         nodes: ids of the nodes, in order.
         seconds: time on each device model, as in `Hardware.rows`.
-        storage: a storage that must be on the unit's device; None if the unit only views inputs.
+        storage: a storage that must be on the unit's device, or None if the unit only views inputs.
         bytes_by_unit: bytes that the unit gets from each other unit, by index of that unit.
         reads: storages of inputs that the unit reads.
         kept_bytes: bytes of its results that outlive the program.
-        home: device of most of its inputs, or of the storage that it writes; None if these have no location.
+        home: device of most of its inputs, or of the storage that it writes. None if these have no location.
         is_bound: True if the unit writes a storage on `home`.
         generates_tokens: True if the unit belongs to a language model that generates tokens.
         is_light: True if the unit and all its operands take less time than a message. A light unit runs on the device of

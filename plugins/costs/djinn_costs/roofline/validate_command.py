@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 @click.option(
     "--rounds", type=click.IntRange(1), default=3, show_default=True, help="Number of times that each program is timed."
 )
-@click.option("--only", multiple=True, help="Part of the names of the programs to try; may be given several times.")
+@click.option(
+    "--only", multiple=True, help="Try only programs whose names contain this text. May be given several times."
+)
 @click.option(
     "--processor-time",
     is_flag=True,
     help="Measure processor time, for busy machines. Needs a local executor with one thread.",
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="SVG file to draw predicted over measured into."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="SVG file for a plot of predicted over measured times.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
 def validate(
@@ -42,7 +46,7 @@ def validate(
     """Time models of several kinds and sizes, predict them, and compare.
 
     Calibration and measurement alternate, because machines drift. The result of `djinn calibrate` is neither used nor changed.
-    Programs run whole and unchanged, without the plugins that rewrite them. Takes a minute or two.
+    Programs run without plugins that rewrite them. This takes a minute or two.
     """
     from djinn_costs.roofline.calibration.plot import check_drawable, draw
     from djinn_costs.roofline.calibration.session import open_session

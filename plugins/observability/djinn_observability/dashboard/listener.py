@@ -316,7 +316,7 @@ def _credentials(request: web.BaseRequest) -> Credentials:
 
 
 def _certificate(request: web.BaseRequest) -> bytes:
-    """Return the client certificate in DER; empty without one."""
+    """Return the client certificate in DER, or empty bytes without a certificate."""
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     return (tls.getpeercert(binary_form=True) or b"") if tls is not None else b""
 

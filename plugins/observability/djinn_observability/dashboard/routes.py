@@ -30,7 +30,7 @@ class Operations:
     Attributes:
         server: the server to report about.
         dashboard: pages of the dashboard.
-        export: returns the metrics and their content type for an `Accept` header; None: only the dashboard is served.
+        export: returns the metrics and their content type for an `Accept` header. None if only the dashboard is served.
         open_probes: True if probes need no token. They receive only an HTTP status.
     """
 

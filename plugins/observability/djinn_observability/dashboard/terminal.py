@@ -121,7 +121,7 @@ def _table(
 
 
 def _by_kind(kinds: Mapping[str, int]) -> str:
-    """Format the bytes of each kind; empty if no kind is known."""
+    """Return the bytes of each kind as text, or an empty text if no kind is known."""
     parts = [f"{kind} {size(kinds[kind])}" for kind in KINDS if kinds.get(kind)]
     return "" if set(kinds) <= {OTHER} else ", ".join(parts)
 
@@ -131,7 +131,7 @@ def _rate(number: float) -> str:
 
 
 def _latency(percentiles: Sequence[float]) -> str:
-    """Format median and 99th percentile; empty without latencies."""
+    """Return median and 99th percentile as text, or an empty text without latencies."""
     p50, p99 = percentiles
     if not p99:
         return ""
@@ -147,7 +147,7 @@ def _sparkline(numbers: Sequence[float]) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes."""
+    """Return a number of bytes as text, in a unit that suits its size."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
@@ -156,7 +156,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a number of seconds."""
+    """Return a number of seconds as text, in a unit that suits its size."""
     if seconds < 1:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 120:

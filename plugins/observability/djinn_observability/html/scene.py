@@ -39,7 +39,7 @@ class Box:
         count: number of equal parts that the box stands for.
         is_own: True if the part consists of ops that belong to no inner module.
         inner: inner boxes.
-        layout: rows and arrows of the inner boxes; None without inner boxes.
+        layout: rows and arrows of the inner boxes, or None without inner boxes.
     """
 
     title: str

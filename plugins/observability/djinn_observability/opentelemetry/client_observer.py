@@ -157,7 +157,7 @@ class _Spans:
 
 
 def _traceparent(span: SpanContext) -> str:
-    """Return the W3C Trace Context header `traceparent` (version 00) of a span; empty without a span."""
+    """Return the W3C Trace Context header `traceparent` (version 00) of a span, or an empty text without a span."""
     if not span.is_valid:
         return ""
     return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"

@@ -119,7 +119,7 @@ class _Instruments:
 
 
 def _parent(fields: Mapping[str, Any]) -> Context | None:
-    """Return the context of the client's span; None if the client does not trace."""
+    """Return the context of the client's span, or None if the client does not trace."""
     trace = fields.get("trace")
     return TraceContextTextMapPropagator().extract({"traceparent": trace}, Context()) if trace else None
 

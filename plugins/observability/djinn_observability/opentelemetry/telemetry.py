@@ -49,7 +49,7 @@ class Telemetry:
         error: str = "",
         ended: float = 0.0,
     ) -> None:
-        """Export a span of `seconds` that ended at `ended` (seconds since 1970; 0: now)."""
+        """Export a span of `seconds` that ended at `ended`, in seconds since 1970 (0 means now)."""
         end = int(ended * 1e9) or time.time_ns()
         began = end - int(seconds * 1e9)
         end_span(self.tracer.start_span(name, parent, kind, dict(attributes), start_time=began), error, end)
@@ -62,7 +62,7 @@ class Telemetry:
 
 
 def end_span(span: Span, error: str = "", end: int | None = None) -> None:
-    """End a span at `end` (nanoseconds since 1970; None: now), with the status of `error` unless it is empty."""
+    """End a span at `end`, in nanoseconds since 1970 (None means now). If `error` is not empty, mark the span as failed."""
     if error:
         span.set_attribute("error.type", error)
         span.set_status(Status(StatusCode.ERROR, error))

@@ -28,9 +28,9 @@ class Decision:
         about: name of the hints on which it is based, or `memory`.
         by: name of the placement policy that read the hints, or `executor`.
         decision: the decision, or the reason why there is none.
-        seconds_before: predicted time of the program without the decision; None if not predicted.
-        seconds_after: predicted time with the decision; None if not predicted.
-        measured: times of the session's trials of the policy; None without trials, or without a predicted time.
+        seconds_before: predicted time of the program without the decision, or None if not predicted.
+        seconds_after: predicted time with the decision, or None if not predicted.
+        measured: times of the session's trials of the policy. None without trials, or without a predicted time.
     """
 
     about: str
@@ -67,7 +67,7 @@ class Facts:
     Attributes:
         ops: number of ops.
         remaining_ops: number of ops after the optimizations.
-        flops: work.
+        flops: number of floating-point operations.
         bytes_moved: memory traffic in bytes.
         seconds: predicted time on the device of the part.
         phases: ops by phase.
@@ -92,7 +92,7 @@ class Facts:
 
     @property
     def phase(self) -> str:
-        """Return the phase of most ops; empty if unknown."""
+        """Return the phase of most ops, or an empty text if no phase is known."""
         return next((p for p in self.phases if p != ExecutionPhase.UNKNOWN.value), "")
 
 

@@ -50,7 +50,7 @@ def explain(result: PipelineResult, *, unfold: bool = False, depth: int | None =
     Args:
         result: the pipeline's result.
         unfold: True to list equal layers one by one.
-        depth: number of listed module levels; None: all.
+        depth: number of listed module levels. None means all levels.
     """
     description = describe(result, unfold=unfold)
     lines: list[str] = []
@@ -137,7 +137,7 @@ def _decision_lines(match: dict[str, Any]) -> Iterator[str]:
 
 
 def measured(trials: dict[str, Any] | None) -> str:
-    """Return the measured times of trials as a suffix of a line; empty without trials."""
+    """Return the measured times of trials as a suffix of a line, or an empty text without trials."""
     if trials is None:
         return ", not measured"
     return f", measured {duration(trials['before'])} to {duration(trials['after'])} ({trials['runs']} runs each)"

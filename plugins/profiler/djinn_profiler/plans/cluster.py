@@ -59,7 +59,7 @@ class Cluster(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Attributes:
         machines: the machines, by model.
         network: links between machines of different racks.
-        rack: links between machines of one rack; None: as `network`.
+        rack: links between machines of one rack. None means as `network`.
         client: links between the client and every device.
     """
 

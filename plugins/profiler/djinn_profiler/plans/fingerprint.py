@@ -1,7 +1,7 @@
 """Program fingerprints: cache keys that differ for programs whose plans may differ, computed far faster than a plan.
 
-Values are numbered by first appearance, so two recordings of one program have equal fingerprints. Everything else that a plugin may
-read counts exactly: sizes, scalars, dtypes, and which values die.
+Values are numbered by first appearance, so two recordings of one program have equal fingerprints. All other facts that
+a plugin may read are part of the fingerprint: sizes, scalars, dtypes, and dead values.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def fingerprint(program: Program) -> Fingerprint:
 
 
 def _shared(values: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the number of each value's storage, by first appearance; empty if no values share memory."""
+    """Return the number of each value's storage, by first appearance, or nothing if no values share memory."""
     storages = storages_of(values)
     if len({*storages}) == len(storages):
         return ()

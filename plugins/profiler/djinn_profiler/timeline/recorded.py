@@ -167,7 +167,7 @@ class SubmissionRecord:
         instructions: number of instructions in the template.
         line: line of its wait, or of `site`; set at the block's end.
         prepared: its plan, if it runs ops.
-        program: the instructions of `thread` from `first` on; None if instructions are not timed.
+        program: the instructions of `thread` from `first` on, or None if instructions are not timed.
         failures: failed instructions.
     """
 

@@ -119,7 +119,7 @@ class ExecutorTime:
 
     @property
     def surprise(self) -> str:
-        """Return why measured and predicted times differ by a factor above `SURPRISING`; empty if they do not."""
+        """Return why measured and predicted times differ by a factor above `SURPRISING`, or an empty text."""
         if not self.planned or self.predicted <= 0.0 or self.measured < _MIN_SECONDS:
             return ""
         times = self.measured / self.predicted
@@ -261,7 +261,7 @@ def _executors(assembled: AssembledTimeline) -> Iterator[ExecutorTime]:
 
 
 def advice(block: TimeTotals) -> list[str]:
-    """Return advice on how to shorten the block, the most promising first; empty if no cause dominates."""
+    """Return advice on how to shorten the block, the most promising first, or nothing if no cause dominates."""
     total = block.seconds or 1.0
     share = {cause: block.causes.get(cause, 0.0) / total for cause in _CAUSES}
     kinds = {kind: cause_seconds / total for kind, cause_seconds in block.kinds.items()}

@@ -15,8 +15,8 @@ class Tolerance:
     """Tolerance of a comparison: `|remote - local| <= atol + rtol * |local|`.
 
     Attributes:
-        rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
-        atol: absolute tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        rtol: relative tolerance. None means the default of `torch.testing.assert_close` for the dtype.
+        atol: absolute tolerance. None means the default of `torch.testing.assert_close` for the dtype.
         bitwise: True if results must have equal bits, even the sign of zeros; NaN equals NaN.
     """
 

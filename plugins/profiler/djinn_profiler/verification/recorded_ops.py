@@ -29,7 +29,7 @@ def user_line_of_op() -> tuple[Site, ModuleCall | None]:
 
 
 def describe_module(module: ModuleCall | None) -> str:
-    """Return a description of the module or backward pass that issued an op; empty outside of both."""
+    """Return a description of the module or backward pass that issued an op, or an empty text outside of both."""
     path = module_path(module)
     return str(path) if path is not None else "a backward pass" if is_backward(module) else ""
 

@@ -63,8 +63,8 @@ def verify(*, rtol: float | None = None, atol: float | None = None, bitwise: boo
     """Context manager that also runs every op of this thread on the CPU, and compares the results.
 
     Args:
-        rtol: relative tolerance; None: the default of `torch.testing.assert_close` for the dtype.
-        atol: absolute tolerance; None: the default of `torch.testing.assert_close` for the dtype.
+        rtol: relative tolerance. None means the default of `torch.testing.assert_close` for the dtype.
+        atol: absolute tolerance. None means the default of `torch.testing.assert_close` for the dtype.
         bitwise: True if results must be equal to the last bit.
 
     Raises:
