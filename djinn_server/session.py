@@ -351,7 +351,7 @@ class ExecutorSession:
         `before`: in a replay, the logged answer; else None. A blob that was missing counts as missing again.
         """
         try:
-            return YES if self._uploads.consider(offer, look=before != NO) else NO
+            return YES if self._uploads.accept_offer(offer, look=before != NO) else NO
         except ProtocolError as error:
             self._uploads.refuse(offer.handle, str(error))
             return YES
@@ -363,7 +363,7 @@ class ExecutorSession:
     def _local_state(self) -> StateParts | None:
         """Return the state for a recovery on this server, or None. It refers to files for unmodified weights."""
         self._context.threads.promote_follower()
-        stored_weights = self._reads.shares.stored()
+        stored_weights = self._reads.shares.unmodified()
         versions = {origin.key.version for _, _, origin in stored_weights}
         self._reads.hold_only(versions.union([digest for digest, _ in self._uploads.promised]))
         return self._state_without(tuple([stored_value(*entry) for entry in stored_weights]))
@@ -738,7 +738,7 @@ class ExecutorSession:
     def _report_reads(self, request: ReadProgressRequest, connection: ExecutorChannel) -> Iterator[Wait]:
         """Reply with the bytes of pending reads, once all reads are complete or the client's timeout has passed."""
         yield attrs.evolve(self._reads.wait(), until=time.monotonic() + clamp_timeout(request.patience))
-        connection.send(Frame(encode(ReadProgressReply(self._reads.left()))))
+        connection.send(Frame(encode(ReadProgressReply(self._reads.pending_bytes()))))
 
     def _read_weights(self, request: ReadWeights) -> None:
         self._usage.check_values()

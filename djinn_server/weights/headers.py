@@ -12,18 +12,18 @@ from djinn_server.hookspecs.weight_sources import WeightFile
 MOST_TENSORS: Final = limits.STORED_TENSORS
 MOST_DIMENSIONS: Final = limits.DIMENSIONS
 LONGEST_NAME: Final = limits.STORED_NAME
-"""Limits of the description of a file that clients receive. The executor refuses a header beyond them."""
+"""Maximum number of tensors, of dimensions of a tensor, and of characters of a name. Headers beyond them are refused."""
 
 
-_MOST_BYTES: Final = 128 << 20  # of one read; a header in one piece has at most 100 MiB
+_MOST_BYTES: Final = 128 << 20  # maximum bytes of one read: a safetensors header has at most 100 MiB
 
 
 def read_bytes(file: WeightFile, start: int, size: int) -> bytes:
-    """Return `size` bytes of a file, beginning at byte `start`. Both numbers may come from the file itself.
+    """Return `size` bytes of a file, beginning at byte `start`. Both numbers may come from an untrusted header.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is shorter, or `size` is larger than a header.
+        ValueError: the file is shorter, or `size` is larger than any valid header.
     """
     if not (start >= 0 and 0 <= size <= min(_MOST_BYTES, file.size - start)):
         raise ValueError(f"the header refers to {size:,} bytes at byte {start:,}, but the file has {file.size:,} bytes")
@@ -40,13 +40,15 @@ def check_header(file: WeightFile, header: FileHeader) -> None:
     """
     for name, entry in header.tensors.items():
         if len(entry.shape) > MOST_DIMENSIONS or min(entry.shape, default=0) < 0:
-            raise ValueError(f"the tensor {name[:200]!r} has an invalid shape")
+            raise ValueError(
+                f"the tensor {name[:200]!r} has a negative size, or more than {MOST_DIMENSIONS} dimensions"
+            )
         if entry.dtype is None:
             continue
         if entry.size != math.prod(entry.shape) * entry.dtype.itemsize:
-            raise ValueError(f"the shape of its tensor {name[:200]!r} does not fit its {entry.size} bytes")
+            raise ValueError(f"the shape of the tensor {name[:200]!r} does not fit its {entry.size} bytes")
         if entry.decoding is None and not 0 <= entry.start <= file.size - entry.size:
-            raise ValueError(f"the tensor {name[:200]!r} exceeds the file")
+            raise ValueError(f"the tensor {name[:200]!r} extends beyond the end of the file")
 
 
 def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
@@ -58,5 +60,5 @@ def refuse_overlaps(tensors: dict[str, HeaderEntry]) -> None:
     end = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].size)):
         if entry.start < end:
-            raise ValueError(f"the tensor {name!r} overlaps another")
+            raise ValueError(f"the tensor {name!r} overlaps another tensor of the file")
         end = entry.start + entry.size

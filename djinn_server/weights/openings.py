@@ -10,8 +10,8 @@ from typing import Final, Generic, TypeVar
 
 from djinn_core.errors import WeightsUnavailable
 
-OPENERS: Final = 16  # addresses that are opened at a time
-ABANDONED_SECONDS: Final = 30.0  # without a question, after which no client waits
+OPENERS: Final = 16  # addresses that are opened at the same time
+ABANDONED_SECONDS: Final = 30.0  # time without a request after which no client waits for an opening
 T = TypeVar("T")
 
 
@@ -19,33 +19,34 @@ class Opening(Generic[T]):
     """A weight address that is being opened.
 
     Attributes:
-        found: future with the tensors at the address, or with `WeightsUnavailable`.
+        future: future with the tensors at the address, or with `WeightsUnavailable`.
         done: bytes downloaded so far.
-        expected: bytes of the whole download.
-        given_up: True if the download was aborted, because no session had requested it for a while.
+        expected: bytes of the whole download; 0 before the first report.
+        last_request: time (`time.monotonic`) at which a session last requested the address.
+        is_aborted: True if the download was aborted because the opening was abandoned.
     """
 
-    found: Future[T]
+    future: Future[T]
 
     def __init__(self) -> None:
         self.done = self.expected = 0
-        self.asked = time.monotonic()
-        self.given_up = False
+        self.last_request = time.monotonic()
+        self.is_aborted = False
 
     @property
-    def abandoned(self) -> bool:
-        """True if no session has requested the address for a while."""
-        return time.monotonic() - self.asked > ABANDONED_SECONDS
+    def is_abandoned(self) -> bool:
+        """True if no session has requested the address for `ABANDONED_SECONDS`."""
+        return time.monotonic() - self.last_request > ABANDONED_SECONDS
 
     def report(self, done: int, expected: int) -> None:
-        """Record the progress of a download, as `ReportDownload`.
+        """Record the progress of a download. It is a `ReportDownload`: both numbers are bytes.
 
         Raises:
             WeightsUnavailable: no session waits for the download any more.
         """
         self.done, self.expected = max(0, done), max(0, expected)
-        if self.abandoned:
-            self.given_up = True
+        if self.is_abandoned:
+            self.is_aborted = True
             raise WeightsUnavailable("the download was aborted, because no client waits for it any more")
 
 
@@ -53,7 +54,7 @@ class Openings(Generic[T]):
     """Open each address once for all sessions that request it. Thread-safe."""
 
     def __init__(self, open_: Callable[[str, Opening[T]], T]) -> None:
-        """`open_`: opens an address, and may report progress to the `Opening`."""
+        """`open_`: opens an address in a background thread, and may report progress to the `Opening`."""
         self._open = open_
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
@@ -65,22 +66,22 @@ class Openings(Generic[T]):
             for finished in [
                 a
                 for a, candidate in self._openings.items()
-                if candidate.found.done() and (a == address or candidate.abandoned)
+                if candidate.future.done() and (a == address or candidate.is_abandoned)
             ]:
-                ended = self._openings.pop(finished)
-                if finished == address and not (ended.given_up or ended.abandoned):
-                    return ended
+                opening = self._openings.pop(finished)
+                if finished == address and not (opening.is_aborted or opening.is_abandoned):
+                    return opening
             pending = self._openings.get(address)
             if pending is None:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(OPENERS, "djinn-open")
                 pending = self._openings[address] = Opening()
-                pending.found = self._threads.submit(self._open, address, pending)
-            pending.asked = time.monotonic()
+                pending.future = self._threads.submit(self._open, address, pending)
+            pending.last_request = time.monotonic()
             return pending
 
-    def ended(self, address: str, opening: Opening[T]) -> None:
-        """Drop a finished opening after a session used it. The next request checks the files again."""
+    def remove(self, address: str, opening: Opening[T]) -> None:
+        """Drop a finished opening after a session has used it. The next request then checks the files again."""
         with self._lock:
             if self._openings.get(address) is opening:
                 del self._openings[address]

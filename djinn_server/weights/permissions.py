@@ -12,7 +12,7 @@ from djinn_server.hookspecs.weight_sources import WeightPermissions
 
 
 def allows(permissions: WeightPermissions, address: str) -> bool:
-    """Return True if clients may read a network address."""
+    """Return True if clients may read a network address: it matches a pattern of `--allow-weights`."""
     return any(_matches(address, pattern) for pattern in permissions.addresses)
 
 
@@ -24,14 +24,16 @@ def resolve(permissions: WeightPermissions, path: Path) -> Path:
             both cases, so that a client cannot learn what is on the disk.
     """
     try:
-        resolved = path.resolve(strict=True)
-        if _is_within(resolved, permissions.saving) or (
-            _is_within(resolved, permissions.folders) and not _is_within(resolved, permissions.hidden)
+        target = path.resolve(strict=True)
+        if _is_within(target, permissions.saving) or (
+            _is_within(target, permissions.folders) and not _is_within(target, permissions.hidden)
         ):
-            return resolved
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a name that no file can have
+            return target
+    except (OSError, RuntimeError, ValueError):  # for example a loop of links, or an invalid name
         pass
-    raise WeightsUnavailable(f"there is no {str(path)!r} in the folders that the server reads models from (--models)")
+    raise WeightsUnavailable(
+        f"there is no {str(path)!r} in the folders from which clients may read weights (`djinn serve --models`)"
+    )
 
 
 def resolve_new(permissions: WeightPermissions, path: Path) -> Path:
@@ -41,12 +43,14 @@ def resolve_new(permissions: WeightPermissions, path: Path) -> Path:
         WeightsUnavailable: the path is outside of the folders for saving.
     """
     try:
-        resolved = path.parent.resolve() / path.name
-        if path.name != ".." and _is_within(resolved, permissions.saving):
-            return resolved
+        target = path.parent.resolve() / path.name
+        if path.name != ".." and _is_within(target, permissions.saving):
+            return target
     except (OSError, RuntimeError, ValueError):
         pass
-    raise WeightsUnavailable(f"{str(path)!r} is in no folder that clients may save weights in (--save-weights)")
+    raise WeightsUnavailable(
+        f"{str(path)!r} is not in the folder in which this tenant may save weights (`djinn serve --save-weights`)"
+    )
 
 
 def _is_within(path: Path, folders: Iterable[Path]) -> bool:
@@ -62,15 +66,15 @@ def _matches(address: str, pattern: str) -> bool:
     if not separator:
         return fnmatch.fnmatchcase(address, pattern)
     host, slash, path = pattern_path.partition("/")
-    given_scheme, given_separator, address_path = address.partition("://")
-    given_host = re.split("[/?#]", address_path, maxsplit=1)[0]  # `?` and `#` end a host, too
-    given_slash, given_path = address_path[len(given_host) :][:1], address_path[len(given_host) + 1 :]
+    address_scheme, address_separator, address_path = address.partition("://")
+    address_host = re.split("[/?#]", address_path, maxsplit=1)[0]  # `?` and `#` end a host, too
+    address_slash, address_rest = address_path[len(address_host) :][:1], address_path[len(address_host) + 1 :]
     if (
-        not given_separator
-        or not fnmatch.fnmatchcase(given_scheme, scheme)
-        or not fnmatch.fnmatchcase(given_host, host)
+        not address_separator
+        or not fnmatch.fnmatchcase(address_scheme, scheme)
+        or not fnmatch.fnmatchcase(address_host, host)
     ):
         return False
-    if not slash:  # `hf://*` is everything
-        return host.endswith("*") or not given_slash
-    return given_slash == "/" and fnmatch.fnmatchcase(given_path, path)
+    if not slash:  # a pattern such as `hf://*` matches all paths
+        return host.endswith("*") or not address_slash
+    return address_slash == "/" and fnmatch.fnmatchcase(address_rest, path)

@@ -1,4 +1,7 @@
-"""Resolve addresses of clients to places, check the places against the operator's permissions, and open them."""
+"""Open addresses of clients: ask the source for the places of an address, and check the operator's permissions.
+
+A place is a local path (`LocalPlace`) or a network address.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ from djinn_server.weights.permissions import allows, resolve, resolve_new
 
 
 def ignore_progress(done: int, expected: int) -> None:
-    """Ignore the progress of a download, because no client asks for it."""
+    """Ignore the progress of a download. It is a `ReportDownload`."""
 
 
 def open_permitted(
     source: WeightSource, address: str, permissions: WeightPermissions, report: ReportDownload | None = ignore_progress
 ) -> Sequence[WeightFile]:
-    """Open the first permitted place of an address that has weights.
+    """Return the files at the first permitted place of an address that has weights.
 
-    `report`: receives the progress of a download; None: open only local files.
+    `report`: receives the progress of a download; None: only local places are opened.
 
     Raises:
         WeightsUnavailable: no permitted place has weights. The message does not reveal whether a forbidden place exists.
@@ -63,15 +66,19 @@ def _places(source: WeightSource, address: str, folders: Sequence[Path]) -> Sequ
     return _checked(source, source.places(address, folders), LocalPlace | str)
 
 
-def _checked(source: WeightSource, found: object, kind: type | UnionType) -> Sequence[Any]:
+def _checked(source: WeightSource, result: object, kind: type | UnionType) -> Sequence[Any]:
     """Return a plugin's result after a check that it is a sequence of `kind`.
 
     Raises:
         TypeError: the result has another type.
     """
-    if isinstance(found, str) or not isinstance(found, Sequence) or not all(isinstance(item, kind) for item in found):
-        raise TypeError(f"the weight source {source.name!r} returned {type(found).__name__}, not a sequence of {kind}")
-    return found
+    if (
+        isinstance(result, str)
+        or not isinstance(result, Sequence)
+        or not all(isinstance(item, kind) for item in result)
+    ):
+        raise TypeError(f"the weight source {source.name!r} returned {type(result).__name__}, not a sequence of {kind}")
+    return result
 
 
 def writable_path(source: WeightSource, address: str, permissions: WeightPermissions) -> Path:
@@ -83,4 +90,4 @@ def writable_path(source: WeightSource, address: str, permissions: WeightPermiss
     for place in _places(source, address, permissions.saving[:1]):
         if isinstance(place, LocalPlace):
             return resolve_new(permissions, place.path)
-    raise WeightsUnavailable(f"cannot save at {address!r}: it is not a path on the server's disk")
+    raise WeightsUnavailable(f"cannot save at {address!r}, because it is no path on the server's disk")

@@ -1,6 +1,6 @@
-"""Read weights from files in background threads, and turn them into values of a session.
+"""Read weights from files in background threads, and make them values of a session.
 
-The session's thread makes the values between messages. Programs that do not use a value do not wait for it.
+The session's thread creates the values between messages. Programs that do not use a value do not wait for its read.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ from djinn_server.weights.shared_weights import Origin, SessionShares, WeightKey
 from djinn_server.weights.uploads import UploadAssembly, is_countable
 from djinn_server.weights.weight_reader import PartRead, WeightReader
 
-READ_AHEAD: Final = 1 << 30  # bytes that are read before the device takes them
-READ_AHEAD_SHARE: Final = 8  # a memory limit by this, if that is less
+READ_AHEAD: Final = 1 << 30  # maximum bytes that are read but not on the device yet
+READ_AHEAD_SHARE: Final = 8  # with a memory limit, the maximum is limit / READ_AHEAD_SHARE if that is less
 
 
 @attrs.define
 class _PendingRead:
-    """A weight to be read. `reading`: the running read; None while earlier reads come first."""
+    """A weight to be read.
+
+    Attributes:
+        header: handle and layout of the value.
+        origin: position of the bytes in a weight file.
+        reading: the running read; None while it is queued.
+    """
 
     header: UploadPart
     origin: Origin
@@ -66,7 +72,7 @@ class WeightReads:
         Args:
             runtime: device of the session.
             values: the session's values.
-            uploads: makes values of bytes.
+            uploads: the session's uploads, which create values and count pending bytes.
             reader: reads the files.
             wakeup: called when a read is complete.
             names: names of storages, as in `SessionShares`.
@@ -77,14 +83,14 @@ class WeightReads:
         self._uploads = uploads
         self._reader = reader
         self._ledger = ledger_of(runtime)
-        self._in_place = runtime.device.type == "cpu" and self._ledger is None  # the read buffer is the value's memory
+        self._in_place = runtime.device.type == "cpu" and self._ledger is None  # the read buffer becomes the value
         self._ahead = READ_AHEAD if self._ledger is None else min(READ_AHEAD, self._ledger.limit // READ_AHEAD_SHARE)
         self.shares = SessionShares(values, self._ledger, names)
         self.journal = Journal()
         self.reading: OrderedDict[int, _PendingRead] = OrderedDict()  # by handle
 
-    def left(self) -> int:
-        """Bytes of pending reads."""
+    def pending_bytes(self) -> int:
+        """Return the bytes of running and queued reads."""
         return sum(pending.header.size for pending in self.reading.values())
 
     def clear(self) -> None:
@@ -94,11 +100,11 @@ class WeightReads:
         self.journal = Journal()
 
     def in_use(self, handle: int) -> bool:
-        """Return True if the session has a value of this handle, or reads it, so that the bytes of its next value must wait."""
+        """Return True if the session has or reads a value with this handle, so that a new value must wait for its end."""
         return (handle in self._values or handle in self.reading) and not self._uploads.is_open(handle)
 
     def read(self, request: ReadWeights) -> None:
-        """Begin to read a value from an address that is open.
+        """Create the value of a `ReadWeights` request, or queue its read. If the files have changed, the value is poison.
 
         Raises:
             ProtocolError: dtype, shape or size are invalid, or the handle is in use.
@@ -107,7 +113,7 @@ class WeightReads:
         header = UploadPart(request.handle, request.dtype, request.shape, strides, request.size)
         self._uploads.check_new(header)
         key = WeightKey(request.version, request.name, request.start, request.size)
-        origin = Origin(request.address, self._reader.untied(request.address, key))
+        origin = Origin(request.address, self._reader.canonical_key(request.address, key))
         self._hold_file(request.address, request.version)
         try:
             if self._find(header, origin) or self._map(header, origin):
@@ -120,7 +126,7 @@ class WeightReads:
             self._begin()
 
     def _begin(self) -> None:
-        """Start queued reads in order, as far as memory allows."""
+        """Start queued reads in order, until the read-ahead limit is reached."""
         for handle, pending in list(self.reading.items()):
             size = pending.header.size
             if pending.reading is not None:
@@ -128,7 +134,7 @@ class WeightReads:
             if self._uploads.reading_bytes and not self._in_place and self._uploads.reading_bytes + size > self._ahead:
                 return
             try:
-                self._uploads.check_room(size)
+                self._uploads.check_limit(size)
                 pending.reading = self._reader.read(pending.origin.address, pending.origin.key)
                 self._uploads.reading_bytes += size
                 pending.reading.data.add_done_callback(lambda _: self._wakeup())
@@ -140,13 +146,13 @@ class WeightReads:
                 self._uploads.refuse_bytes(pending.header, error)
 
     def wait(self, handles: Collection[int] | None = None) -> Wait:
-        """Return the `Wait` for the reads of these values, or of all values (None)."""
+        """Return the `Wait` for the reads of these values, or of all values if `handles` is None."""
         reading = self.reading
         handles_read = [*reading] if handles is None else [handle for handle in handles if handle in reading]
         return Wait([(Cause.READ, handle) for handle in handles_read], has_arrived=lambda key: key[1] not in reading)
 
     def take_finished(self) -> None:
-        """Make values of completed reads, and start queued reads."""
+        """Create the values of completed reads, and start queued reads."""
         for handle, pending in list(self.reading.items()):
             if pending.reading is not None and pending.reading.data.done():
                 self.forget([handle])
@@ -155,28 +161,28 @@ class WeightReads:
             self._begin()
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Drop the reads of these values, because the values are no longer needed."""
+        """Drop the reads of these values. A running read ends without a value."""
         for handle in handles:
             pending = self.reading.pop(handle, None)
             if pending is not None:
                 self._uploads.reading.discard(handle)
                 self._uploads.reading_bytes -= pending.header.size if pending.reading is not None else 0
 
-    def _finish(self, one: _PendingRead, reading: PartRead) -> None:
+    def _finish(self, pending: _PendingRead, reading: PartRead) -> None:
         try:
             data = reading.result()
-            if not one.header.size:
-                self._uploads.finish(one.header, data)
-            elif not self._find(one.header, one.origin):
-                self._put(one.header, one.origin, data)
+            if not pending.header.size:
+                self._uploads.finish(pending.header, data)
+            elif not self._find(pending.header, pending.origin):
+                self._store_value(pending.header, pending.origin, data)
         except WeightsUnavailable as error:
-            self._uploads.poison(one.header.handle, "WeightsUnavailable", str(error))
+            self._uploads.poison(pending.header.handle, "WeightsUnavailable", str(error))
         except (RuntimeError, MemoryError) as error:
-            self._uploads.refuse_bytes(one.header, error)
+            self._uploads.refuse_bytes(pending.header, error)
 
     def _map(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
         """Create a value over a memory-mapped file. Return False if the bytes must be read instead."""
-        if not self._in_place:  # under a limit the memory could not be taken away
+        if not self._in_place:  # mapped memory cannot be evicted, and accelerators cannot use it
             return False
         mapped = self._reader.map(origin.address, origin.key)
         if mapped is not None:
@@ -186,8 +192,8 @@ class WeightReads:
 
     # --- memory that others have -----------------------------------------------------------------------------------
 
-    def _moving(self) -> AbstractContextManager[object]:
-        """Return a context in which other threads move no memory."""
+    def _memory_lock(self) -> AbstractContextManager[object]:
+        """Return the lock without which no thread evicts or restores values; without a ledger, an empty context."""
         return nullcontext() if self._ledger is None else self._ledger.lock
 
     def _find(self, header: UploadPart, origin: Origin, offset: int = 0) -> bool:
@@ -195,7 +201,7 @@ class WeightReads:
 
         Return False if no session has the bytes.
         """
-        with self._moving():
+        with self._memory_lock():
             storage = self._reader.shared.find(origin.key)
             if storage is None:
                 return False
@@ -207,15 +213,15 @@ class WeightReads:
                 self._uploads.refuse_bytes(header, error)
             return True
 
-    def _put(self, header: UploadPart, origin: Origin, data: torch.Tensor, offset: int = 0) -> None:
-        """Make a value of completely read bytes.
+    def _store_value(self, header: UploadPart, origin: Origin, data: torch.Tensor, offset: int = 0) -> None:
+        """Create a value from bytes that were read, and share its memory with other sessions.
 
         Raises:
             RuntimeError: the device has no memory for the value.
         """
-        with self._moving(), torch.inference_mode():
+        with self._memory_lock(), torch.inference_mode():
             storage = self._runtime.receive(data).untyped_storage()
-            if self._ledger is not None and not storage.resizable():  # it must be possible to free it
+            if self._ledger is not None and not storage.resizable():  # eviction must be able to free the memory
                 storage = storage.clone()
             self._share(header, self._reader.shared.share(origin.key, storage), origin, offset)
 
@@ -236,7 +242,10 @@ class WeightReads:
                 self._ledger.set_source(value, source)
 
     def read_again(self, stored: Sequence[StoredValue]) -> None:
-        """Read the unmodified weights of a snapshot again from their files. If a file is missing, its values are poison."""
+        """Read the unmodified weights of a snapshot again from their files.
+
+        If a file is missing or has changed, its values are poison.
+        """
         for entry in stored:
             origin = Origin(entry.address, WeightKey(entry.version, entry.name, entry.start, entry.size))
             header = UploadPart(entry.handle, entry.dtype, entry.shape, entry.stride, entry.size)
@@ -244,7 +253,7 @@ class WeightReads:
             try:
                 if not (self._find(header, origin, entry.offset) or self._map(header, origin, entry.offset)):
                     data = self._reader.read(origin.address, origin.key).result()
-                    self._put(header, origin, data, entry.offset)
+                    self._store_value(header, origin, data, entry.offset)
             except WeightsUnavailable as error:
                 self._uploads.poison(entry.handle, "WeightsUnavailable", str(error))
             except (RuntimeError, MemoryError) as error:
@@ -253,10 +262,10 @@ class WeightReads:
     # --- files that a journal needs --------------------------------------------------------------------------------
 
     def _hold_file(self, address: str, version: bytes) -> None:
-        """Link a weight file into the journal, because the file may be removed before a recovery."""
+        """Link a weight file into the journal, because the file may be removed before the session is recovered."""
         if self.journal.open:
-            self._reader.hold(address, version, self.journal.contents.path(version))
+            self._reader.keep_file(address, version, self.journal.contents.path(version))
 
     def hold_only(self, versions: set[bytes]) -> None:
-        """Keep only weight files of these versions in the journal, because a snapshot replaces its records."""
+        """Drop all weight files from the journal except those of `versions`: a snapshot replaces its records."""
         self.journal.contents.used_weights = versions

@@ -41,22 +41,25 @@ from djinn_server.weights.saving import DifferentContents, save
 from djinn_server.weights.weight_reader import OpenedWeights, WeightReader
 
 _log = get_logger("djinn.server")
-ASK_SECONDS: Final = 0.25  # between two signs that a session still waits for an opening
+ASK_SECONDS: Final = 0.25  # a waiting session renews its request for an opening after this time
 
 
-def listed(request: OpenWeights, found: Future[OpenedWeights], most: int) -> bytes:
-    """Return the encoded reply to `OpenWeights`: the tensors at the address, in at most `most` bytes."""
+def opening_reply(request: OpenWeights, future: Future[OpenedWeights], most: int) -> bytes:
+    """Return the encoded reply to `OpenWeights`: the tensors at the address, or why they are refused.
+
+    `future`: the finished opening. `most`: maximum size of the reply in bytes.
+    """
     try:
-        opened = found.result()
+        weights = future.result()
     except WeightsUnavailable as error:
         return encode(OpenWeightsReply(bytes(32), refused=str(error)[: limits.FAILURE_TEXT]))
-    tensors = opened.tensors.items()
+    tensors = weights.tensors.items()
     entries = [StoredTensorEntry(name, _dtype_name(place.entry), place.entry.shape) for name, place in tensors]
-    address = "" if opened.address == request.address else opened.address
-    described = opened.version, tuple(entries), tuple(opened.metadata.items())
-    reply = encode(OpenWeightsReply(*described, address=address))
+    address = "" if weights.address == request.address else weights.address
+    fields = weights.version, tuple(entries), tuple(weights.metadata.items())
+    reply = encode(OpenWeightsReply(*fields, address=address))
     if len(reply) > most:
-        text = f"the list of tensors at {request.address!r} has {len(reply):,} bytes; the limit is {most:,}"
+        text = f"the list of tensors at {request.address!r} has {len(reply):,} bytes; a reply has at most {most:,}"
         return encode(OpenWeightsReply(bytes(32), refused=text[: limits.FAILURE_TEXT]))
     return reply
 
@@ -66,7 +69,7 @@ def _dtype_name(entry: HeaderEntry) -> str:
 
 
 def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesReply:
-    """Return the reply to `SmallFilesRequest`."""
+    """Return the reply to `SmallFilesRequest`: contents of files in a folder, or why they are refused."""
     try:
         return SmallFilesReply(
             tuple([SmallFile(name, content) for name, content in reader.small_files(request.address)])
@@ -76,7 +79,7 @@ def small_files(reader: WeightReader, request: SmallFilesRequest) -> SmallFilesR
 
 
 def list_published(published: NamingSource | None) -> PublishedReply:
-    """Return the reply to `PublishedRequest`."""
+    """Return the reply to `PublishedRequest`: the published names. `published` is None if the server publishes none."""
     if published is None:
         return PublishedReply(
             refused="this server does not publish weights (the package in plugins/weights is missing, its setting plugins.published.hours is 0, or no room on "
@@ -91,20 +94,22 @@ def list_published(published: NamingSource | None) -> PublishedReply:
 def answer_once(connection: ExecutorChannel, do: Callable[[bool], Message]) -> None:
     """Call `do`, which changes files, and send its reply. In a recovered session, send the logged reply instead.
 
-    `do` is called with True if an earlier executor died while it changed the files, which may then be changed already.
+    The argument of `do` is True if an earlier executor died during the change, so that the files may be changed already.
     """
-    begun: list[bytes | None] = []
+    first_decision: list[bytes | None] = []
 
     def begin(before: bytes | None) -> bytes:
-        begun.append(before)
+        first_decision.append(before)
         return YES
 
     connection.journal.decide(begin)
-    connection.send(Frame(connection.journal.decide(lambda before: before or encode(do(begun[0] is not None)))))
+    connection.send(
+        Frame(connection.journal.decide(lambda before: before or encode(do(first_decision[0] is not None))))
+    )
 
 
 def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) -> RemoveWeightsReply:
-    """Remove the file at an address, and return the reply. `again`: True if the file may already be gone."""
+    """Remove the file at an address, and return the reply. `again`: True if a missing file counts as removed."""
     try:
         reader.remove(request.address)
     except WeightsUnavailable as error:
@@ -124,29 +129,29 @@ def remove(reader: WeightReader, request: RemoveWeights, again: bool = False) ->
 def answer_opening(
     request: OpenWeights, weights: WeightReader, connection: ExecutorChannel, wakeup: Callable[[], None]
 ) -> Iterator[Wait]:
-    """Send the tensors at an address, or the progress of opening it. A recovered session sends the same reply.
+    """Send the tensors at an address, or the progress of its opening after `request.patience` seconds.
 
-    `wakeup`: called after the address was opened.
+    The iterator yields waits. A recovered session sends the logged kind of reply. `wakeup`: called when the opening ends.
     """
     opening = weights.openings.of(request.address)
-    opening.found.add_done_callback(lambda _: wakeup())
+    opening.future.add_done_callback(lambda _: wakeup())
     until = time.monotonic() + request.patience if request.patience else None
     before = connection.journal.decided() if request.patience else None
-    while not opening.found.done() and before != NO:
+    while not opening.future.done() and before != NO:
         now = time.monotonic()
         if before is None and until is not None and now >= until:
             break
         soon = now + ASK_SECONDS if until is None or before is not None else min(until, now + ASK_SECONDS)
-        yield Wait(((Cause.OPENING, 0),), soon, has_arrived=lambda _: opening.found.done())
-        opening.asked = time.monotonic()
+        yield Wait(((Cause.OPENING, 0),), soon, has_arrived=lambda _: opening.future.done())
+        opening.last_request = time.monotonic()
     if request.patience:
-        is_open = YES if opening.found.done() and before != NO else NO
+        is_open = YES if opening.future.done() and before != NO else NO
         if connection.journal.decide(lambda before: before or is_open) == NO:
             reply = OpenWeightsReply(bytes(32), unfinished=True, done=opening.done, expected=opening.expected)
             connection.send(Frame(encode(reply)))
             return
-    weights.openings.ended(request.address, opening)
-    connection.send(Frame(listed(request, opening.found, connection.limits.head)))
+    weights.openings.remove(request.address, opening)
+    connection.send(Frame(opening_reply(request, opening.future, connection.limits.head)))
 
 
 def save_values(
@@ -158,11 +163,18 @@ def save_values(
 ) -> SaveWeightsReply:
     """Save values to an address, and return the reply. If this fails, the reply has the reason.
 
-    `deliver`: copies a tensor to host memory. `again`: True to compare an existing file instead of writing it.
+    Args:
+        request: the address, and the names and handles of the values.
+        values: the session's values.
+        weights: creates the file.
+        deliver: copies a tensor to host memory.
+        again: True if the file may be complete. Then an existing file with the same contents counts as saved.
     """
     handles = unpack_handles(request.handles)
     if len(handles) != len(request.names):
-        return SaveWeightsReply(0, f"cannot save weights: {len(request.names)} names for {len(handles)} values")
+        return SaveWeightsReply(
+            0, f"cannot save weights: {len(request.names)} names were sent for {len(handles)} values"
+        )
     tensors: dict[str, torch.Tensor] = {}
     for name, handle in zip(request.names, handles, strict=True):
         value = values[handle] if handle in values else None  # noqa: SIM401 - it has no `get`
@@ -173,7 +185,7 @@ def save_values(
         tensors[name] = value
     try:
         with torch.inference_mode():
-            if again and (existing := weights.written(request.address)) is not None:
+            if again and (existing := weights.comparing_sink(request.address)) is not None:
                 with contextlib.suppress(DifferentContents, OSError):
                     return SaveWeightsReply(save(tensors, dict(request.metadata), existing, deliver))
             create = partial(weights.create, request.address, seconds=request.seconds)

@@ -15,7 +15,7 @@ from djinn_server.builtins.weights import UNFINISHED, remove_abandoned
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.hookspecs.weight_sources import WeightFile, WeightSink
 
-MOST_FILES: Final = 10_000  # that a tenant has saved
+MAX_FILES: Final = 10_000  # saved files of a tenant
 _COMPARED: Final = 1 << 20  # bytes of a file that are compared at a time
 
 
@@ -34,18 +34,18 @@ def save(
         deliver: copies a tensor to host memory.
 
     Raises:
-        WeightsUnavailable: the file may not be written. After all errors, an existing file is unchanged.
+        WeightsUnavailable: the file may not be written. After each of these errors, an existing file is unchanged.
         OSError: the file cannot be written.
         ValueError: the format cannot store one of the tensors.
         RuntimeError: there is no host memory for a tensor.
     """
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # which aligns them
-    header = make_header({name: (value.dtype, tuple(value.shape)) for name, value in ordered.items()}, metadata)
-    size = len(header) + sum(value.numel() * value.dtype.itemsize for value in ordered.values())
+    tensors_by_size = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))  # this order aligns them
+    header = make_header({name: (value.dtype, tuple(value.shape)) for name, value in tensors_by_size.items()}, metadata)
+    size = len(header) + sum(value.numel() * value.dtype.itemsize for value in tensors_by_size.values())
     sink = create(size)
     try:
         sink.write(memoryview(header))
-        for tensor in ordered.values():
+        for tensor in tensors_by_size.values():
             if tensor.numel():
                 sink.write(_bytes(deliver(tensor)))
         sink.commit()
@@ -55,10 +55,10 @@ def save(
 
 
 class DifferentContents(Exception):  # noqa: N818 - a result, and no failure
-    """The existing file differs from the data to write."""
+    """The existing file differs from the data that would be written."""
 
 
-class WrittenFile(WeightSink):
+class ComparingSink(WeightSink):
     """A `WeightSink` that compares the data with an existing file instead of writing.
 
     Its methods raise `DifferentContents` if the data differs.
@@ -71,7 +71,7 @@ class WrittenFile(WeightSink):
         self._check(file.size == size)
 
     def write(self, data: memoryview) -> None:
-        """Compare the next bytes with the file."""
+        """Compare the next bytes with the file. Raise `DifferentContents` if they differ."""
         while data:
             existing = bytearray(min(len(data), _COMPARED))
             self._file.read_into(self._at, memoryview(existing))
@@ -99,12 +99,19 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 class SavedBytes:
     """Quota check for a tenant's saved files, including files that its other executors saved."""
 
-    def __init__(self, disk: DiskQuota, folder: Path, what: str = "saved", most: int = MOST_FILES) -> None:
-        """`what`: participle for messages, such as "saved". `most`: maximum number of files in `folder`."""
+    def __init__(self, disk: DiskQuota, folder: Path, action: str = "saved", max_files: int = MAX_FILES) -> None:
+        """Create the quota check of one tenant.
+
+        Args:
+            disk: the tenant's disk quota.
+            folder: folder of the tenant's files.
+            action: participle for messages, such as "saved".
+            max_files: maximum number of files in `folder`.
+        """
         self._disk = disk
         self._folder = folder
-        self._what = what
-        self._most = most
+        self._action = action
+        self._max_files = max_files
 
     def check(self, size: int) -> None:
         """Check the quota for a new file of `size` bytes, and charge it.
@@ -113,18 +120,18 @@ class SavedBytes:
             WeightsUnavailable: the file exceeds the tenant's quota, the number of files, or the free disk space.
         """
         for folder in {self._folder, *(path.parent for path in self._folder.rglob(f".*{UNFINISHED}*"))}:
-            remove_abandoned(folder)  # they would count
+            remove_abandoned(folder)  # otherwise unfinished files would count
         sizes = self._sizes()
-        if len(sizes) >= self._most:
+        if len(sizes) >= self._max_files:
             raise WeightsUnavailable(
-                f"the tenant has {len(sizes):,} files {self._what} on the server; the limit is {self._most:,}: delete some on the server"
+                f"the tenant has {len(sizes):,} files {self._action} on the server; the limit is {self._max_files:,}: delete some on the server"
             )
         self._disk.set_usage(self._folder, sum(sizes))
         if too_much := self._disk.charge(self._folder, sum(sizes) + size, self._folder):
-            raise WeightsUnavailable(f"{size:,} bytes cannot be {self._what}: {too_much}")
+            raise WeightsUnavailable(f"{size:,} bytes cannot be {self._action}: {too_much}")
 
     def count(self) -> None:
-        """Charge the tenant for the present files."""
+        """Charge the tenant for the files in the folder, after files were removed."""
         self._disk.set_usage(self._folder, sum(self._sizes()))
 
     def _sizes(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Shared device memory of weights that several sessions have read. It is copied before a session writes into it."""
+"""Device memory of weights that several sessions share. The memory is copied before a session writes into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ from djinn_server.running.values import Poison, ValueTable, strided
 
 @attrs.frozen
 class WeightKey:
-    """Identity of bytes that were read: a part of a tensor, in files of one version."""
+    """Identity of a part of a tensor in weight files.
+
+    Attributes:
+        version: version of the files, as in `OpenedWeights`.
+        name: name of the tensor.
+        start, size: first byte of the part in the tensor, and number of bytes.
+    """
 
     version: bytes
     name: str
@@ -31,9 +37,10 @@ class WeightKey:
 
 
 class SharedWeights:
-    """Weak references to the storages of weights that sessions have read, by weight. Thread-safe.
+    """Weak references to the storages of weights that sessions have read. Thread-safe.
 
     Attributes:
+        storages: the storages by key of the weight.
         hits: number of reads that found shared memory.
         hit_bytes: bytes of these reads.
     """
@@ -44,7 +51,7 @@ class SharedWeights:
         self.hits = self.hit_bytes = 0
 
     def find(self, key: WeightKey) -> torch.UntypedStorage | None:
-        """Return the shared storage of this tensor and count a hit, or return None if no session holds the tensor."""
+        """Return the storage of a weight and count a hit. Return None if no session has the weight."""
         with self._lock:
             storage = self.storages.get(key)
             if storage is not None:
@@ -52,34 +59,38 @@ class SharedWeights:
                 self.hit_bytes += key.size
             return storage
 
-    def held(self, key: WeightKey) -> torch.UntypedStorage | None:
+    def peek(self, key: WeightKey) -> torch.UntypedStorage | None:
         """Return the storage of a weight, as `find` does, without counting a hit."""
         with self._lock:
             return self.storages.get(key)
 
     def share(self, key: WeightKey, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        """Register a storage. Return the registered storage of the weight, which may be an earlier session's."""
+        """Register the storage of a weight, and return it. If the weight has a storage already, return that one."""
         with self._lock:
             return self.storages.setdefault(key, storage)
 
     def nbytes(self) -> int:
-        """Return the bytes of weights that sessions have read and not modified."""
+        """Return the bytes of all registered storages."""
         with self._lock:
             return sum(storage.nbytes() for storage in self.storages.values())
 
 
 @attrs.frozen
 class Origin:
-    """Position in a weight file from which memory was read."""
+    """The part of a weight file from which a storage was read: the address of the file, and the key of the part."""
 
     address: str
     key: WeightKey
 
 
 class SessionShares:
-    """Storages of a session whose memory other sessions may share, by the client's number of the storage.
+    """Storages of a session whose memory other sessions may share.
 
     Before a program writes into a shared storage, the session's values are moved to a private copy.
+
+    Attributes:
+        storages: origin of each shared storage by the client's number of the storage; None: it may alias a weight.
+        names: names of storages, or None if the device caches no results.
     """
 
     def __init__(self, values: ValueTable, ledger: Ledger | None = None, names: StorageNames | None = None) -> None:
@@ -90,12 +101,12 @@ class SessionShares:
         self._values, self.names = values, names
         self._ledger = ledger
         self.storages: dict[int, Origin | None] = {}
-        self._keys: dict[int, int] = {}  # of the memory that was read, by storage
+        self._keys: dict[int, int] = {}  # PyTorch's storage key by the client's number of the storage
 
     def add(self, handle: int, origin: Origin | None) -> None:
-        """Note that the memory of a value is shared.
+        """Add the storage of a value to the shared storages.
 
-        `origin` None: the value is a result that may alias a shared value, according to the op's schema.
+        `origin`: the part of a file with the bytes; None: the value is an op's result that may alias a shared value.
         """
         storage, value = storage_of(handle), self._values[handle]
         self.storages[storage] = origin
@@ -104,9 +115,9 @@ class SessionShares:
             if self._ledger is not None:
                 self._ledger.share(self._keys[storage], value.untyped_storage())
 
-    def stored(self) -> list[tuple[int, torch.Tensor, Origin]]:
+    def unmodified(self) -> list[tuple[int, torch.Tensor, Origin]]:
         """Return (handle, tensor, origin) of each value that is an unmodified weight or a view of one."""
-        stored = []
+        unmodified = []
         for handle in self._values.handles_of_storages(self.storages):
             value, origin = self._values[handle], self.storages[storage_of(handle)]
             if origin is None or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
@@ -114,30 +125,34 @@ class SessionShares:
             # A result with a changed layout owns its memory, although the client numbers it as a view.
             storage_key = torch_private.storage_key(value)
             if not (value.is_conj() or value.is_neg()) and storage_key == self._keys.get(storage_of(handle)):
-                stored.append((handle, value, origin))
-        return stored
+                unmodified.append((handle, value, origin))
+        return unmodified
 
     def before_run(self, aliases: InputAliases, inputs: list[int], outputs: Iterable[int]) -> None:
-        """Copy shared memory that a run may write, and note which results may share memory.
+        """Copy shared memory that a run may write, and add outputs that may alias shared memory.
+
+        `inputs`, `outputs`: handles of the run.
 
         Raises:
             RuntimeError, OSError: a copy cannot be made. No value was changed.
         """
-        shared = self.storages
-        written = {storage_of(inputs[position]) for position in aliases.written_inputs}.intersection(shared)
-        if written:
-            self._copy(written)
+        shared_storages = self.storages
+        written_storages = {storage_of(inputs[position]) for position in aliases.written_inputs}.intersection(
+            shared_storages
+        )
+        if written_storages:
+            self._copy(written_storages)
         handles = tuple(outputs) if aliases.outputs else ()
         for number, sources in aliases.outputs:
-            if any(storage_of(inputs[position]) in shared for position in sources):
-                shared.setdefault(storage_of(handles[number]), None)
+            if any(storage_of(inputs[position]) in shared_storages for position in sources):
+                shared_storages.setdefault(storage_of(handles[number]), None)
         if self.names and aliases.written_inputs:
             self.names.forget(
                 [strided(self._values.table.get(inputs[position])) for position in aliases.written_inputs]
             )
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Drop shared storages that have no values any more. `handles`: values that were freed."""
+        """Drop the shared storages of freed values, unless other values view them. `handles`: the freed values."""
         for storage in self.storages.keys() & set(map(storage_of, handles)):
             if not self._values.bytes_of(storage):
                 self._drop(storage)
@@ -151,7 +166,7 @@ class SessionShares:
         by_storage: dict[tuple[int, int], list[torch.Tensor]] = {}
         for handle in self._values.handles_of_storages(storages):
             value = self._values[handle]
-            if isinstance(value, Poison):  # an op that overwrites all of it makes it a tensor again
+            if isinstance(value, Poison):  # an op that overwrites the tensor makes it valid again
                 value = value.memory
             if isinstance(value, torch.Tensor) and value.layout is torch.strided:
                 by_storage.setdefault((storage_of(handle), torch_private.storage_key(value)), []).append(value)
@@ -168,7 +183,7 @@ class SessionShares:
 
 
 def _give_copy(tensors: list[torch.Tensor], ledger: Ledger | None) -> None:
-    """Move tensors that view one storage to one new copy of it."""
+    """Move tensors that view one storage to one copy of the storage."""
     with torch.inference_mode():
         copy = tensors[0].untyped_storage().clone() if ledger is None else ledger.copy_storage(tensors[0])
         for tensor in tensors:

@@ -1,4 +1,4 @@
-"""Assemble uploads of tensor bytes, which arrive in one or more parts, to values of a session."""
+"""Create values of a session from uploads of tensor bytes, which arrive in one or more parts."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from djinn_server.weights.store import WeightStore, mapped_bytes
 
 WITHDRAWN = "its upload was interrupted: create the tensor again"
 _log = get_logger("djinn.server")
-_NUMBERS = 1 << 63  # what PyTorch counts with ends there
+_SIZE_LIMIT = 1 << 63  # PyTorch's sizes are smaller
 
 
 @attrs.define
 class _Partial:
     header: UploadPart
-    data: torch.Tensor | None  # None: there was no memory for it, and what still comes is dropped
+    data: torch.Tensor | None  # None: memory was short, and the remaining parts are dropped
     received: int
 
 
 class UploadAssembly:
-    """Collect the parts of uploads, and make a value of each complete upload.
+    """Collects the parts of uploads, and creates a value of each complete upload.
 
     Attributes:
-        wanted: digests of offered blobs that the client must upload, by handle.
+        wanted: digests by handle of offered blobs that the client must upload, because the executor lacks them.
         journal: the session's journal, which is closed if the session has none.
         names: names of storages, as in `SessionShares`.
         reading: handles of pending weight reads.
@@ -51,7 +51,7 @@ class UploadAssembly:
     """
 
     def __init__(self, runtime: DeviceRuntime, values: ValueTable, store: WeightStore | None) -> None:
-        """`store`: the tenant's weight store; None: none."""
+        """`store`: the tenant's weight store; None: uploads are not stored."""
         self.reading: set[int] = set()
         self.reading_bytes = 0
         self._runtime = runtime
@@ -61,7 +61,7 @@ class UploadAssembly:
         self.journal = Journal()
         self.names: StorageNames | None = None
         self._partial: dict[int, _Partial] = {}
-        self._held: dict[bytes, torch.Tensor] = {}
+        self._held_blobs: dict[bytes, torch.Tensor] = {}
 
     @property
     def busy(self) -> bool:
@@ -74,52 +74,55 @@ class UploadAssembly:
 
     @property
     def promised(self) -> tuple[tuple[bytes, int], ...]:
-        """Digests and sizes of blobs that were reported as present, by `hold`, and that the client has not offered yet."""
-        return tuple([(digest, data.nbytes) for digest, data in self._held.items()])
+        """Digests and sizes of blobs that `hold` has reported as present, and that the client has not offered yet."""
+        return tuple([(digest, data.nbytes) for digest, data in self._held_blobs.items()])
 
     def clear(self) -> None:
         """Drop all unfinished uploads."""
         self.wanted.clear()
         self._partial.clear()
-        self._held.clear()
+        self._held_blobs.clear()
         self.journal = Journal()
 
     def hold(self, have: BlobQuery, before: bytes | None = None) -> bytes:
-        """Return a byte for each queried blob: 1 if it is present. Present blobs are kept until the next query.
+        """Return a byte for each queried blob: 1 if it is present, else 0. Present blobs are kept until the next query.
 
-        `before`: in a replay, the bytes of the original reply. Only blobs with a 1 are kept.
+        `before`: in a replay, the result of the original call. Blobs with a 0 in it count as absent.
 
         Raises:
             ProtocolError: the query has unequal numbers of digests and sizes.
         """
         if len(have.sizes) != len(have.digests):
             raise ProtocolError(f"a blob query has {len(have.digests)} digests but {len(have.sizes)} sizes")
-        earlier, self._held = self._held, {}
+        earlier, self._held_blobs = self._held_blobs, {}
         for digest, size, flag in zip(have.digests, have.sizes, before or repeat(True), strict=False):
             data = earlier.get(digest)
             if data is None or data.nbytes != size:
                 data = self._find(digest, size) if flag else None
             if data is not None and flag:
-                self._held[digest] = data
-        return bytes([digest in self._held for digest in have.digests])
+                self._held_blobs[digest] = data
+        return bytes([digest in self._held_blobs for digest in have.digests])
 
     def _find(self, digest: bytes, size: int) -> torch.Tensor | None:
-        """Return the bytes with this digest, or None. The session's journal links their file, as the store may evict it."""
+        """Return the bytes with this digest, or None.
+
+        If the session has a journal, it links their file, because the store may evict the file.
+        """
         contents = self._contents()
         journal_file = contents.find(digest, size) if contents is not None else None
         if journal_file is not None:
             return mapped_bytes(journal_file, size)
-        stored = self._store.find(digest, size) if self._store is not None else None
-        if stored is not None and contents is not None and self._store is not None:
+        data = self._store.find(digest, size) if self._store is not None else None
+        if data is not None and contents is not None and self._store is not None:
             contents.link(digest, self._store.file_of(digest))
-        return stored
+        return data
 
     def _contents(self) -> BlobFiles | None:
-        """Return the blob files of the session's journal; None without a journal."""
+        """Return the blob files of the session's journal, or None without a journal."""
         return self.journal.contents if self.journal.open or self.journal.replaying else None
 
     def _find_offered(self, offer: BlobOffer) -> torch.Tensor | None:
-        data = self._held.pop(offer.digest, None)
+        data = self._held_blobs.pop(offer.digest, None)
         return data if data is not None and data.nbytes == offer.size else self._find(offer.digest, offer.size)
 
     def wait(self) -> Wait:
@@ -135,10 +138,10 @@ class UploadAssembly:
             _log.warning("an upload is refused", reason=str(error))
             self.refuse(upload.handle, str(error))
 
-    def consider(self, offer: BlobOffer, look: bool = True) -> bool:
-        """If the store has an offered blob, make a value of it and return True. Otherwise expect its upload.
+    def accept_offer(self, offer: BlobOffer, look: bool = True) -> bool:
+        """Create the value of an offered blob that is present, and return True. Otherwise expect its upload.
 
-        `look`: False to treat the blob as missing, without a lookup in the store.
+        `look`: False to treat the blob as missing, without a lookup.
 
         Raises:
             ProtocolError: dtype, shape or size are invalid, or the handle is in use.
@@ -157,17 +160,17 @@ class UploadAssembly:
             and isinstance(value, torch.Tensor)
             and value.untyped_storage().nbytes() == offer.size
         ):
-            self.names.set_name(value, offer.digest)  # the store has checked it
+            self.names.set_name(value, offer.digest)  # the store has checked the digest
         return True
 
     def take(self, upload: UploadPart, body: Sequence[Buffer]) -> None:
-        """Add a part to its upload, and make a value if the upload is complete.
+        """Add a part to its upload, and create the value if the upload is complete.
 
         Raises:
             ProtocolError: the part does not fit earlier parts, or its layout does not fit its size.
         """
         if len(body) != 1:
-            raise ProtocolError(f"a part of an upload has {len(body)} buffers instead of 1")
+            raise ProtocolError(f"a part of upload {upload.handle} has {len(body)} buffers instead of 1")
         part = body[0]
         if upload.compression:
             part = expanded(part, upload.compression, dtype_from_name(upload.dtype).itemsize, upload.length)
@@ -184,7 +187,7 @@ class UploadAssembly:
         self._continue(partial, upload, part, size)
 
     def withdraw(self, handle: int) -> None:
-        """Drop an incomplete upload that the client aborted."""
+        """Drop an incomplete upload that the client aborted. Its value becomes poison."""
         self._partial.pop(handle, None)
         self.wanted.pop(handle, None)
         if handle not in self._values:
@@ -195,7 +198,7 @@ class UploadAssembly:
         if partial.data is not None and size:
             try:
                 self._runtime.write(partial.data, upload.start, torch.frombuffer(part, dtype=torch.uint8))
-            except RuntimeError as error:  # of the device: the bytes that still come are dropped
+            except RuntimeError as error:  # the device has failed, so the remaining parts are dropped
                 partial.data = None
                 self.refuse_bytes(partial.header, error)
         if partial.received == upload.size:
@@ -203,7 +206,7 @@ class UploadAssembly:
             if partial.data is not None:
                 self.finish(partial.header, partial.data)
             else:
-                self.wanted.pop(upload.handle, None)  # submissions wait for what is offered
+                self.wanted.pop(upload.handle, None)  # otherwise submissions would wait for the upload
 
     def _begin(self, upload: UploadPart, part: Buffer, size: int) -> None:
         self.check_new(upload)
@@ -211,44 +214,49 @@ class UploadAssembly:
             data = torch.frombuffer(part, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
             self.finish(upload, data)
         elif 0 < size < upload.size:
-            self._partial[upload.handle] = _Partial(upload, self._room_for(upload), 0)
+            self._partial[upload.handle] = _Partial(upload, self._allocate(upload), 0)
             self._continue(self._partial[upload.handle], upload, part, size)
         else:
-            raise ProtocolError(f"upload {upload.handle} announced {upload.size} bytes, but its layout has {size}")
+            raise ProtocolError(f"upload {upload.handle} announced {upload.size} bytes, but its first part has {size}")
 
     def check_new(self, upload: UploadPart) -> None:
-        """Check that the header of an upload is valid and its handle is unused."""
+        """Check that the header of an upload is valid and its handle is unused. Otherwise raise ProtocolError."""
         _check_layout(upload)
         if upload.handle in self._values or upload.handle in self._partial or upload.handle in self.reading:
             raise ProtocolError(f"value {upload.handle} is uploaded twice")
 
-    def check_room(self, size: int) -> None:
-        """Check that pending uploads and reads plus `size` bytes fit into the memory limit."""
+    def check_limit(self, size: int) -> None:
+        """Raise torch.OutOfMemoryError if pending uploads and reads plus `size` bytes exceed the memory limit."""
         ledger = ledger_of(self._runtime)
         parts = sum(partial.header.size for partial in self._partial.values() if partial.data is not None)
-        coming = parts + self.reading_bytes
-        if ledger is not None and coming + size > ledger.limit:
-            raise torch.OutOfMemoryError(f"{coming:,} bytes are pending; the memory limit is {ledger.limit:,} bytes")
+        pending_bytes = parts + self.reading_bytes
+        if ledger is not None and pending_bytes + size > ledger.limit:
+            raise torch.OutOfMemoryError(
+                f"{pending_bytes:,} bytes of other uploads are pending; the memory limit is {ledger.limit:,} bytes"
+            )
 
-    def _room_for(self, upload: UploadPart) -> torch.Tensor | None:
+    def _allocate(self, upload: UploadPart) -> torch.Tensor | None:
         try:
-            self.check_room(upload.size)
+            self.check_limit(upload.size)
             if self._contents() is None and self._store is not None and upload.handle in self.wanted:
-                return torch.empty(upload.size, dtype=torch.uint8)  # the store keeps the bytes of the host
+                return torch.empty(upload.size, dtype=torch.uint8)  # the store needs the bytes in host memory
             return self._runtime.allocate(upload.size)
         except (RuntimeError, MemoryError) as error:
             self.refuse_bytes(upload, error)
             return None
 
     def finish(self, upload: UploadPart, data: torch.Tensor) -> None:
-        """Make a value of an upload's bytes. `data`: host memory, or memory of `DeviceRuntime.allocate`."""
+        """Create the value of an upload from its bytes, and store offered bytes in the weight store.
+
+        `data`: host memory, or memory of `DeviceRuntime.allocate`.
+        """
         digest = self.wanted.pop(upload.handle, None)
         if digest is not None and self._store is not None:
             self._keep(self._store, upload.handle, digest, data)
         try:
             with torch.inference_mode():
-                placed = self._runtime.commit(data)
-                typed = placed.view(dtype_from_name(upload.dtype))
+                device_bytes = self._runtime.commit(data)
+                typed = device_bytes.view(dtype_from_name(upload.dtype))
                 self._values[upload.handle] = typed.as_strided(upload.shape, upload.stride)
         except (RuntimeError, MemoryError) as error:
             self.refuse_bytes(upload, error)
@@ -257,9 +265,9 @@ class UploadAssembly:
         contents = self._contents()
         file = contents.finish(handle) if contents is not None else None
         if contents is None or file is None or not store.adopt(digest, file, contents.mark_verified):
-            if data.device.type != "cpu":  # the copy to the device may not have ended
+            if data.device.type != "cpu":  # the copy to the device may still run
                 data = self._runtime.commit(data)
-            store.keep(digest, self._runtime.deliver(data))
+            store.put(digest, self._runtime.deliver(data))
         else:
             self.journal.shared(data.nbytes)
 
@@ -292,9 +300,9 @@ class UploadAssembly:
 
 
 def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview | None:
-    """Return page-locked memory for a buffer of `nbytes` bytes, if `head` is the header of an upload's part.
+    """Return memory of `DeviceRuntime.receive_buffer` for the body of a message, if `head` is that of an `UploadPart`.
 
-    Return None if the buffer can be received anywhere.
+    Return None for other messages, or if the device needs no such memory. `nbytes`: size of the body.
     """
     if not is_of_kind(head, UploadPart):
         return None
@@ -306,16 +314,16 @@ def place_part(runtime: DeviceRuntime, head: bytes, nbytes: int) -> memoryview |
 
 
 def _check_layout(upload: UploadPart) -> None:
-    """Check that shape and strides fit the announced size."""
+    """Raise ProtocolError if the shape and strides of an upload do not fit its announced size."""
     counts = (*upload.shape, *upload.stride, upload.size)
     if len(upload.shape) != len(upload.stride) or not is_countable(counts):
-        raise ProtocolError(f"upload {upload.handle} has an invalid layout")
+        raise ProtocolError(f"upload {upload.handle} has an invalid shape, stride or size")
     item = dtype_from_name(upload.dtype).itemsize
-    needed = extent(upload.shape, upload.stride) * item
-    if needed > upload.size or upload.size % item:
-        raise ProtocolError(f"upload {upload.handle} needs {needed} bytes but announced {upload.size}")
+    needed_bytes = extent(upload.shape, upload.stride) * item
+    if needed_bytes > upload.size or upload.size % item:
+        raise ProtocolError(f"upload {upload.handle} needs {needed_bytes} bytes but announced {upload.size}")
 
 
 def is_countable(counts: Sequence[int]) -> bool:
     """Return True if PyTorch accepts these numbers as sizes."""
-    return all(0 <= n < _NUMBERS for n in counts)
+    return all(0 <= n < _SIZE_LIMIT for n in counts)

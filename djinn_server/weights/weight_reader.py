@@ -1,6 +1,6 @@
 """Read weights: open addresses that clients name, and read tensors from their files in parallel.
 
-In a folder, files of a weight format are read, or only the files that an index names.
+In a folder, all files of one weight format are read, or only the files that a shard index names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from djinn_server.weights.headers import check_header, read_bytes
 from djinn_server.weights.openings import Openings
 from djinn_server.weights.permissions import resolve_new
 from djinn_server.weights.permitted_places import ignore_progress, open_permitted, writable_path
-from djinn_server.weights.saving import SavedBytes, WrittenFile
+from djinn_server.weights.saving import ComparingSink, SavedBytes
 from djinn_server.weights.shared_weights import SharedWeights, WeightKey
 
 INDEX_LIMIT: Final = 64 << 20  # bytes of an index
@@ -63,16 +63,16 @@ def suffixes_of(formats: Sequence[WeightFormat]) -> tuple[str, ...]:
 def read_headers(
     files: Sequence[WeightFile], formats: Sequence[WeightFormat]
 ) -> list[tuple[WeightFile, str, FileHeader]]:
-    """Read the headers of weight files. Return each file with its version and its header.
+    """Return the files of the first format that has files, each with its version and header.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: no file has weights, or a file is malformed.
     """
     for form in formats:
-        counted = _counted(form, files)
-        if counted:
-            return [(file, file.version(), _header(form, file)) for file in counted]
+        files_with_headers = _files_of_format(form, files)
+        if files_with_headers:
+            return [(file, file.version(), _header(form, file)) for file in files_with_headers]
     suffixes = ", ".join(suffix for form in formats for suffix in form.suffixes)
     raise ValueError(
         f"no file has a weight format in use ({suffixes}); plugins/weights of Djinn's repository reads further formats"
@@ -87,19 +87,19 @@ def _header(form: WeightFormat, file: WeightFile) -> FileHeader:
     return header
 
 
-def _counted(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
+def _files_of_format(form: WeightFormat, files: Sequence[WeightFile]) -> list[WeightFile]:
     """Return the files of one format that must be read; empty if no file has this format.
 
-    If there is one shard index, these are its shards.
+    If the format has exactly one shard index, return the shards that it names.
 
     Raises:
         OSError: the index cannot be read.
         ValueError: the index is malformed or names missing files, or several files may be the model.
     """
     matching = [file for file in files if file.name.endswith(form.suffixes)]
-    named = [file for file in files if file.name.endswith(tuple(suffix + INDEX for suffix in form.suffixes))]
-    if len(named) == 1 and not any(file.name == named[0].name.removesuffix(INDEX) for file in matching):
-        shards = _shards(named[0])
+    indexes = [file for file in files if file.name.endswith(tuple(suffix + INDEX for suffix in form.suffixes))]
+    if len(indexes) == 1 and not any(file.name == indexes[0].name.removesuffix(INDEX) for file in matching):
+        shards = _shards(indexes[0])
         matching = [file for file in matching if file.name in shards]
         if missing := shards.difference(file.name for file in matching):
             raise ValueError(f"the index names the shard {min(missing)!r}, which is missing")
@@ -117,17 +117,17 @@ def _shards(index: WeightFile) -> frozenset[str]:
     return frozenset(_index.decode(read_bytes(index, 0, index.size)).weight_map.values())
 
 
-READERS: Final = 4  # threads that read at a time
-OPENED: Final = 32  # addresses that stay open
-FILES: Final = 256  # that they have together
+READERS: Final = 4  # threads that read
+MAX_OPENED: Final = 32  # addresses that stay open
+MAX_FILES: Final = 256  # open files of all addresses together
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9_+.-]*):")
-# Some source may end a segment at `@`, `?` or `=`, so `..` is refused beside any such character.
+# A source may end a path segment at `@`, `?` or `=`, so `..` is refused beside any character except letters, digits and `._-`.
 _HOSTILE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\\%]|(?<![\w.-])\.\.(?![\w.-])")
 _log = get_logger("djinn.server")
 
 
 @attrs.frozen
-class StoredPlace:
+class TensorLocation:
     """Location of a tensor: its file, the version of the file, and its entry in the header."""
 
     file: WeightFile
@@ -146,12 +146,12 @@ class OpenedWeights:
         metadata: metadata strings in the files' headers.
         files: number of files.
         tied: for names of tied tensors, the name under which the shared bytes are read.
-        replaceable: the only file, if the tenant may replace it while sessions read it; else None.
+        replaceable: the only file, if the tenant may replace the file while sessions read it; else None.
     """
 
     address: str
     version: bytes
-    tensors: Mapping[str, StoredPlace]
+    tensors: Mapping[str, TensorLocation]
     metadata: Mapping[str, str]
     files: int = 1
     tied: Mapping[str, str] = attrs.field(factory=dict)
@@ -159,7 +159,7 @@ class OpenedWeights:
 
 
 class PartRead:
-    """A pending read of a part of a tensor. It is skipped if no session refers to this object when it would start.
+    """A pending read of a part of a tensor. The read is skipped if no session refers to this object when it would start.
 
     Attributes:
         data: future with a CPU tensor of bytes, or with `WeightsUnavailable` if the files have changed or cannot be read.
@@ -168,29 +168,35 @@ class PartRead:
     data: Future[torch.Tensor]
 
     def result(self, timeout: float | None = None) -> torch.Tensor:
-        """Wait for the data, and return it."""
+        """Wait for the data, and return it. `timeout`: seconds; None: no limit."""
         return self.data.result(timeout)
 
 
 @attrs.frozen
 class StoredBytes:
-    """Source of bytes that were read from a local weight file, so that evicted memory can be read again."""
+    """A part of a local weight file, from which evicted memory can be read again. It is a `SourceBytes`.
+
+    Attributes:
+        address: address of the file, for messages.
+        location: location of the tensor.
+        start: first byte of the part in the tensor.
+    """
 
     address: str
-    place: StoredPlace
+    location: TensorLocation
     start: int
 
     def unchanged(self) -> bool:
         """Return True unless the file has changed, as `SourceBytes.unchanged` does."""
         try:
-            return self.place.file.version() == self.place.version
+            return self.location.file.version() == self.location.version
         except OSError:
             return False
 
     def read_into(self, buffer: memoryview) -> None:
-        """Reread the bytes into a buffer, as `SourceBytes.read_into` does."""
+        """Read the bytes again, as `SourceBytes.read_into` does."""
         if len(buffer):
-            self.place.entry.read_into(self.place.file, self.start, buffer)
+            self.location.entry.read_into(self.location.file, self.start, buffer)
         if not self.unchanged():
             raise OSError(_changed(self.address))
 
@@ -199,8 +205,8 @@ class WeightReader:
     """Opens addresses, reads tensors, and writes files. Thread-safe.
 
     Attributes:
-        openings: pending calls of `open`, one per address.
-        published: source of the tenant's published weights; None: publishing is not allowed.
+        openings: addresses that are being opened in background threads.
+        published: source of the tenant's published weights; None if the server does not publish weights.
         shared: weights in device memory that sessions share.
         reads: number of tensor parts that were read.
         read_bytes: bytes of these parts.
@@ -218,13 +224,13 @@ class WeightReader:
         self._formats = formats
         self._opened: OrderedDict[str, OpenedWeights] = OrderedDict()
         self.openings = Openings[OpenedWeights](lambda address, one: self._remember(self._open(address, one.report)))
-        # Files that others have replaced, and a journal has kept, by version.
-        self._kept: dict[bytes, OpenedWeights] = {}
+        # Links of a journal to files that were replaced or removed, by version.
+        self._kept_files: dict[bytes, OpenedWeights] = {}
         self._saved: SavedBytes | None = None
         self.published: NamingSource | None = None
         self._lock = threading.Lock()
         self._readers: ThreadPoolExecutor | None = None
-        self._under_way: weakref.WeakValueDictionary[WeightKey, PartRead] = weakref.WeakValueDictionary()
+        self._pending_reads: weakref.WeakValueDictionary[WeightKey, PartRead] = weakref.WeakValueDictionary()
         self.shared = SharedWeights()
         self.reads = self.read_bytes = 0
 
@@ -234,7 +240,7 @@ class WeightReader:
         return tuple(sorted({*self._sources, *([self.published.name] if self.published is not None else [])}))
 
     def open(self, address: str) -> OpenedWeights:
-        """Return the tensors at an address. The files are checked again, as they may have changed.
+        """Return the tensors at an address. The files are checked again, because they may have changed.
 
         Raises:
             WeightsUnavailable: the address has no weights, may not be read, or has a malformed file.
@@ -248,7 +254,7 @@ class WeightReader:
             if opened is None or opened.version != found.version:
                 self._opened[address] = opened = found
             self._opened.move_to_end(address)
-            while len(self._opened) > 1 and (len(self._opened) > OPENED or self._files() > FILES):
+            while len(self._opened) > 1 and (len(self._opened) > MAX_OPENED or self._files() > MAX_FILES):
                 self._opened.popitem(last=False)
         return opened
 
@@ -280,35 +286,38 @@ class WeightReader:
         published = self.published
         return published if published is not None and address.startswith(f"{published.name}:") else None
 
-    def hold(self, address: str, version: bytes, link: Path) -> None:
-        """Hard-link the file at an address to `link`, because it may be removed. If it has changed, open `link`."""
+    def keep_file(self, address: str, version: bytes, link: Path) -> None:
+        """Hard-link the file at an address to `link`, because the file may be removed.
+
+        If the file has another version than `version`, later reads use the existing `link` of an earlier process.
+        """
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != version:
-            self._find_kept(address, version, link)
+            self._open_kept_file(address, version, link)
         elif opened.replaceable is not None and not link.exists():
             try:
                 link.parent.mkdir(mode=0o700, exist_ok=True)
                 opened.replaceable.keep_as(link)
-            except FileExistsError:  # another session of this journal's folder was first
+            except FileExistsError:  # another session with this journal's folder has linked it
                 pass
             except OSError as error:
                 _log.info("cannot link a weight file to a journal", address=address, reason=str(error))
 
-    def _find_kept(self, address: str, version: bytes, link: Path) -> None:
-        """Open the hard link that an earlier process made of the file at an address."""
-        if version in self._kept or not link.exists():
+    def _open_kept_file(self, address: str, version: bytes, link: Path) -> None:
+        """Open the hard link that an earlier process made of the file at an address, if it has this version."""
+        if version in self._kept_files or not link.exists():
             return
         path = address.partition(":")[2]
         name = PurePosixPath(path).name.removesuffix(".safetensors") + ".safetensors"
         try:
-            opened = _opened(
+            opened = _read_opened(
                 address, [LocalFile(link, name, immutable=self._naming_source(address) is not None)], self._formats
             )
-        except (OSError, WeightsUnavailable):  # these are a blob's bytes
+        except (OSError, WeightsUnavailable):  # the link has the bytes of an upload, and no weight file
             return
         if opened.version == version:
-            self._kept[version] = opened
+            self._kept_files[version] = opened
 
     def _replaceable(self, files: Sequence[WeightFile]) -> LocalFile | None:
         """Return the only file if the tenant may replace it, else None."""
@@ -322,7 +331,7 @@ class WeightReader:
         return only
 
     def create(self, address: str, size: int, seconds: float = 0.0) -> WeightSink:
-        """Create a file of `size` bytes at an address. `seconds`: lifetime of a published file.
+        """Return a sink for a new file of `size` bytes at an address. `seconds`: lifetime of a published file.
 
         Raises:
             WeightsUnavailable: the file is not permitted or cannot be written.
@@ -335,14 +344,17 @@ class WeightReader:
             self._saved.check(size)
         return source.create(path, size)
 
-    def written(self, address: str) -> Callable[[int], WeightSink] | None:
-        """Return a function like `create`, whose sink compares an existing file. Return None if no file exists."""
+    def comparing_sink(self, address: str) -> Callable[[int], WeightSink] | None:
+        """Return a function that makes a sink like `create`, but compares the existing file instead of writing it.
+
+        Return None if no file exists at the address.
+        """
         try:
             places = self.open(address).tensors.values()
         except WeightsUnavailable:
             return None
         existing = next(iter(places), None)
-        return partial(WrittenFile, existing.file) if existing is not None else None
+        return partial(ComparingSink, existing.file) if existing is not None else None
 
     def remove(self, address: str) -> None:
         """Remove the file at an address that can be saved to, or a published name.
@@ -372,8 +384,8 @@ class WeightReader:
         nbytes = sum(file.size for file in files)
         if len(files) > limits.SMALL_FILES or nbytes > limits.SMALL_FILES_BYTES:
             raise WeightsUnavailable(
-                f"{address!r} has {len(files)} small files ({', '.join(SMALL_SUFFIXES)}) with {nbytes:,} bytes; "
-                f"{limits.SMALL_FILES} with {limits.SMALL_FILES_BYTES:,} bytes are the limit"
+                f"{address!r} has {len(files)} small files ({', '.join(SMALL_SUFFIXES)}) with {nbytes:,} bytes; at most "
+                f"{limits.SMALL_FILES} files with {limits.SMALL_FILES_BYTES:,} bytes are allowed"
             )
         return [(file.name, read_bytes(file, 0, file.size)) for file in files]
 
@@ -381,34 +393,37 @@ class WeightReader:
         return sum(opened.files for opened in self._opened.values())
 
     def read(self, address: str, key: WeightKey) -> PartRead:
-        """Start to read a part of a tensor, or return the pending read of it.
+        """Return a pending read of a part of a tensor. A read of the same part that is pending already is shared.
 
         Raises:
             WeightsUnavailable: the files have another version now.
         """
         with self._lock:
-            coming = self._under_way.get(key)
-        if coming is not None:
-            return coming
-        place, readers = self._place(address, key), self._threads()
+            pending = self._pending_reads.get(key)
+        if pending is not None:
+            return pending
+        location, readers = self._location(address, key), self._threads()
         with self._lock:
             self.reads += 1
             self.read_bytes += key.size
-            begun = PartRead()
-            begun.data = readers.submit(_read, weakref.ref(begun), address, place, key.start, key.size)
-            self._under_way[key] = begun
-        return begun
+            part = PartRead()
+            part.data = readers.submit(_read, weakref.ref(part), address, location, key.start, key.size)
+            self._pending_reads[key] = part
+        return part
 
     def source_of(self, address: str, key: WeightKey) -> StoredBytes | None:
-        """Return the source of bytes that were just read, for a second read; None if they are not on a local disk."""
-        try:
-            place = self._place(address, key)
-        except WeightsUnavailable:  # it has changed since
-            return None
-        return StoredBytes(address, place, key.start) if isinstance(place.file, LocalFile) else None
+        """Return a source from which a part of a tensor can be read again.
 
-    def untied(self, address: str, key: WeightKey) -> WeightKey:
-        """Return the key of these bytes under the first of their names, so that tied weights are read once."""
+        Return None if the files have changed or are not on a local disk.
+        """
+        try:
+            location = self._location(address, key)
+        except WeightsUnavailable:  # the files have changed
+            return None
+        return StoredBytes(address, location, key.start) if isinstance(location.file, LocalFile) else None
+
+    def canonical_key(self, address: str, key: WeightKey) -> WeightKey:
+        """Return the key of the same bytes under the first name of tied tensors, so that tied weights are read once."""
         with self._lock:
             opened = self._opened.get(address)
         if opened is None or opened.version != key.version or key.name not in opened.tied:
@@ -416,25 +431,27 @@ class WeightReader:
         return attrs.evolve(key, name=opened.tied[key.name])
 
     def map(self, address: str, key: WeightKey) -> torch.Tensor | None:
-        """Return a part of a tensor as memory-mapped bytes; None if it must be read.
+        """Return a part of a tensor as memory-mapped bytes, or None if the part must be read.
 
         Raises:
             WeightsUnavailable: the files have another version now, or lack this part.
         """
-        place = self._place(address, key)
-        entry, start = place.entry, place.entry.start + key.start
+        location = self._location(address, key)
+        entry, start = location.entry, location.entry.start + key.start
         if entry.dtype is None or entry.decoding is not None or start % entry.dtype.itemsize:
             return None
         if not key.size:
             return None
         try:
-            mapping = place.file.map()
+            mapping = location.file.map()
             if mapping is None:
                 return None
             data = torch.frombuffer(mapping, dtype=torch.uint8, count=key.size, offset=start)
-            unchanged = place.file.version() == place.version
-        except (OSError, ValueError) as error:  # there is no room for it, or it is not as long as it was
-            _log.info("reading a weight file: cannot map it", address=address, file=place.file.name, reason=str(error))
+            unchanged = location.file.version() == location.version
+        except (OSError, ValueError) as error:  # the address space is full, or the file was truncated
+            _log.info(
+                "cannot map a weight file: it is read", address=address, file=location.file.name, reason=str(error)
+            )
             return None
         if not unchanged:
             raise WeightsUnavailable(_changed(address))
@@ -444,10 +461,10 @@ class WeightReader:
         return data
 
     def populate(self, key: WeightKey) -> None:
-        """Read the pages of a key's mapped memory in the background, because all of them will be used soon."""
+        """Read the pages of a weight's mapped memory in the background, because all of them will be used soon."""
 
         def populate_held() -> None:
-            storage = self.shared.held(key)
+            storage = self.shared.peek(key)
             if storage is not None:
                 populate(storage.data_ptr(), storage.nbytes())
 
@@ -459,23 +476,27 @@ class WeightReader:
                 self._readers = ThreadPoolExecutor(READERS, "djinn-weight-reader")
             return self._readers
 
-    def _place(self, address: str, key: WeightKey) -> StoredPlace:
-        """Return the location of a key's tensor, in the open files or in the present files."""
+    def _location(self, address: str, key: WeightKey) -> TensorLocation:
+        """Return the location of a key's tensor.
+
+        Raises:
+            WeightsUnavailable: the files have another version now, or lack the part.
+        """
         with self._lock:
             opened = self._opened.get(address)
-        if opened is None or opened.version != key.version:  # this session was recovered, or many addresses are open
-            opened = self._kept.get(key.version) or self.open(address)
+        if opened is None or opened.version != key.version:  # after a recovery, or if too many addresses were open
+            opened = self._kept_files.get(key.version) or self.open(address)
         if opened.version != key.version:
             raise WeightsUnavailable(_changed(address))
-        place = opened.tensors.get(key.name)
-        if place is not None and place.entry.dtype is None:
+        location = opened.tensors.get(key.name)
+        if location is not None and location.entry.dtype is None:
             raise WeightsUnavailable(
-                f"the tensor {key.name!r} at {address!r} is stored as {place.entry.stored_as}, which the server cannot "
+                f"the tensor {key.name!r} at {address!r} is stored as {location.entry.stored_as}, which the server cannot "
                 "decode: use a file with another dtype"
             )
-        if place is None or key.start + key.size > place.entry.size:
+        if location is None or key.start + key.size > location.entry.size:
             raise WeightsUnavailable(f"{address!r} has no tensor {key.name!r} with the requested bytes")
-        return place
+        return location
 
     def _source(self, address: str) -> WeightSource:
         scheme = _SCHEME.match(address)
@@ -491,7 +512,7 @@ class WeightReader:
         if naming := self._naming_source(address):
             exact, file = naming.find(address)
             return attrs.evolve(
-                _opened(exact, [file], self._formats), replaceable=file if isinstance(file, LocalFile) else None
+                _read_opened(exact, [file], self._formats), replaceable=file if isinstance(file, LocalFile) else None
             )
         source = self._source(address)
         try:
@@ -501,11 +522,11 @@ class WeightReader:
         except Exception as error:
             _log.exception("a weight source failed", source=source.name, address=address)
             raise WeightsUnavailable(f"{address!r} cannot be opened: {type(error).__name__}") from error
-        opened = _opened(address, files, self._formats)
+        opened = _read_opened(address, files, self._formats)
         return attrs.evolve(opened, replaceable=self._replaceable(files))
 
 
-def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
+def _read_opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightFormat]) -> OpenedWeights:
     try:
         return _with_headers(address, read_headers(files, formats))
     except (OSError, ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
@@ -517,9 +538,9 @@ def _opened(address: str, files: Sequence[WeightFile], formats: Sequence[WeightF
         raise WeightsUnavailable(f"{address!r} cannot be read: {type(error).__name__}") from error
 
 
-def _with_headers(address: str, counted: Sequence[tuple[WeightFile, str, FileHeader]]) -> OpenedWeights:
-    state, tensors, metadata = ContentHash(), dict[str, StoredPlace](), dict[str, str]()
-    for file, version, header in counted:
+def _with_headers(address: str, files_with_headers: Sequence[tuple[WeightFile, str, FileHeader]]) -> OpenedWeights:
+    state, tensors, metadata = ContentHash(), dict[str, TensorLocation](), dict[str, str]()
+    for file, version, header in files_with_headers:
         state.update(f"{file.name}\0{file.size}\0{version}\0".encode(errors="surrogateescape"))
         metadata |= header.metadata
         for name, entry in header.tensors.items():
@@ -527,35 +548,37 @@ def _with_headers(address: str, counted: Sequence[tuple[WeightFile, str, FileHea
                 raise WeightsUnavailable(f"the name of a tensor at {address!r} has {len(name):,} characters")
             if name in tensors:
                 raise WeightsUnavailable(f"{address!r} has the tensor {name!r} twice: name one of its files")
-            tensors[name] = StoredPlace(file, version, entry)
+            tensors[name] = TensorLocation(file, version, entry)
     if len(tensors) > limits.STORED_TENSORS:
-        raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; {limits.STORED_TENSORS} are the limit")
-    return OpenedWeights(address, state.digest(), tensors, metadata, len(counted), _tied(tensors))
+        raise WeightsUnavailable(f"{address!r} has {len(tensors)} tensors; at most {limits.STORED_TENSORS} are allowed")
+    return OpenedWeights(address, state.digest(), tensors, metadata, len(files_with_headers), _tied(tensors))
 
 
-def _tied(tensors: Mapping[str, StoredPlace]) -> dict[str, str]:
+def _tied(tensors: Mapping[str, TensorLocation]) -> dict[str, str]:
     first: dict[tuple[int, int, int], str] = {}
     names: dict[str, str] = {}
-    for name, place in tensors.items():
-        entry = place.entry
+    for name, location in tensors.items():
+        entry = location.entry
         if entry.dtype is not None and entry.decoding is None and entry.size:
-            before = first.setdefault((id(place.file), entry.start, entry.size), name)
+            before = first.setdefault((id(location.file), entry.start, entry.size), name)
             if before != name and tensors[before].entry.dtype is entry.dtype:
                 names[name] = before
     return names
 
 
-def _read(wanted: Callable[[], object], address: str, place: StoredPlace, start: int, size: int) -> torch.Tensor:
-    if wanted() is None:
+def _read(
+    is_wanted: Callable[[], object], address: str, location: TensorLocation, start: int, size: int
+) -> torch.Tensor:
+    if is_wanted() is None:
         return torch.empty(0, dtype=torch.uint8)
     data = torch.empty(size, dtype=torch.uint8)
     try:
         if size:
-            place.entry.read_into(place.file, start, data.numpy().data)
-        unchanged = place.file.version() == place.version
+            location.entry.read_into(location.file, start, data.numpy().data)
+        unchanged = location.file.version() == location.version
     except OSError as error:
         raise WeightsUnavailable(f"{address!r} cannot be read: {error.strerror or error}") from error
-    except (RuntimeError, MemoryError):  # there is no room
+    except (RuntimeError, MemoryError):  # memory is short
         raise
     except Exception as error:
         _log.exception("a weight source failed", address=address)

@@ -294,7 +294,7 @@ def _uploads(data: bytes) -> None:
         if isinstance(inputs, UploadPart):
             uploads.take(inputs, [bytearray(body)])
         elif isinstance(inputs, BlobOffer):
-            uploads.consider(inputs)
+            uploads.accept_offer(inputs)
         else:
             uploads.hold(inputs)
 

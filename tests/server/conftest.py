@@ -93,7 +93,7 @@ def keeping(start_python, tmp_path_factory, plain_environment):
     save_file(tensors, file)
     store = WeightStore(folder / "weights", 1 << 30, DiskQuota())
     for data in [tensor.view(torch.uint8).reshape(-1) for tensor in tensors.values()]:
-        assert store.keep(digest_of_content(data.numpy()), data).wait(300)
+        assert store.put(digest_of_content(data.numpy()), data).wait(300)
     options = ["--store", str(folder / "weights"), "--threads", "1", "--drain-seconds", "1"]
     server = start_server(start_python, folder, *options, env=plain_environment)
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):

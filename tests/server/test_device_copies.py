@@ -230,7 +230,7 @@ def test_submissions_do_not_wait_for_an_offered_upload_that_the_device_refuses()
 
     values = ValueTable()
     uploads = UploadAssembly(Full(), values, None)
-    assert not uploads.consider(BlobOffer(7, "uint8", (8,), (1,), 8, bytes(32)))
+    assert not uploads.accept_offer(BlobOffer(7, "uint8", (8,), (1,), 8, bytes(32)))
     for start in (0, 4):
         uploads.take(UploadPart(7, "uint8", (8,), (1,), 8, start), [bytearray(4)])
     assert not uploads.wanted

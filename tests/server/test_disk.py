@@ -129,13 +129,13 @@ def test_journals_evict_stored_weights(tmp_path, held):
     assert not tenancy.refusal(badge)
     for value in range(2):
         data = torch.full((STEP,), value, dtype=torch.uint8)
-        assert store.keep(digest_of_content(data.numpy()), data).wait(300)
+        assert store.put(digest_of_content(data.numpy()), data).wait(300)
     assert store.nbytes() == 2 * STEP
     journal = grown(tmp_path / "session.journal", 3, held)
     assert store.nbytes() == STEP
     assert held.used > STEP
     more = torch.full((2 * STEP,), 7, dtype=torch.uint8)
-    assert store.keep(digest_of_content(more.numpy()), more).wait(300)
+    assert store.put(digest_of_content(more.numpy()), more).wait(300)
     assert store.nbytes() == STEP, "there is no room for it beside the journal"
     journal.end()
 
@@ -173,12 +173,12 @@ def test_shared_upload_counts_once(tmp_path, held):
     uploads.journal = journal
     data = bytearray(range(256)) * (2 * STEP // 256)
     offer = BlobOffer(7, "uint8", (len(data),), (1,), len(data), digest_of_content(data))
-    assert not uploads.consider(offer)
+    assert not uploads.accept_offer(offer)
     assert held.used >= len(data), "it is on its way to the journal"
     upload = UploadPart(7, "uint8", (len(data),), (1,), len(data))
     frame = journal.frame(Frame(encode(upload), [data]))
     uploads.take(upload, [memoryview(part) for part in frame.body])
-    assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)
+    assert store.put(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)
     assert store.nbytes() == len(data)
     assert held.used < STEP
     journal.end()

@@ -61,7 +61,7 @@ def contents_of_a_journal(folder):
 def weights(folder):
     data = torch.zeros(16, dtype=torch.uint8)
     store = WeightStore(folder / "weights", 1 << 20, DiskQuota())
-    assert store.keep(digest_of_content(data.numpy()), data).wait(60)
+    assert store.put(digest_of_content(data.numpy()), data).wait(60)
 
 
 def account(folder):

@@ -98,14 +98,14 @@ def test_unrelated_program_does_not_wait_for_read(source, reads):
     finish(reads, QUICK)
     assert values[QUICK].equal(TENSORS["quick"])
     assert reads.wait([SLOW]).missing
-    assert reads.left() == 800
+    assert reads.pending_bytes() == 800
     assert SLOW not in values
     reads.forget([AGAIN])  # its tensor is gone
     source.file.come.set()
     finish(reads, SLOW)
     assert values[SLOW].equal(TENSORS["slow"])
     assert AGAIN not in values
-    assert len(reads.reading) == reads.left() == 0
+    assert len(reads.reading) == reads.pending_bytes() == 0
     assert not reads.wait().missing
 
 
@@ -134,10 +134,10 @@ def test_download_is_shared_and_cancelled(monkeypatch):
     assert (opening.done, opening.expected) == (3, 10)
     monkeypatch.setattr(openings, "ABANDONED_SECONDS", -1.0)
     with pytest.raises(WeightsUnavailable, match="no client waits"):
-        opening.found.result(SECONDS)
+        opening.future.result(SECONDS)
     monkeypatch.undo()
     source.come.set()
     again = reader.openings.of("memory:x")
-    assert set(again.found.result(SECONDS).tensors) == {"slow", "quick"}
-    reader.openings.ended("memory:x", again)
+    assert set(again.future.result(SECONDS).tensors) == {"slow", "quick"}
+    reader.openings.remove("memory:x", again)
     assert reader.openings.of("memory:x") is not again

@@ -40,4 +40,4 @@ def test_relaid_view_is_not_named_by_address():
     values[HANDLE + 2] = values[HANDLE].t().contiguous()
     shares = SessionShares(values)
     shares.add(HANDLE, ORIGIN)
-    assert sorted(handle for handle, _, _ in shares.stored()) == [HANDLE, HANDLE + 1]
+    assert sorted(handle for handle, _, _ in shares.unmodified()) == [HANDLE, HANDLE + 1]

@@ -30,7 +30,7 @@ def store(tmp_path):
 
 
 def keep(store, data, digest=None):
-    assert store.keep(digest or digest_of(data), data).wait(300)
+    assert store.put(digest or digest_of(data), data).wait(300)
 
 
 def test_stored_weights_are_found_by_other_process(store, tmp_path):

@@ -332,7 +332,7 @@ def test_file_name_that_is_not_text(reader, models):
 
 
 def test_open_files_are_bounded(reader, models, monkeypatch):
-    monkeypatch.setattr(weight_reader, "FILES", 3)
+    monkeypatch.setattr(weight_reader, "MAX_FILES", 3)
     (models / "other.safetensors").write_bytes(save({"other": torch.ones(1)}))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(10):

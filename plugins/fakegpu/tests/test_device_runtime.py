@@ -139,7 +139,7 @@ def test_stored_bytes_are_not_read_back(gpu, tmp_path):
         uploads = UploadAssembly(DeviceRuntime(torch.device("fakegpu", 0)), values, store)
         octets = memoryview(bytes(range(250)) * 4000)
         digest = digest_of_content(octets)
-        uploads.consider(BlobOffer(1, "uint8", (len(octets),), (1,), len(octets), digest))
+        uploads.accept_offer(BlobOffer(1, "uint8", (len(octets),), (1,), len(octets), digest))
         with control.Counted() as counted:
             for start in (0, 400_000):
                 part = bytearray(octets[start : start + 600_000 if start else 400_000])
