@@ -61,8 +61,13 @@ def upload(journal, data=DATA, digest=DIGEST, again=False):
 
 def adopted(journal, store, digest=DIGEST):
     file = journal.contents.finish(HANDLE)
+<<<<<<< HEAD
     assert store.adopt(digest, file, journal.contents.mark_verified)
     assert store.keep(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
+=======
+    assert store.adopt(digest, file, journal.contents.prove)
+    assert store.put(b"\0" * 32, torch.zeros(1, dtype=torch.uint8)).wait(300)  # the store has done what came before
+>>>>>>> 1c3a4748 (tests: follow reworded messages of weights)
     return file
 
 
@@ -108,7 +113,7 @@ def test_blob_survives_deletion_in_store_or_journal(path, store):
 
 
 def test_journal_holds_blob_of_store(path, store):
-    assert store.keep(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(300)
+    assert store.put(DIGEST, torch.frombuffer(bytearray(DATA), dtype=torch.uint8)).wait(300)
     journal = begun(path)
     journal.contents.link(DIGEST, store.file_of(DIGEST))
     store.file_of(DIGEST).unlink()

@@ -236,4 +236,4 @@ def test_only_limited_small_files_are_read(caches, monkeypatch):
     monkeypatch.setattr(limits, "SMALL_FILES_BYTES", 100)
     refused = small_files(reader, SmallFilesRequest("file:plain"))
     assert not refused.files
-    assert "100 bytes are the limit" in refused.refused
+    assert "100 bytes are allowed" in refused.refused

@@ -149,7 +149,7 @@ def test_tensors_that_are_refused(remote):
 def test_names_and_values_that_do_not_match(remote, monkeypatch):
     weight = torch.ones(1, device=remote)
     monkeypatch.setattr(open_weights, "pack_handles", lambda handles: pack_handles([*handles, *handles]))
-    with pytest.raises(djinn.errors.WeightsUnavailable, match="1 names for 2 values"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="1 names were sent for 2 values"):
         djinn.save_weights({"x": weight}, "file:x.safetensors")
     assert weight.item() == 1
 
