@@ -39,7 +39,7 @@ def built(monkeypatch):
 
     module = SimpleNamespace(_worker_compile_cpp=build)
     monkeypatch.setitem(sys.modules, "torch._inductor.codecache", module)
-    with torch_libraries._both_files_at_once():
+    with torch_libraries._compile_files_in_parallel():
         module._worker_compile_cpp("w", [File("wrapper.gch")])
         module._worker_compile_cpp("k", [File("kernels.gch")])
         module._worker_compile_cpp("l", [File("wrapper.o"), File("kernels.o"), File("library.so")])

@@ -79,9 +79,9 @@ def _sensors(uuid: str) -> dict[str, float]:
         pynvml.nvmlInit()
         try:
             gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            busy = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
+            utilization = pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100
             return {
-                "utilization": busy,
+                "utilization": utilization,
                 "temperature": pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
             }
         finally:

@@ -60,7 +60,7 @@ def test_discovers_nothing_without_a_gpu():
     [
         (NoGpu(), 0, "no GPU that this PyTorch can use: check `nvidia-smi`"),
         (TwoGpus(), 2, "cannot use a device cuda:2; it may use cuda:0 to cuda:1"),
-        (TwoGpus(), -1, "no device cuda:-1"),
+        (TwoGpus(), -1, "cannot use a device cuda:-1"),
     ],
 )
 def test_opening_missing_gpu_raises(device, index, message):

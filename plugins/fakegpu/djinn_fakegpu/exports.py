@@ -1,4 +1,4 @@
-"""Device memory that other processes of this user open once per block.
+"""Device memory that other processes of this user can open once per block.
 
 A Unix socket sends the memory's file descriptor in exchange for a token.
 """
@@ -22,8 +22,8 @@ from djinn_core.system.files import user_id
 from djinn_core.system.tcp import unix_socket
 
 _DESCRIPTION: Final = re.compile(rb"([0-9a-f]{32})/([0-9a-f]{32})")
-_PLACE: Final = struct.Struct("<QQi")  # offset and size in the file, and number of the device
-_SECONDS: Final = 10.0  # seconds in which the other process must send its token, or this one the memory
+_LOCATION: Final = struct.Struct("<QQi")  # offset and size in the file, and number of the device
+_TIMEOUT_SECONDS: Final = 10.0  # seconds in which the other process must send its token, or this one the memory
 _system: Any = socket  # typeshed lacks Linux-only functions on other systems
 
 
@@ -36,10 +36,10 @@ class Exports:
     def __init__(self) -> None:
         self._tensors: weakref.WeakValueDictionary[bytes, torch.Tensor] = weakref.WeakValueDictionary()
         self._name = secrets.token_hex(16).encode()
-        listening = unix_socket()
-        listening.bind(_address(self._name))
-        listening.listen()
-        threading.Thread(target=self._serve, args=(listening,), name="fakegpu-exports", daemon=True).start()
+        listener = unix_socket()
+        listener.bind(_address(self._name))
+        listener.listen()
+        threading.Thread(target=self._serve, args=(listener,), name="fakegpu-exports", daemon=True).start()
 
     def add(self, tensor: torch.Tensor) -> bytes:
         """Return a description with which one process of this user can open the memory of `tensor` once."""
@@ -47,29 +47,31 @@ class Exports:
         self._tensors[token] = tensor
         return self._name + b"/" + token
 
-    def _serve(self, listening: socket.socket) -> None:
+    def _serve(self, listener: socket.socket) -> None:
         while True:
-            caller, _ = listening.accept()
-            threading.Thread(target=self._answer, args=(caller,), name="fakegpu-export", daemon=True).start()
+            connection, _ = listener.accept()
+            threading.Thread(
+                target=self._send_descriptor, args=(connection,), name="fakegpu-export", daemon=True
+            ).start()
 
-    def _answer(self, caller: socket.socket) -> None:
-        with caller, suppress(OSError):
-            caller.settimeout(_SECONDS)
-            tensor = self._tensors.pop(caller.recv(32, socket.MSG_WAITALL), None) if _is_own(caller) else None
+    def _send_descriptor(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.settimeout(_TIMEOUT_SECONDS)
+            tensor = self._tensors.pop(connection.recv(32, socket.MSG_WAITALL), None) if _is_own(connection) else None
             if tensor is None:
                 return
             path, offset, nbytes = torch.ops.fakegpu.export_memory(tensor)
             file = os.open(path, os.O_RDWR)
             try:
-                _system.send_fds(caller, [_PLACE.pack(offset, nbytes, tensor.device.index)], [file])
+                _system.send_fds(connection, [_LOCATION.pack(offset, nbytes, tensor.device.index)], [file])
             finally:
                 os.close(file)
-            caller.settimeout(None)
-            caller.recv(1)  # returns once the process has copied the memory or ended; until then the tensor lives
+            connection.settimeout(None)
+            connection.recv(1)  # returns once the process has copied the memory or ended; until then the tensor lives
 
 
 @contextmanager
-def opened(description: bytes) -> Iterator[torch.Tensor]:
+def open_exported(description: bytes) -> Iterator[torch.Tensor]:
     """Context manager with memory that another process exported, as a tensor of bytes.
 
     Raises:
@@ -78,20 +80,20 @@ def opened(description: bytes) -> Iterator[torch.Tensor]:
     match = _DESCRIPTION.fullmatch(description)
     if match is None:
         raise RuntimeError("fakegpu: the description of exported memory is malformed")
-    with unix_socket() as line:
-        line.settimeout(_SECONDS)
+    with unix_socket() as connection:
+        connection.settimeout(_TIMEOUT_SECONDS)
         try:
-            line.connect(_address(match[1]))
-            if not _is_own(line):
+            connection.connect(_address(match[1]))
+            if not _is_own(connection):
                 raise RuntimeError("fakegpu: the exported memory belongs to another user")
-            line.sendall(match[2])
-            data, files, _, _ = _system.recv_fds(line, _PLACE.size, 1)
+            connection.sendall(match[2])
+            data, files, _, _ = _system.recv_fds(connection, _LOCATION.size, 1)
         except OSError as error:
             raise RuntimeError(f"fakegpu: exported memory cannot be opened: {error}") from error
         try:
-            if len(data) != _PLACE.size or len(files) != 1:
+            if len(data) != _LOCATION.size or len(files) != 1:
                 raise RuntimeError("fakegpu: the memory is not exported, or has been opened already")
-            offset, nbytes, index = _PLACE.unpack(data)
+            offset, nbytes, index = _LOCATION.unpack(data)
             yield torch.ops.fakegpu.import_memory(f"/proc/self/fd/{files[0]}", offset, nbytes, index)
         finally:
             for file in files:
@@ -102,7 +104,7 @@ def _address(name: bytes) -> bytes:
     return b"\0djinn-fakegpu-" + name  # an abstract socket, which has no file
 
 
-def _is_own(line: socket.socket) -> bool:
+def _is_own(connection: socket.socket) -> bool:
     """Return True if the process at the other end belongs to this user."""
-    credentials = line.getsockopt(socket.SOL_SOCKET, _system.SO_PEERCRED, struct.calcsize("3i"))
+    credentials = connection.getsockopt(socket.SOL_SOCKET, _system.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == user_id())

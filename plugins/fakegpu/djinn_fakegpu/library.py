@@ -68,8 +68,8 @@ def _module() -> types.ModuleType:
         return ops.default_generator(index_of(device))  # type: ignore[no-any-return]
 
     def manual_seed_all(seed: int) -> None:
-        for one in module.default_generators:
-            one.manual_seed(seed)
+        for index in module.default_generators:
+            index.manual_seed(seed)
 
     def get_device_properties(device: Any = None) -> _Properties:
         total = accelerator.get_memory_info(index_of(device))[1]

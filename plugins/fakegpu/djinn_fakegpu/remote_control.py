@@ -23,10 +23,10 @@ _SECONDS: Final = 60.0  # seconds in which a process must open the device
 def listen(path: Path) -> None:
     """Answer calls at a socket until this process ends. The folder's permissions protect it."""
     path.unlink(missing_ok=True)  # left by an earlier process
-    listening = unix_socket()
-    listening.bind(str(path))
-    listening.listen()
-    threading.Thread(target=_serve, args=(listening,), name="fakegpu-control", daemon=True).start()
+    listener = unix_socket()
+    listener.bind(str(path))
+    listener.listen()
+    threading.Thread(target=_serve, args=(listener,), name="fakegpu-control", daemon=True).start()
 
 
 def _allocated(device: int) -> int:
@@ -48,10 +48,10 @@ _CALLS: Final[Mapping[str, Callable[..., Any]]] = {
 }
 
 
-def _serve(listening: socket.socket) -> None:
+def _serve(listener: socket.socket) -> None:
     while True:
-        caller, _ = listening.accept()
-        with caller, caller.makefile("rwb") as lines:
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rwb") as lines:
             line = lines.readline()
             if not line:
                 continue
@@ -102,14 +102,14 @@ class RemoteControl:
         """Return the bytes of device memory in use by the process."""
         return int(self._call("allocated", self.index))
 
-    def _call(self, name: str, *given: object, **named: object) -> Any:
+    def _call(self, name: str, *positional: object, **keywords: object) -> Any:
         deadline = time.monotonic() + _SECONDS
         while True:
             try:
-                with unix_socket() as caller:
-                    caller.connect(str(self.folder / f"{self.index}.sock"))
-                    with caller.makefile("rwb") as lines:
-                        lines.write(json.dumps([name, given, named]).encode() + b"\n")
+                with unix_socket() as connection:
+                    connection.connect(str(self.folder / f"{self.index}.sock"))
+                    with connection.makefile("rwb") as lines:
+                        lines.write(json.dumps([name, positional, keywords]).encode() + b"\n")
                         lines.flush()
                         line = lines.readline()
                     break

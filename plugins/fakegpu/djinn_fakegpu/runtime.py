@@ -9,7 +9,7 @@ import torch
 
 from djinn.hooks import DeviceRuntime
 from djinn_fakegpu.control import counters, now
-from djinn_fakegpu.exports import Exports, opened
+from djinn_fakegpu.exports import Exports, open_exported
 from djinn_fakegpu.library import load
 
 
@@ -34,10 +34,10 @@ class FakeGpuRuntime(DeviceRuntime):
 
     def open(self, description: bytes) -> torch.Tensor:
         """Return a copy on this device of memory that another executor exported."""
-        with opened(description) as theirs:
-            mine = torch.empty_like(theirs, device=self.device).copy_(theirs)
+        with open_exported(description) as exported:
+            copy = torch.empty_like(exported, device=self.device).copy_(exported)
             self.mark().synchronize()
-        return mine
+        return copy
 
     def memory(self) -> Mapping[str, int]:
         """Return memory in bytes by name, with counters and clock of the device, so that clients can read them."""

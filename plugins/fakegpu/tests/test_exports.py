@@ -69,7 +69,7 @@ def test_process_that_opened_memory_keeps_it_until_it_hangs_up(gpu):
     def program():
         import time
 
-        from djinn_fakegpu.exports import opened
+        from djinn_fakegpu.exports import open_exported
         from djinn_fakegpu.runtime import FakeGpuRuntime
 
         def allocated():
@@ -77,7 +77,7 @@ def test_process_that_opened_memory_keeps_it_until_it_hangs_up(gpu):
 
         first, before = FakeGpuRuntime(0, {}), allocated()
         here = torch.ones(1 << 20, dtype=torch.uint8, device="fakegpu:0")
-        with opened(first.export(here)):
+        with open_exported(first.export(here)):
             del here
             assert allocated() == before + (1 << 20)
         deadline = time.monotonic() + 300

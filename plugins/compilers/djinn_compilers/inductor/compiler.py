@@ -29,14 +29,14 @@ class Inductor(Compiler):
 
     def __init__(self, process: CompileProcess | None = None) -> None:
         self._process = process or CompileProcess()
-        self._kept = DiskLibraryCache("inductor 2")
+        self._disk_cache = DiskLibraryCache("inductor 2")
 
     def prepare(self) -> None:
         """Start the compiler process, and make it import inductor.
 
         Do nothing if the disk cache has libraries of earlier processes, because no compilation may be necessary.
         """
-        if self._kept.is_empty() and not missing_toolchain():
+        if self._disk_cache.is_empty() and not missing_toolchain():
             self._process.call(PREPARE, b"", LONGEST_SECONDS)
 
     def compile(self, context: CompilerContext) -> Replay | None:
@@ -45,8 +45,8 @@ class Inductor(Compiler):
         Raises:
             UnsupportedOperation: this machine has no C++ compiler, or inductor cannot compile the graph.
         """
-        packed = pack(context)
-        library = self._kept.get(packed) or self._made(packed)
+        packed_graph = pack(context)
+        library = self._disk_cache.get(packed_graph) or self._compile_and_store(packed_graph)
         run = load_library(library, context.device)
 
         def replay(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -54,11 +54,11 @@ class Inductor(Compiler):
 
         return replay
 
-    def _made(self, packed: bytes) -> bytes:
+    def _compile_and_store(self, packed_graph: bytes) -> bytes:
         if problem := missing_toolchain():
             raise UnsupportedOperation(problem)
-        library = self._process.call(PACKAGE, packed, LONGEST_SECONDS)
-        self._kept.put(packed, library)
+        library = self._process.call(PACKAGE, packed_graph, LONGEST_SECONDS)
+        self._disk_cache.put(packed_graph, library)
         return library
 
 

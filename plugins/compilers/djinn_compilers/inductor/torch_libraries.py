@@ -59,18 +59,18 @@ def prepare_to_compile() -> None:
 
 # An extension module is built from two files. In one file, the C++ optimizer would spend more time on the wrapper than
 # on the kernels.
-_QUICKLY_BUILT: Final[Mapping[str, object]] = {
+_FAST_BUILD_OPTIONS: Final[Mapping[str, object]] = {
     "cpp_wrapper_build_separate": True,
     "aot_inductor.compile_wrapper_opt_level": "O0",
     "aot_inductor.enable_line_tables": False,
 }
 
 
-_PRECOMPILED: Final = (".gch", ".pch")
+_PRECOMPILED_HEADERS: Final = (".gch", ".pch")
 
 
 @contextmanager
-def _both_files_at_once() -> Iterator[None]:
+def _compile_files_in_parallel() -> Iterator[None]:
     """Make inductor compile the two files of an extension module, and their precompiled headers, in parallel."""
     codecache: Any = importlib.import_module("torch._inductor.codecache")
     build = codecache._worker_compile_cpp
@@ -80,11 +80,11 @@ def _both_files_at_once() -> Iterator[None]:
 
         def build_at_once(lock_path: str, builders: Sequence[Any]) -> None:
             *sources, last = builders
-            if last.get_target_file_path().endswith(_PRECOMPILED):
+            if last.get_target_file_path().endswith(_PRECOMPILED_HEADERS):
                 headers.append(pool.submit(build, lock_path, builders))
                 return
-            _wait_for([*headers])
-            _wait_for([pool.submit(build, f"{lock_path}.{i}", (source,)) for i, source in enumerate(sources)])
+            _wait_for_compilers([*headers])
+            _wait_for_compilers([pool.submit(build, f"{lock_path}.{i}", (source,)) for i, source in enumerate(sources)])
             build(lock_path, (last,))
 
         codecache._worker_compile_cpp = build_at_once
@@ -94,12 +94,12 @@ def _both_files_at_once() -> Iterator[None]:
             codecache._worker_compile_cpp = build
 
 
-def _wait_for(building: Sequence[Future[None]]) -> None:
-    for future in building:
+def _wait_for_compilers(compilations: Sequence[Future[None]]) -> None:
+    for future in compilations:
         future.result()
 
 
-def _exported(
+def _export(
     module: torch.fx.GraphModule, inputs: Sequence[torch.Tensor], grows: Mapping[int, Sequence[int]]
 ) -> torch.export.ExportedProgram:
     auto = torch.export.Dim.AUTO
@@ -130,7 +130,7 @@ def _compile_extension(
     """
     compiling = importlib.import_module("torch._inductor.compile_fx")
     if grows:  # the placeholders define which sizes are symbolic
-        module = _exported(module, inputs, grows).module(check_guards=False)
+        module = _export(module, inputs, grows).module(check_guards=False)
         module.graph.set_codegen(torch.fx.graph.CodeGen())
         module.recompile()
     outputs = len(next(iter(reversed(module.graph.nodes))).args[0])
@@ -143,8 +143,8 @@ def _compile_extension(
 
     before = set(sys.modules)
     inductor_config = importlib.import_module("torch._inductor.config").get_config_copy()
-    quickly = {name: value for name, value in _QUICKLY_BUILT.items() if name in inductor_config}
-    with torch.no_grad(), _both_files_at_once():
+    quickly = {name: value for name, value in _FAST_BUILD_OPTIONS.items() if name in inductor_config}
+    with torch.no_grad(), _compile_files_in_parallel():
         patches = {"cpp_wrapper": True, "fx_graph_cache": False, **quickly, **options}
         compiling.compile_fx(module, list(inputs), inner_compile=compile_graph, config_patches=patches)
     extensions = [name for name in sys.modules.keys() - before if name.rpartition(".")[2] == _EXTENSION]
@@ -165,11 +165,11 @@ def _compile_package(
     grows: Mapping[int, Sequence[int]],
     options: Mapping[str, Any],
 ) -> bytes:
-    exported = _exported(module, inputs, grows)
+    exported_program = _export(module, inputs, grows)
     inductor = importlib.import_module("torch._inductor")
     with tempfile.TemporaryDirectory(prefix="djinn-compile-") as folder:
         path = os.fspath(Path(folder) / "template.pt2")
-        inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=dict(options))
+        inductor.aoti_compile_and_package(exported_program, package_path=path, inductor_configs=dict(options))
         return Path(path).read_bytes()
 
 

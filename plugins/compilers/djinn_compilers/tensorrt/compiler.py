@@ -38,18 +38,18 @@ class TensorRT(Compiler):
                 "tensorrt needs torch-tensorrt: `pip install torch-tensorrt` in the server's environment, in the version "
                 f"for torch {torch.__version__}"
             )
-        return _built(importlib.import_module(PACKAGE), context)
+        return _build_engine(importlib.import_module(PACKAGE), context)
 
 
-def _built(tensorrt: Any, context: CompilerContext) -> Replay:
+def _build_engine(tensorrt: Any, context: CompilerContext) -> Replay:
     inputs = list(context.inputs)
     with torch.no_grad():
-        exported = torch.export.export(context.graph_module, tuple(inputs), strict=False)
+        exported_program = torch.export.export(context.graph_module, tuple(inputs), strict=False)
     # Full precision unless the model uses less: results are checked within PyTorch's tolerances.
-    module = tensorrt.dynamo.compile(exported, inputs=inputs, disable_tf32=True, use_explicit_typing=True)
+    module = tensorrt.dynamo.compile(exported_program, inputs=inputs, disable_tf32=True, use_explicit_typing=True)
 
-    def replay(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        results = module(*[tensor.contiguous() for tensor in given])
+    def replay(inputs_of_run: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = module(*[tensor.contiguous() for tensor in inputs_of_run])
         return list(results) if isinstance(results, (list, tuple)) else [results]
 
     return replay

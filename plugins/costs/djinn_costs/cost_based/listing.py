@@ -160,7 +160,7 @@ class ListScheduler:
     def _finish_time(self, unit: Unit, device: str, bound: bool) -> float:
         """Return the time at which `unit` would finish on `device`: infinity if the device lacks memory.
 
-        `bound`: True if the unit must run on the device, whatever its memory.
+        `bound`: True if the unit must run on the device even if the device lacks memory.
         """
         result, hardware = self.result, self.hardware
         ready, transfer_end = self.idle_times.get(device, 0.0), 0.0

@@ -34,7 +34,7 @@ def free_bytes(
 
 
 def transient_bytes(context: PlacementContext, kept_values: frozenset[int], negligible_above: float) -> int:
-    """Return the peak bytes of temporary results and workspaces, without inputs and kept values.
+    """Return the peak bytes of temporary results and workspaces, without inputs and `kept_values`.
 
     If all results together are much smaller than `negligible_above`, return their sum, which is an upper bound.
     """

@@ -91,8 +91,7 @@ def divide_program(
         blocks: sets of storages that must share a device. The inputs of each unit are united.
         hardware: devices and links.
         max_input_bytes: a unit that reads more bytes of inputs gets no further inputs.
-        pieces: the program's time is divided by this number, which is the maximum time of a unit. If 0, there is no
-            limit.
+        pieces: the maximum time of a unit is the program's time, divided by this number; 0 means no limit.
     """
     graph = context.graph
     sizes = storage_sizes(graph, graph.inputs)

@@ -64,7 +64,7 @@ def validate(
     _print_json(validation) if as_json else _print_table(validation)
 
 
-def _print_json(found: Validation) -> None:
+def _print_json(validation: Validation) -> None:
     rows = [
         {
             "name": c.name,
@@ -74,24 +74,24 @@ def _print_json(found: Validation) -> None:
             "nodes": c.nodes,
             "flops": c.flops,
         }
-        for c in found.comparisons
+        for c in validation.comparisons
     ]
-    summary = {"median_error": found.median_error, "p90_error": found.p90_error, "r2_log": found.r2_log}
+    summary = {"median_error": validation.median_error, "p90_error": validation.p90_error, "r2_log": validation.r2_log}
     click.echo(json.dumps({**summary, "programs": rows}))
 
 
-def _print_table(found: Validation) -> None:
+def _print_table(validation: Validation) -> None:
     from rich.console import Console
     from rich.table import Table
 
     table = Table("program", box=None)
     for title in ("ops", "GFLOP", "predicted ms", "measured ms", "error"):
         table.add_column(title, justify="right")
-    for c in sorted(found.comparisons, key=lambda c: c.measured):
+    for c in sorted(validation.comparisons, key=lambda c: c.measured):
         times = (f"{c.predicted * 1e3:.2f}", f"{c.measured * 1e3:.2f}", f"{c.predicted / c.measured - 1:+.0%}")
         table.add_row(c.name, f"{c.nodes:,}", f"{c.flops / 1e9:.3f}", *times)
     console = Console(highlight=False)
     console.print(table)
     console.print(
-        f"median error {found.median_error:.1%}, nine in ten below {found.p90_error:.1%}, R² of log time {found.r2_log:.4f}"
+        f"median error {validation.median_error:.1%}, nine in ten below {validation.p90_error:.1%}, R² of log time {validation.r2_log:.4f}"
     )

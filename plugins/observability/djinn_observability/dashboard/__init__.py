@@ -1,6 +1,6 @@
 """The dashboard: what servers are doing, in a browser and in a terminal.
 
-`djinn --help` imports this module, so the others are imported on use.
+`djinn --help` imports this module, so its functions import the other modules on use.
 
 - `view`: displayed values, from a status and the previous one. `history`: the past hour and day, in bounded memory.
 - `watcher`: polls a server. `pages`: pages below `/dashboard`.

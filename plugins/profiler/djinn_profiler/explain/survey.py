@@ -27,7 +27,7 @@ class Decision:
     Attributes:
         about: name of the hints on which it is based, or `memory`.
         by: name of the placement policy that read the hints, or `executor`.
-        decision: the decision, or the reason why there is none.
+        decision: the decision, or why the policy made no decision.
         seconds_before: predicted time of the program without the decision, or None if not predicted.
         seconds_after: predicted time with the decision, or None if not predicted.
         measured: times of the session's trials of the policy. None without trials, or without a predicted time.

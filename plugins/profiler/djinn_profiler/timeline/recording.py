@@ -41,7 +41,7 @@ class UserLines:
     _lines_by_place: dict[tuple[int, int, str], tuple[UserPlace, UserLine, str]] = attrs.field(factory=dict)
 
     def find(self, place: UserPlace) -> tuple[UserLine, str]:
-        """Return the line of a position, and the reason of a wait there, refined by the line's text."""
+        """Return the line of a position, and the reason of a wait at it, refined by the line's text."""
         key = id(place[0]), *place[1:]
         entry = self._lines_by_place.get(key)
         if entry is None:

@@ -33,7 +33,7 @@ class UnpaddableError(DjinnError):
 class Padded:
     """A tensor of `capacity` entries in dimension `dim`.
 
-    The first `n + plus` entries are valid, the others are padding.
+    The first `n + plus` entries are valid. All later entries are padding.
 
     Attributes:
         tensor: the padded tensor.

@@ -108,7 +108,7 @@ class Recording:
     def held_results(self, released_inputs: Iterable[torch.Tensor] = ()) -> set[int]:
         """Return the indices of results that sessions still hold.
 
-        `released_inputs`: inputs that nothing reads after this run. They do not count as held.
+        `released_inputs`: inputs that nothing reads after this run. References to them do not count.
         """
         uses, released_counts = (
             zip(self._use_counts(), self._baseline, strict=True),
