@@ -127,7 +127,9 @@ class FairShareAssignment(AssignmentPolicy):
     def _max_executors(self, request: AssignmentRequest, executors: int) -> int:
         """Return the number of executors that the tenant's sessions may use."""
         share = self.shares.get(request.tenant, 1.0)
-        other_tenants = {other.tenant for load in request.executors for other in load.others if other.sessions}
+        other_tenants = {
+            tenant_load.tenant for load in request.executors for tenant_load in load.others if tenant_load.sessions
+        }
         total_shares = share + sum(self.shares.get(tenant, 1.0) for tenant in other_tenants)
         return max(1, round(executors * share / total_shares))
 

@@ -65,7 +65,9 @@ class Options:
         if not self.devices:
             if not self._rejected_devices:
                 raise InvalidStage("no devices are known; connect a server")
-            refusals = "; ".join(f"{device} lacks {what}" for device, what in self._rejected_devices.items())
+            refusals = "; ".join(
+                f"{device} lacks {unsupported}" for device, unsupported in self._rejected_devices.items()
+            )
             raise DoesNotFit(f"no device can run this program ({refusals})")
         self.hardware = attrs.evolve(Hardware.of(context), devices=tuple(self.devices))
         heavy = min((d.memory for d in self.devices if d.memory), default=0) / _PIECES or math.inf
@@ -205,14 +207,17 @@ class Options:
         return "its operands are on this device"
 
     def _reason_for_single(self, device: str) -> str:
-        notes = "".join(f" (not {other}: it lacks {what})" for other, what in self._rejected_devices.items())
+        notes = "".join(
+            f" (not {unsupported_device}: it lacks {unsupported})"
+            for unsupported_device, unsupported in self._rejected_devices.items()
+        )
         return f"the only device{notes}" if len(self.devices) == 1 else f"the whole program fits on {device}{notes}"
 
     def _reason_for_earliest(self, listed: PlacedUnits, index: int) -> str:
         if index in listed.second_best:
-            other_device, when = listed.second_best[index]
-            late = "not enough memory" if math.isinf(when) else format_seconds(when)
-            return f"it finishes there after {format_seconds(listed.finish_times[index])}, and on {other_device} after {late}"
+            other_device, other_end = listed.second_best[index]
+            end_text = "not enough memory" if math.isinf(other_end) else format_seconds(other_end)
+            return f"it finishes there after {format_seconds(listed.finish_times[index])}, and on {other_device} after {end_text}"
         return "the values that it writes or uses are on this device"
 
     def _reason_for_part(self, number: int, count: int) -> str:

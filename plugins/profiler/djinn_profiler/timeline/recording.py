@@ -63,14 +63,14 @@ def set_lines(records: Iterable[SubmissionRecord], spans: Sequence[Span], lines:
     for span in spans:
         if span.kind == WAIT and span.number:
             awaited_lines.setdefault((span.executor, span.number), span.line)
-    found: dict[tuple[int, int], UserLine] = {}
+    lines_by_submission: dict[tuple[int, int], UserLine] = {}
     for record in records:
         key = record.executor, record.number
         line = awaited_lines.get(key) if record.answered else None
-        found[key] = record.line = line or lines.find((*record.site, Cause.OTHER))[0]
+        lines_by_submission[key] = record.line = line or lines.find((*record.site, Cause.OTHER))[0]
     for span in spans:
         if span.kind == SEND:
-            span.line = found.get((span.executor, span.number), span.line)
+            span.line = lines_by_submission.get((span.executor, span.number), span.line)
 
 
 def samples_of(records: Iterable[SubmissionRecord]) -> Iterator[tuple[int, str, float, float, float, float]]:

@@ -47,19 +47,21 @@ def difference(compiled: CompiledRegion, env: Environment) -> str:
 
     if isinstance(compiled, RecordedRegion):
         return difference_in_place(compiled, env, mismatch if compiled.may_round_differently else bitwise_mismatch)
-    theirs, actual = _copy(compiled, env), _copy(compiled, env)
+    op_results, compiled_results = _copy(compiled, env), _copy(compiled, env)
     for step in compiled.steps:
-        step.run(theirs)
+        step.run(op_results)
     try:
-        compiled.run(actual)
+        compiled.run(compiled_results)
     except Exception as error:
         return f"it raised {type(error).__name__}: {error}"
     region = compiled.region
-    if _shares_memory(compiled, actual, env):
+    if _shares_memory(compiled, compiled_results, env):
         return "a result shares memory with another tensor, unlike the result of the ops"
-    places = [place for step in compiled.steps for _, place in step.makes if isinstance(actual[place], torch.Tensor)]
+    places = [
+        place for step in compiled.steps for _, place in step.makes if isinstance(compiled_results[place], torch.Tensor)
+    ]
     for place in (*dict.fromkeys(places), *region.written_inputs):
-        if mismatch_text := mismatch(place, theirs[place], actual[place]):
+        if mismatch_text := mismatch(place, op_results[place], compiled_results[place]):
             return mismatch_text
     return ""
 
