@@ -26,7 +26,7 @@ _checks: Final[dict[str, Callable[[str, Mapping[str, Any]], None]]] = {}  # by n
 
 @attrs.frozen
 class AllowedOperators:
-    """The ops that one value of `--operators` allows, by name.
+    """The ops that a value of `--operators` allows, by name.
 
     Attributes:
         tenant: the tenant that may use the ops; empty: every tenant.

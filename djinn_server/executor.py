@@ -49,7 +49,7 @@ from djinn_server.custom_operators import CustomOperators
 from djinn_server.devices import FALLBACK, OpenDevice, open_device, with_eviction
 from djinn_server.disk_quota import DiskQuota
 from djinn_server.events import ServerEvents
-from djinn_server.executor_metrics import metered
+from djinn_server.executor_metrics import collect_metrics
 from djinn_server.handshake import complain, instance, refuse, send_message
 from djinn_server.hookspecs.authenticators import Denial
 from djinn_server.launch.executor_config import ExecutorConfig, ModelConfig, StoreConfig
@@ -362,7 +362,7 @@ class Executor:
         """Return a report of the running sessions, with metrics."""
         tokens = self._roster.tokens()
         holdings = self._context.usage.holdings()
-        figures = metered(self._context, self._tenancy.store, self._leases, holdings)
+        figures = collect_metrics(self._context, self._tenancy.store, self._leases, holdings)
         models = tuple([times.figures(name) for name, times in self._context.usage.models().items()])
         return Sessions(
             number, self._device.info(), self._roster.statuses(holdings), figures, tokens, models, logs.recent.lines()

@@ -17,14 +17,16 @@ from djinn_server.weights.weight_reader import WeightReader
 Values = dict[str, float]
 
 
-def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings) -> ExecutorMetrics:
-    """Return the metrics of an executor.
+def collect_metrics(
+    context: ExecutorContext, store: WeightStore | None, leases: Leases, holdings: Holdings
+) -> ExecutorMetrics:
+    """Return the current metrics of an executor.
 
     Args:
         context: state of the executor.
         store: weight store of the tenant, if any.
-        leases: sessions and journals.
-        holdings: memory of the sessions.
+        leases: sessions that clients may resume, with their journals.
+        holdings: number and bytes of the sessions' values.
     """
     device = context.device
     sessions = context.usage.report(holdings)
@@ -36,7 +38,7 @@ def metered(context: ExecutorContext, store: WeightStore | None, leases: Leases,
         values |= _memory(device.ledger)
         entered = zip(PRESSURE, device.ledger.pressure.entry_counts, strict=True)
         labelled["memory_pressure_changes"] = tuple(LabelledValue((level,), times) for level, times in entered)
-    # The sessions' values come last: some of them are 0 without a session, and are there all the same.
+    # The sessions' values replace zeros above, such as `kv_cache_bytes`.
     return ExecutorMetrics(values | sessions.values, labelled, sessions.distributions)
 
 
@@ -59,13 +61,13 @@ def _recovery(leases: Leases) -> Values:
 
 
 def _read(weights: WeightReader) -> Values:
-    shared = weights.shared
+    shared_weights = weights.shared
     return {
         "weight_reads": weights.reads,
         "weight_read_bytes": weights.read_bytes,
-        "shared_weight_hits": shared.hits,
-        "shared_weight_hit_bytes": shared.hit_bytes,
-        "shared_weight_bytes": shared.nbytes(),
+        "shared_weight_hits": shared_weights.hits,
+        "shared_weight_hit_bytes": shared_weights.hit_bytes,
+        "shared_weight_bytes": shared_weights.nbytes(),
     }
 
 

@@ -17,7 +17,7 @@ UNAUTHENTICATED_LIMITS = Limits(head=16 << 10, body=0, buffers=0)
 
 @functools.cache
 def instance() -> str:
-    """Return the name of this process. Clients detect by it that another process has replaced this one."""
+    """Return the name of this process. Clients detect by its name that another process has replaced it."""
     return secrets.token_urlsafe(8)
 
 

@@ -100,8 +100,8 @@ class LaneGroup:
         """
         try:
             while self._running or self._ready or self._paused:
-                while self._is_open(sender.unsent) and (joined := join()) is not None:
-                    if not joined:
+                while self._is_open(sender.unsent) and (has_joined := join()) is not None:
+                    if not has_joined:
                         self._open_until = 0.0  # the submission runs after the group
                 yield from self._advance()
                 with self._lock:
@@ -120,10 +120,10 @@ class LaneGroup:
 
     def _begin_replies(self, begin_reply: Callable[[DeviceTurn], None]) -> None:
         while self._unanswered and self._unanswered[0].has_ended:
-            ended = self._unanswered.popleft()
-            self._fetched_storages |= ended.access.fetches
-            begin_reply(ended.turn)
-            self.unsent_runs.append(ended)
+            ended_run = self._unanswered.popleft()
+            self._fetched_storages |= ended_run.access.fetches
+            begin_reply(ended_run.turn)
+            self.unsent_runs.append(ended_run)
 
     def admits(self, access: Access) -> bool:
         """Return True if a submission with this access may run concurrently with the unanswered submissions."""
@@ -150,10 +150,10 @@ class LaneGroup:
             self._charged_until = time.perf_counter()
         self._begin_ready()
         is_full = len(self._running) >= self._lanes.count or self._open_until == 0.0
-        done, _ = wait(self._running, None if is_full else self._poll_seconds, FIRST_COMPLETED)
+        done_futures, _ = wait(self._running, None if is_full else self._poll_seconds, FIRST_COMPLETED)
         self._poll_seconds *= 2.0
         self._charge()
-        for future in done:
+        for future in done_futures:
             self._end(self._running.pop(future), future)
 
     def _must_yield(self) -> bool:

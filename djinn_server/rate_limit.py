@@ -81,10 +81,7 @@ class LogRateLimit:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int | None:
-        """Return how many lines of a kind were skipped before this line.
-
-        Return None if this line must be skipped, too.
-        """
+        """Return how many lines of a kind were skipped before this line, or None if this line must be skipped."""
         wait = self._buckets.of(kind, self._rate, self._burst).take()
         with self._lock:
             if wait:

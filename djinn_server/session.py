@@ -577,11 +577,11 @@ class ExecutorSession:
         links = tuple(self.exchange.link_measurements.take()) if self.exchange.link_measurements.measurements else ()
         room = self._room.due(values.held_bytes, run.failures) if failures or done >= self._room.next else None
         shortages = tuple([f.instruction for f in run.failures if is_shortage(f)][: limits.STOPS]) if failures else ()
-        completed = Completed(submit.sequence, *outcome, timing, links, room, times, run.stopped_at, shortages)
+        reply = Completed(submit.sequence, *outcome, timing, links, room, times, run.stopped_at, shortages)
         if responses.body and sum(map(len, responses.body)) > BRIEF_BYTES:
             self._context.threads.promote_follower()  # the client may not read
         log = connection.journal.rounded if self._rounded else connection.journal.checked
-        send(log(Frame(encode(completed), responses.body)))
+        send(log(Frame(encode(reply), responses.body)))
         if self._runs.ahead is not None:
             self._runs.ahead.add(submit, bound, work, seconds)
 
@@ -621,7 +621,7 @@ class ExecutorSession:
         """Check a submission's number, and count the submission. Afterwards, the session must answer it.
 
         Raises:
-            ProtocolError: its number is not the next one.
+            ProtocolError: the number is not one more than the last number.
             QuotaExceeded: the tenant's quota is exhausted.
         """
         if submit.sequence != self.submissions + 1:
@@ -656,8 +656,8 @@ class ExecutorSession:
             self._count_submission(message.submit)
             work = unpack(message.submit)
             yield from self._await_uploads()
-            refused = _Refused(ProtocolError(message.reason), message.submit.first)
-            self._refuse(work, refused, message.submit.digest, connection)
+            refusal = _Refused(ProtocolError(message.reason), message.submit.first)
+            self._refuse(work, refusal, message.submit.digest, connection)
         elif isinstance(message, UnreadableTemplate):
             raise ProtocolError(message.reason)  # this session has not requested a template
 
@@ -703,11 +703,11 @@ class ExecutorSession:
         if template is None or digest_of(template) != digest:
             raise ProtocolError("the digest of a template differs from the digest in its submission")
         self._counts.template_cache_misses += 1
-        shared = self.device.templates
-        compiled = shared.get(digest)
-        if compiled is None:
-            compiled = shared.put(digest, self._compile(template))
-        bound = self._runs.bind(compiled, digest)
+        shared_templates = self.device.templates
+        compiled_template = shared_templates.get(digest)
+        if compiled_template is None:
+            compiled_template = shared_templates.put(digest, self._compile(template))
+        bound = self._runs.bind(compiled_template, digest)
         begin(bound, *((first.slots, unpack_handles(first.inputs)) if first is not None else ((), ())))
         bound.workload = first.workload if first is not None else None
         self._templates.put(digest, bound, len(template.code))
@@ -715,10 +715,10 @@ class ExecutorSession:
 
     def _compile(self, template: Template) -> CompiledTemplate:
         began = time.perf_counter()
-        compiled = compile_template(template, self.device.runtime.device, self.device.own)
+        compiled_template = compile_template(template, self.device.runtime.device, self.device.own)
         self._counts.template_prepare_seconds += time.perf_counter() - began
         self._counts.templates_compiled += 1
-        return compiled
+        return compiled_template
 
     def _await_operands(self, bound: BoundTemplate | None, work: RunRequest) -> Iterator[Wait]:
         """Wait for the operands of a submission. If it is cancelled, poison the unread values that it would write."""
@@ -729,8 +729,8 @@ class ExecutorSession:
             return
         failure = Failure(work.sequence, 0, "", "ProgramStopped", "cancelled during the read of its weights")
         consumed = set(bound.consumed(inputs))
-        written = {inputs[position] for position in bound.input_aliases(self.device.own).written_inputs}
-        for handle in (consumed | written) & self._uploads.reading:
+        written_handles = {inputs[position] for position in bound.input_aliases(self.device.own).written_inputs}
+        for handle in (consumed | written_handles) & self._uploads.reading:
             self._reads.forget([handle])
             if handle not in consumed:
                 self.values[handle] = Poison(failure)
@@ -768,8 +768,8 @@ class ExecutorSession:
         self._templates.drop(digest)
         error = refused.error
         failure = Failure(work.sequence, -1, "", type(error).__name__, str(error)[: limits.FAILURE_TEXT])
-        written = _readable(refused.first.written) if refused.first is not None else ()
-        for handle in {storage_of(handle): handle for handle in written}.values():
+        written_handles = _readable(refused.first.written) if refused.first is not None else ()
+        for handle in {storage_of(handle): handle for handle in written_handles}.values():
             self.values.poison_storage(handle, 0, failure)
         for handle in work.outputs:
             self.values[handle] = Poison(failure)
@@ -777,8 +777,8 @@ class ExecutorSession:
         self._reads.shares.forget(work.free)
         texts = FailureTexts()
         results = tuple([texts.truncate(failure) for _ in work.fetch])
-        described = tuple([texts.truncate(failure) for _ in work.describe])
-        connection.send(Frame(encode(Completed(work.sequence, results, described, (failure,)))))
+        descriptions = tuple([texts.truncate(failure) for _ in work.describe])
+        connection.send(Frame(encode(Completed(work.sequence, results, descriptions, (failure,)))))
 
     def holdings(self) -> tuple[int, Mapping[int, int]]:
         """Return the number of values, and their bytes by address, as `MeteredSession.holdings` does."""
@@ -788,8 +788,8 @@ class ExecutorSession:
         """Return the number of live values, including pending uploads and reads."""
         return len(self.values) + len(self._uploads.wanted) + len(self._reads.reading)
 
-    def counted(self) -> Mapping[str, float]:
-        """Return the counters since the session began, as `MeteredSession.counted` does."""
+    def counters(self) -> Mapping[str, float]:
+        """Return the counters since the session began, as `MeteredSession.counters` does."""
         sent, received = self.exchange.transfers
         transfers = {
             "peer_transfers_sent": sent,
@@ -798,8 +798,8 @@ class ExecutorSession:
         }
         return attrs.asdict(self._counts) | transfers
 
-    def measured(self) -> SessionGauges:
-        """Return the present gauges, as `MeteredSession.measured` does."""
+    def gauges(self) -> SessionGauges:
+        """Return the present gauges, as `MeteredSession.gauges` does."""
         template_counts = len(self._templates), self._templates.instructions
         more_gauges = self.values.poison_count(), self.exchange.unacknowledged_bytes, sum(self._evicted().values())
         amounts = dict(zip(EVERY_SESSION, (*template_counts, *more_gauges), strict=True))
@@ -816,7 +816,7 @@ class ExecutorSession:
     def figures(self) -> dict[str, int]:
         """Return the figures for the client's statistics: values, memory, submissions, templates, transfers, device."""
         memory, device = self.values.nbytes(), device_figures(self.device.runtime)
-        used = self._notes.kinds.by_kind()
+        bytes_by_kind = self._notes.kinds.by_kind()
         return (
             device
             | {
@@ -837,7 +837,7 @@ class ExecutorSession:
             }
             | {name: int(value) for name, value in self.device.arbiter.figures().items()}
             | (self.device.ledger.figures() if self.device.ledger else {})
-            | {f"used_{kind}": used.get(kind, 0) for kind in KINDS.values()}
+            | {f"used_{kind}": bytes_by_kind.get(kind, 0) for kind in KINDS.values()}
             | (self._memory.figures() if self._memory is not None else {})
         )
 
@@ -845,12 +845,12 @@ class ExecutorSession:
         """Return the overview of the session, as `ServedSession.overview` does."""
         evicted = self._evicted()
         aside = evicted.get(HOST, 0), evicted.get(DISK, 0)
-        shared = holdings.shared(self)
+        shared_bytes = holdings.shared(self)
         notes, serving = self._notes.overview(), self._requests.figures()
-        return attrs.evolve(notes, shared=shared, submissions=self.submissions, aside=aside, serving=serving)
+        return attrs.evolve(notes, shared=shared_bytes, submissions=self.submissions, aside=aside, serving=serving)
 
-    def served(self) -> Mapping[str, ModelTimes]:
-        """Return durations of requests by model, as `MeteredSession.served` does."""
+    def request_times(self) -> Mapping[str, ModelTimes]:
+        """Return the durations of requests by model, as `MeteredSession.request_times` does."""
         return self._requests.by_model
 
     def stop(self) -> None:

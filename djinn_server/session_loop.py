@@ -132,12 +132,12 @@ class SessionLoop:
     def _begin(self, connection: ExecutorChannel) -> None:
         assert self.machine.current is not None
         message, frame = self.machine.current
-        started, self._received_at = self._received_at or time.perf_counter(), 0.0
+        start, self._received_at = self._received_at or time.perf_counter(), 0.0
         self._threads.note_message(id(self))
         if type(message) is not Submit:
             self._threads.promote_follower()
-        self._cancellation.busy_since = started
-        self._waits = self._handlers.begin(message, frame, connection, started) or _NO_WAITS
+        self._cancellation.busy_since = start
+        self._waits = self._handlers.begin(message, frame, connection, start) or _NO_WAITS
         self._advance(connection)
 
     def _advance(self, connection: ExecutorChannel) -> None:

@@ -151,7 +151,7 @@ class SessionMachine(Generic[M]):
         self.nbytes = 0
 
     def first(self) -> M | None:
-        """Return the next message of the queue without removing it; None if the queue is empty."""
+        """Return the next message of the queue without removing it, or None if the queue is empty."""
         return self._queue[0][0] if self._queue else None
 
     def messages(self) -> Iterator[M]:

@@ -54,11 +54,11 @@ class MeteredSession(Protocol):
     def live_values(self) -> int:
         """Return the number of live values, in constant time."""
 
-    def counted(self) -> Mapping[str, float]:
+    def counters(self) -> Mapping[str, float]:
         """Return the counters since the session began, by their names in `/metrics`, in constant time."""
 
-    def measured(self) -> SessionGauges:
+    def gauges(self) -> SessionGauges:
         """Return the current gauges of the session."""
 
-    def served(self) -> Mapping[str, ModelTimes]:
-        """Return durations of requests, by model."""
+    def request_times(self) -> Mapping[str, ModelTimes]:
+        """Return the durations of requests by model."""

@@ -127,7 +127,7 @@ class SessionRuns:
         return self._device.arbiter.call_strategy(joint.strategy, partial(joint.offer.join, submission))
 
     def after_turn(self, bound: BoundTemplate | None, pending: JointRun, seconds: float) -> float | None:
-        """Call `JointRun.ended` after the turn of a joinable run, and return its result. `seconds`: the turn's device time."""
+        """Call `JointRun.ended` after a turn, and return its result. `seconds`: the turn's device time."""
         joint = None if bound is None else bound.joint
         return (
             None

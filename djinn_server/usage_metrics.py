@@ -29,7 +29,7 @@ from djinn_server.usage_quota import UsageQuota
 if TYPE_CHECKING:
     import psutil
 
-# Labels of failures by the names of their errors, of which there are any number.
+# Labels of failures by the names of their errors. Other names have the label `_OTHER`.
 _CAUSES: Final = MappingProxyType({
     "OutOfMemoryError": "memory",
     "MemoryError": "memory",
@@ -38,7 +38,7 @@ _CAUSES: Final = MappingProxyType({
     "ProgramStopped": "stopped",
 })  # fmt: skip
 _OTHER: Final = "other"
-ANSWERED_LIMIT: Final = 1024  # submissions that are counted together
+ANSWERED_LIMIT: Final = 1024  # answered submissions after which counters are updated
 _PHASES: Final = frozenset(phase.value for phase in ExecutionPhase)
 
 
@@ -81,7 +81,7 @@ class UsageMetrics:
     """Counters of the sessions of this process, which all belong to one tenant.
 
     Attributes:
-        model_names: labels of models. The first request of a model assigns its label.
+        model_names: labels of models. A model gets its label at its first request.
     """
 
     def __init__(self) -> None:
@@ -101,18 +101,18 @@ class UsageMetrics:
         self._process: psutil.Process | None = None
         self.account = UsageQuota()
 
-    def count(self, what: str, amount: int = 1) -> None:
-        """Add to a counter. `what`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a counter. `name`: its name in `/metrics` after `djinn_executor_`, without `_total`."""
         with self._lock:
-            self._totals[what] += amount
+            self._totals[name] += amount
 
-    def count_as(self, what: str, label: str) -> None:
-        """Add to a counter with a label. `label`: one of a small, fixed set."""
+    def count_as(self, name: str, label: str) -> None:
+        """Add 1 to a counter with a label. `label`: from a small, fixed set, because each label is a time series."""
         with self._lock:
-            self._labelled[what, label] += 1
+            self._labelled[name, label] += 1
 
     def charge(self, seconds: float) -> None:
-        """Charge the tenant for device time."""
+        """Charge the tenant for `seconds` of device time."""
         self.account.charge(seconds)
 
     def count_message(self, kind: str, nbytes: int) -> None:
@@ -123,7 +123,7 @@ class UsageMetrics:
         self.pace()
 
     def count_refused(self) -> None:
-        """Count a rejected submission, without a check of the message rate."""
+        """Count a refused submission, without a check of the message rate."""
         with self._lock:
             self._messages["Submit"] += 1
 
@@ -139,7 +139,7 @@ class UsageMetrics:
     ) -> None:
         """Count an answered submission. Counters are updated for several submissions at once.
 
-        `ops`: number of all ops, and of ops in the native library.
+        `ops`: numbers of all ops, and of ops that the native library ran. `fetched`: bodies of the reply.
         """
         self._answered.append((timing, ops, tuple(map(len, fetched))))
         if failures:
@@ -151,17 +151,17 @@ class UsageMetrics:
 
     def _count_answered(self) -> None:
         """Update the counters from answered submissions. The caller holds the lock."""
-        answered = [self._answered.popleft() for _ in range(len(self._answered))]
-        if not answered:
+        submissions = [self._answered.popleft() for _ in range(len(self._answered))]
+        if not submissions:
             return
-        timings, ops, fetched = zip(*answered, strict=True)
-        self._messages["Submit"] += len(answered)
+        timings, ops, fetched_sizes = zip(*submissions, strict=True)
+        self._messages["Submit"] += len(submissions)
         totals = self._totals
-        totals["submissions"] += len(answered)
+        totals["submissions"] += len(submissions)
         for name, amounts in zip(("ops", "native_ops"), zip(*ops, strict=True), strict=True):
             totals[name] += sum(amounts)
-        totals["fetched_tensors"] += sum(map(len, fetched))
-        totals["fetched_bytes"] += sum(map(sum, fetched))
+        totals["fetched_tensors"] += sum(map(len, fetched_sizes))
+        totals["fetched_bytes"] += sum(map(sum, fetched_sizes))
         for name in self._seconds:
             self._seconds[name] += sum(map(attrgetter(name), timings))
         self._queued.add(timing.queue for timing in timings)
@@ -174,18 +174,18 @@ class UsageMetrics:
             self._totals["sessions_started"] += 1
 
     def leave(self, holder: MeteredSession) -> None:
-        """Remove an ended session, and keep its totals."""
+        """Remove an ended session, and add its counters to the totals."""
         with self._lock:
             self._holders.discard(holder)
             self._totals["sessions_ended"] += 1
-            _add(self._totals, holder.counted())
-            include_models(self._served, holder.served())
+            _add(self._totals, holder.counters())
+            include_models(self._served, holder.request_times())
 
     def models(self) -> dict[str, ModelTimes]:
-        """Return durations of requests by model, of live and ended sessions."""
+        """Return the durations of requests by model, of live and ended sessions."""
         totals: dict[str, ModelTimes] = {}
         with self._lock:
-            for times in (self._served, *[holder.served() for holder in self._holders]):
+            for times in (self._served, *[holder.request_times() for holder in self._holders]):
                 include_models(totals, times)
         return totals
 
@@ -199,10 +199,10 @@ class UsageMetrics:
         self.check_values()
         if not quota.seconds_an_hour:
             return
-        used, seconds_left = self.account.used()
-        if used > quota.seconds_an_hour:
+        used_seconds, seconds_left = self.account.used()
+        if used_seconds > quota.seconds_an_hour:
             self._refuse(
-                f"you have used {used:.0f} s of device time in this hour; your quota is {quota.seconds_an_hour:g} s. The next hour begins in "
+                f"you have used {used_seconds:.0f} s of device time in this hour; your quota is {quota.seconds_an_hour:g} s. The next hour begins in "
                 f"{seconds_left / 60:.0f} minutes"
             )
 
@@ -221,7 +221,7 @@ class UsageMetrics:
             self._refuse(f"you have {values:,} live tensors; your quota is {self.quota.values:,}: free some of them")
 
     def may_begin(self, sessions: int) -> str:
-        """Return the reason why the tenant may not begin a session beside `sessions` others; empty if it may."""
+        """Return the reason why the tenant may not begin a session, or "" if it may. `sessions`: number of its sessions."""
         try:
             self.check()
         except QuotaExceeded as error:
@@ -235,9 +235,8 @@ class UsageMetrics:
         """Return the number and bytes of all sessions' values."""
         with self._lock:
             holders = tuple(self._holders)
-        return Holdings(
-            {id(holder): holder.holdings() for holder in holders}
-        )  # a walk over all values: no message waits for it
+        # Without the lock, because a walk over all values takes time.
+        return Holdings({id(holder): holder.holdings() for holder in holders})
 
     def report(self, holdings: Holdings) -> ExecutorMetrics:
         """Return the metrics of all sessions. Counters include ended sessions. `holdings`: present values."""
@@ -246,7 +245,7 @@ class UsageMetrics:
             self._count_answered()
             totals = defaultdict(int, self._totals)
             for holder in self._holders:
-                _add(totals, holder.counted())
+                _add(totals, holder.counters())
             counters = dict(totals) | {"cpu_seconds": time.process_time()} | _times(self._seconds)
             labelled = {("messages", kind): n for kind, n in self._messages.items()}
             labelled.update(self._labelled.items())
@@ -255,15 +254,15 @@ class UsageMetrics:
                 "run_duration_seconds": (self._executed.distribution(),),
             }
             holders = tuple(self._holders)
-        served = [times.distributions(model) for model, times in self.models().items()]
-        distributions |= {name: tuple([by_name[name] for by_name in served]) for name in NAMES}
-        measured = [holder.measured() for holder in holders]
+        by_model = [times.distributions(model) for model, times in self.models().items()]
+        distributions |= {name: tuple([by_name[name] for by_name in by_model]) for name in NAMES}
+        gauges = [holder.gauges() for holder in holders]
         amounts: dict[str, float] = dict.fromkeys(EVERY_SESSION, 0)
         amounts |= {"values": values, "memory_bytes": memory, "threads": threading.active_count()}
-        for by_name in measured:
+        for by_name in gauges:
             _add(amounts, by_name.amounts)
         every = counters | amounts | self._figures_of_process()
-        return ExecutorMetrics(every, _by_name(labelled) | _by_phase_and_kind(measured), distributions)
+        return ExecutorMetrics(every, _by_name(labelled) | _by_phase_and_kind(gauges), distributions)
 
     def _figures_of_process(self) -> dict[str, int]:
         """Return the operating system's figures for this process."""
@@ -293,7 +292,7 @@ def _by_name(counted: Mapping[tuple[str, str], float]) -> dict[str, tuple[Labell
 
 
 def _by_phase_and_kind(measured: Iterable[SessionGauges]) -> dict[str, tuple[LabelledValue, ...]]:
-    """Return the number of sessions by phase, and the bytes of values by kind. Unknown phases count as one."""
+    """Return the number of sessions by phase, and the bytes of values by kind. Unknown phases count as `unknown`."""
     phases: Counter[str] = Counter()
     bytes_by_kind: Counter[str] = Counter()
     for gauges in measured:

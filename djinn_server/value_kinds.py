@@ -46,8 +46,8 @@ class ValueKinds:
     def learn(self, hints: ValueHints) -> None:
         """Store the kinds of a template's values from the client's hints."""
         before = self._hints.pop(hints.digest, None)
-        dropped = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
-        self._letter_count += _size(hints) - sum(map(_size, dropped))
+        dropped_hints = [*self._hints.store(hints.digest, hints), *([before] if before is not None else [])]
+        self._letter_count += _size(hints) - sum(map(_size, dropped_hints))
         while self._letter_count > LETTERS_LIMIT:
             self._letter_count -= _size(self._hints.pop(next(iter(self._hints))))
 
@@ -66,12 +66,12 @@ class ValueKinds:
 
     @property
     def phase(self) -> str:
-        """Return the phase of the last program; empty if the client sent no hints."""
+        """Phase of the last program, or "" if the client sent no hints."""
         last = self._hints.get(self._last_digest)
         return last.phase if last is not None and last.phase in _PHASES else ""
 
     def by_kind(self) -> dict[str, int]:
-        """Return the bytes of values by kind, on or off the device; empty if the client sent no hints."""
+        """Return the bytes of values by kind, on or off the device. Return {} if the client sent no hints."""
         self._apply_last_runs()
         if not self._hints:
             return {}

@@ -105,8 +105,8 @@ def _decoded_entry(name: str, entry: _Entry, begin: int, size: int) -> HeaderEnt
     first, end = entry.data_offsets
     if not first <= end <= size - begin:
         raise ValueError(f"the tensor {name!r} exceeds the file")
-    expected = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
-    if len(entry.shape) > MOST_DIMENSIONS or expected != end - first:
+    expected_bytes = math.prod(entry.shape) * dtype.itemsize if dtype is not None else end - first
+    if len(entry.shape) > MOST_DIMENSIONS or expected_bytes != end - first:
         raise ValueError(f"the shape of the tensor {name!r} does not fit its {end - first} bytes")
     stored_as = "" if dtype is not None else entry.dtype
     return HeaderEntry(dtype, entry.shape, begin + first, end - first, stored_as)

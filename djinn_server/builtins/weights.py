@@ -111,7 +111,7 @@ class LocalFile(WeightFile):
 
 
 def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = False) -> Sequence[WeightFile]:
-    """Open a file, an index with its shards, or all weight files in a folder. Links must not leave the permitted folders.
+    """Open a file, an index with its shards, or a folder's weight files. Links must not leave permitted folders.
 
     Args:
         path: the file or folder.
@@ -122,10 +122,10 @@ def open_folder(path: Path, permissions: WeightPermissions, immutable: bool = Fa
     Raises:
         WeightsUnavailable: the path does not exist, is not permitted or cannot be read.
     """
-    resolved = resolve(permissions, path)
+    target = resolve(permissions, path)
     try:
         names = [path]
-        if resolved.is_dir():
+        if target.is_dir():
             names = sorted(file for file in path.iterdir() if file.name.endswith(permissions.suffixes))
         elif path.name.endswith(INDEX):  # shards have the same format
             kind = Path(path.name.removesuffix(INDEX)).suffix

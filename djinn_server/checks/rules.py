@@ -44,7 +44,7 @@ def _same_planes(a: Arguments, n: int) -> None:
 
 
 def padded(n: int, reflected: bool) -> Rule:
-    """Return a rule: `grad_output` has the shape of `self` with `padding` in `n` dimensions. `reflected`: kind of padding."""
+    """Return a rule: `grad_output` has the shape of `self`, padded in `n` dimensions. `reflected`: kind of padding."""
 
     def rule(a: Arguments) -> None:
         _same_planes(a, n)
@@ -175,14 +175,14 @@ def batch_norm_backward(a: Arguments) -> None:
     a.require(source.dim() >= 2 and source.shape[1] > 0, "input must have channels")
     a.require(gradient.shape == source.shape, "grad_out must have the shape of input")
     is_training = a.train if a.train is not None else a.update
-    saved = [name for name in ("save_mean", "save_invstd", "save_var") if name in a]
-    used = saved if is_training else ("running_mean", "running_var")
-    for name in used:
+    saved_names = [name for name in ("save_mean", "save_invstd", "save_var") if name in a]
+    used_names = saved_names if is_training else ("running_mean", "running_var")
+    for name in used_names:
         a.require(a.__getattr__(name) is not None, f"{name} is missing")
         a.count(name, source.shape[1])
-    for name in ("weight", "running_mean", "running_var", *saved):
+    for name in ("weight", "running_mean", "running_var", *saved_names):
         tensor = a.__getattr__(name)
-        if tensor is not None and (name in {"weight", *used} or tensor.numel()):
+        if tensor is not None and (name in {"weight", *used_names} or tensor.numel()):
             a.count(name, source.shape[1])
             a.computed_in(name, source.dtype)
 

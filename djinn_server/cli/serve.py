@@ -331,7 +331,7 @@ def _published(models: ModelConfig, *, has_store: bool) -> Path | None:
 
 
 def _private(directory: Path, what: str) -> Path | None:
-    """Create a directory that only this user can write. Return None if that is impossible. `what`: name in the message."""
+    """Create and return a directory that only this user can write, or warn and return None. `what`: its contents."""
     try:
         return private_directory(directory, what)
     except OSError as error:

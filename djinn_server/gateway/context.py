@@ -68,7 +68,7 @@ class GatewayCounters(Observer):
 
 @attrs.frozen
 class _StoredEvent:
-    """A stored event. `facts`: fields that users see. `times`: number of equal events. Equality ignores time and number."""
+    """A stored event, with the fields that users see. `times`: number of equal events. Times do not affect equality."""
 
     seconds: float = attrs.field(eq=False)
     name: str

@@ -40,8 +40,8 @@ def expand_all(devices: Sequence[str], plugins: Selection, timeout: float) -> li
         return list(devices)
     present = _query(plugins, timeout)
     accelerators = [device for device in present if device.partition(":")[0] != FALLBACK]
-    named = [device for device in devices if device != ALL]
-    return [*named, *(device for device in accelerators or present if device not in named)]
+    named_devices = [device for device in devices if device != ALL]
+    return [*named_devices, *(device for device in accelerators or present if device not in named_devices)]
 
 
 def _query(plugins: Selection, timeout: float) -> list[str]:
@@ -62,14 +62,14 @@ def _query(plugins: Selection, timeout: float) -> list[str]:
 def discover(devices: Iterable[Device]) -> Discovery:
     """Return the devices that executors may choose by default. A kind whose query raises has no devices."""
     device_ids: list[str] = []
-    failed: dict[str, str] = {}
+    errors: dict[str, str] = {}
     for device in devices:
         if not device.chosen_by_name:
             try:
                 device_ids += [capabilities.id for capabilities in device.discover()]
             except Exception as error:
-                failed[device.name] = repr(error)
-    return Discovery(device_ids, failed)
+                errors[device.name] = repr(error)
+    return Discovery(device_ids, errors)
 
 
 def main() -> None:

@@ -147,9 +147,9 @@ class Gateway:
         network_urls = [url for url, trait in traits if not (trait.named_only or trait.same_host)]
         dialled = advertised(network_urls, self._config.advertise, by_name)
         # A copy of the file on another machine must not lead to a socket there.
-        listed = dialled if any(map(reaches_network, dialled)) else (*dialled, *local_urls)
+        file_urls = dialled if any(map(reaches_network, dialled)) else (*dialled, *local_urls)
         path = self._config.connection_file or default_connection_file(self._config)
-        content = ConnectionFile(listed, self._token.value, self.fingerprint if self._config.pinned else "")
+        content = ConnectionFile(file_urls, self._token.value, self.fingerprint if self._config.pinned else "")
         write_connection_file(path, content)
         self._file = (path, content)
         _log.info("ready", urls=urls, process=os.getpid())

@@ -315,7 +315,7 @@ class ExecutorConfig(ExecutorOptions):
 
     @property
     def recoverable(self) -> bool:
-        """True if journals let a new executor recover the sessions of this one."""
+        """True if journals let a new executor recover this executor's sessions."""
         return self.recovery.lease_seconds > 0 and self.recovery.journals is not None
 
     @property

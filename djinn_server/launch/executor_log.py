@@ -1,4 +1,4 @@
-"""Log what an executor of a tenant's system user writes to standard error. The executor cannot write to the gateway's log itself."""
+"""Log the standard error of an executor that runs as a tenant's system user."""
 
 from __future__ import annotations
 

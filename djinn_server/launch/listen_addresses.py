@@ -171,8 +171,8 @@ def configured_transports(
 
 def _check_names(addresses: ListenAddresses, transports: Sequence[Transport], tls: TlsOptions | None) -> None:
     names = {name for transport in transports for name in (transport.name, *transport.schemes)}
-    secured = () if tls is None else under_tls(transports, tls)
-    names |= {name for transport in secured for name in (transport.name, *transport.schemes)}
+    tls_transports = () if tls is None else under_tls(transports, tls)
+    names |= {name for transport in tls_transports for name in (transport.name, *transport.schemes)}
     for name in sorted({*addresses.by_transport, *addresses.without} - names - _OVER_TCP):
         close = difflib.get_close_matches(name, names, 1)
         known_names = (

@@ -50,7 +50,7 @@ class LineReader:
         return line
 
     def fill(self) -> bool:
-        """Read the available bytes into the buffer, at least one. Return False at the end of the stream.
+        """Read the available bytes, at least one byte, into the buffer. Return False at the end of the stream.
 
         Raises:
             StartupError: the other process sent a line longer than `LONGEST_LINE`.

@@ -58,10 +58,10 @@ def open_state(chosen: Path | None, addresses: ListenAddresses, warn: Callable[[
     Raises:
         ConfigurationError: another server has locked the folder, other users can enter it, or it cannot be created.
     """
-    fixed = addresses.fixed()
-    if chosen is None and not fixed:
+    fixed_address = addresses.fixed()
+    if chosen is None and not fixed_address:
         return _temporary()
-    folder = chosen or state_directory() / "servers" / fixed
+    folder = chosen or state_directory() / "servers" / fixed_address
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +76,7 @@ def open_state(chosen: Path | None, addresses: ListenAddresses, warn: Callable[[
         lock = _lock(folder)
     except OSError as error:
         raise ConfigurationError(f"cannot use the state folder {folder}: {error}") from error
-    return ServerState(folder.resolve(), bool(fixed), lambda: os.close(lock))
+    return ServerState(folder.resolve(), bool(fixed_address), lambda: os.close(lock))
 
 
 def _lock(folder: Path) -> int:

@@ -59,13 +59,13 @@ class DeviceMemory:
 
 def export_items(items: Sequence[Packed], runtime: DeviceRuntime) -> list[Packed]:
     """Return items with descriptions of their memory, if the transfer is large and exportable; else with their bytes."""
-    described = []
+    exports = []
     if sum(len(data) for _, data in items) >= MIN_EXPORTED:
         for item, data in items:
             description = runtime.export(data) if isinstance(data, torch.Tensor) else None
-            described.append((msgspec.structs.replace(item, exported=description or b""), data))
-    if described and all(item.exported for item, data in described if len(data)):
-        return described
+            exports.append((msgspec.structs.replace(item, exported=description or b""), data))
+    if exports and all(item.exported for item, data in exports if len(data)):
+        return exports
     return [(item, bytes_of(runtime.deliver(data)) if isinstance(data, torch.Tensor) else data) for item, data in items]
 
 

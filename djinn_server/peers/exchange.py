@@ -169,27 +169,27 @@ class PeerExchange:
         self.inbox.begin(journal, counts.arrived)
         past = journal.past
         self._accepted = past.acknowledged if past is not None else {}
-        for peer, sent in counts.sent.items():
-            self._route(peer).restore(sent, counts.taken.get(peer, 0))
+        for peer, sent_count in counts.sent.items():
+            self._route(peer).restore(sent_count, counts.taken.get(peer, 0))
         for transfer, items in past.under_way() if past is not None else ():
             self._route(transfer.peer).restore_unacknowledged(transfer.header, items)
         self.begun.set()
 
     def state(self) -> tuple[PoolCounts, list[Record]]:
         """Return numbers and records of transfers for a snapshot. The caller holds `inbox.journal_lock`."""
-        arrived, queued = self.inbox.state()
+        arrival_counts, queued = self.inbox.state()
         memory = self._memory
         records = [
             arrival.record(log_records.ARRIVAL, items if memory is None else memory.in_host_memory(items))
             for arrival, items in queued
         ]
-        sent: dict[int, int] = {}
+        sent_counts: dict[int, int] = {}
         acknowledged: dict[int, int] = {}
         for peer, route in list(self._routes.items()):
             unacknowledged = route.unacknowledged()
-            sent[peer], acknowledged[peer] = route.counts
+            sent_counts[peer], acknowledged[peer] = route.counts
             records += [transfer.record(log_records.UNDER_WAY, items) for transfer, items in unacknowledged]
-        return PoolCounts(self.number, sent, acknowledged, arrived), records
+        return PoolCounts(self.number, sent_counts, acknowledged, arrival_counts), records
 
     # --- connections ------------------------------------------------------------------------------------------
 
@@ -313,8 +313,8 @@ class PeerExchange:
     @property
     def transfers(self) -> tuple[int, int]:
         """Numbers of transfers that were sent to and received from other executors."""
-        sent = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
-        return sent, self.inbox.arrived
+        sent_count = self._past[1] + sum(route.counts[0] for route in list(self._routes.values()))
+        return sent_count, self.inbox.arrived
 
     @property
     def unacknowledged_bytes(self) -> int:

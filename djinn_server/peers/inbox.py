@@ -315,8 +315,8 @@ class PeerConnection:
         reason = "the sending executor closed the connection"
         try:
             connection.limits = Limits()
-            received = self.inbox.join(self.source, connection)
-            connection.send(Frame(encode(PeerAttached(received, self.secret, self.inbox.opens))))
+            received_count = self.inbox.join(self.source, connection)
+            connection.send(Frame(encode(PeerAttached(received_count, self.secret, self.inbox.opens))))
             self._receive_all(connection)
         except (TransportError, ProtocolError) as error:
             reason = str(error)
@@ -331,15 +331,15 @@ class PeerConnection:
             if isinstance(message, LinkProbe):
                 connection.send(Frame(encode(LinkProbe())))
             elif isinstance(message, TransferHeader):
-                received = self.inbox.receive(message, connection.receive, self.source)
-                if received is None:
+                received_count = self.inbox.receive(message, connection.receive, self.source)
+                if received_count is None:
                     connection.send(Frame(encode(TransferAck(max(message.number - 1, 0), wants_bytes=True))))
                     continue
                 unacknowledged += 1
                 unacknowledged_bytes += sum(item.size for item in message.items)
-                exported = any(item.exported for item in message.items)  # the sender waits, and keeps the memory
-                if exported or unacknowledged >= _ACK_TRANSFERS or unacknowledged_bytes >= _ACK_BYTES:
-                    connection.send(Frame(encode(TransferAck(received))))
+                has_exports = any(item.exported for item in message.items)  # the sender waits, and keeps the memory
+                if has_exports or unacknowledged >= _ACK_TRANSFERS or unacknowledged_bytes >= _ACK_BYTES:
+                    connection.send(Frame(encode(TransferAck(received_count))))
                     unacknowledged = unacknowledged_bytes = 0
             else:
                 raise ProtocolError(f"the sending executor sent an unexpected message of type {type(message).__name__}")

@@ -68,7 +68,7 @@ def measure(send: Send, receive: Receive) -> tuple[float, float]:
 
 
 def _probe(send: Send, receive: Receive, size: int) -> float:
-    started = time.perf_counter()
+    start = time.perf_counter()
     send(Frame(encode(LinkProbe()), [bytes(size)] if size else []))
     expect(receive(PATIENCE).head, LinkProbe)
-    return time.perf_counter() - started
+    return time.perf_counter() - start

@@ -275,6 +275,8 @@ def _check_view(item: Item, view: View) -> None:
     if len(view.shape) != len(view.stride) or min((*view.shape, *view.stride, 0)) < 0:
         raise ProtocolError(f"transferred value {view.handle} has an invalid layout")
     elements = math.prod(view.shape)
-    needed = elements if item.dense or not elements else view.offset + extent(view.shape, view.stride)
-    if needed * itemsize > item.size or item.size % itemsize:
-        raise ProtocolError(f"value {view.handle} needs {needed * itemsize} bytes, but its item has {item.size}")
+    least_elements = elements if item.dense or not elements else view.offset + extent(view.shape, view.stride)
+    if least_elements * itemsize > item.size or item.size % itemsize:
+        raise ProtocolError(
+            f"value {view.handle} needs {least_elements * itemsize} bytes, but its item has {item.size}"
+        )

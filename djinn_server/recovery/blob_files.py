@@ -47,7 +47,7 @@ class _UnfinishedBlob:
 
 
 class BlobFiles:
-    """Blob files of one session's journal. Only one thread at a time uses them, but any thread may call `mark_verified`.
+    """Blob files of one session's journal. One thread at a time uses them. Any thread may call `mark_verified`.
 
     Attributes:
         used_weights: versions of weight files that the current snapshot uses. `retain` does not delete these files.
@@ -72,17 +72,17 @@ class BlobFiles:
         Raises:
             OSError: the file cannot be created.
         """
-        path, written = self.path(digest), 0
+        path, written_bytes = self.path(digest), 0
         if self._is_unfinished(digest):
             return False
         try:
             with self._folder_for_writing():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | CLOEXEC, 0o600))
         except FileExistsError:
-            written = path.stat().st_size
-            if not is_replay or written > size:
+            written_bytes = path.stat().st_size
+            if not is_replay or written_bytes > size:
                 return False
-        self._unfinished[handle] = _UnfinishedBlob(digest, size, written)
+        self._unfinished[handle] = _UnfinishedBlob(digest, size, written_bytes)
         return True
 
     def write_part(self, frame: Frame) -> tuple[Frame, BlobFrame] | None:
@@ -176,7 +176,7 @@ class BlobFiles:
             OSError: `charge` raised it, or a file cannot be written.
             RuntimeError, MemoryError: a buffer cannot be read.
         """
-        file_sizes, written = self.sizes(), 0
+        file_sizes, written_bytes = self.sizes(), 0
         digests: dict[int, bytes] = {}
         for position, size in enumerate(sizes_of(memory)):
             if size < BLOB_BYTES and size not in file_sizes:
@@ -186,8 +186,8 @@ class BlobFiles:
             if self.find(digest, size) is None:
                 if size < BLOB_BYTES:
                     continue
-                written += size
-                charge(written)
+                written_bytes += size
+                charge(written_bytes)
                 self._write_file(digest, data)
             digests[position] = digest
         return digests

@@ -165,15 +165,15 @@ class Journal:
             self.append(records.FRAME, frame.head, ())
             return frame
         try:
-            stored = self.contents.write_part(frame)
+            stored_part = self.contents.write_part(frame)
         except OSError as error:
             self.give_up(f"cannot write an upload to a blob file: {error}")
             return frame
-        if stored is None:
+        if stored_part is None:
             self.append(records.FRAME, frame.head, frame.body)
             return frame
-        self.append(records.PART, records.encode(stored[1]), ())
-        return stored[0]
+        self.append(records.PART, records.encode(stored_part[1]), ())
+        return stored_part[0]
 
     def expect(self, handle: int, digest: bytes, size: int, is_replay: bool) -> None:
         """Start a blob file for the upload of `handle`, with this digest. `is_replay`: as in `BlobFiles.expect`."""
@@ -228,12 +228,12 @@ class Journal:
         Raises:
             SessionLost: in a replay, the result differs from the logged result.
         """
-        logged = self.past.next_decision() if self.past is not None else None
-        result = decision(logged)
-        if logged is None:
+        logged_result = self.past.next_decision() if self.past is not None else None
+        result = decision(logged_result)
+        if logged_result is None:
             self.append(records.DECISION, result, ())
-        elif result != logged:
-            difference = f"logged {logged[:_SHOWN]!r}, replayed {result[:_SHOWN]!r}"
+        elif result != logged_result:
+            difference = f"logged {logged_result[:_SHOWN]!r}, replayed {result[:_SHOWN]!r}"
             raise SessionLost(f"a replay differs from its journal: {difference}. The session cannot be recovered")
         return result
 
@@ -284,14 +284,14 @@ class Journal:
                 self.past = None
         if not self.open:
             return False
-        started, schedule = time.monotonic(), self._schedule
-        if started < (schedule.due_if_large if self.is_half_full else schedule.due):
+        start, schedule = time.monotonic(), self._schedule
+        if start < (schedule.due_if_large if self.is_half_full else schedule.due):
             return False
         with rest() as position:
             if position is None or self.replaying:
                 return False
             is_replaced = self._snapshot(position, state, transfers_lock)
-        schedule.record_snapshot(started, failed=is_replaced is False)
+        schedule.record_snapshot(start, failed=is_replaced is False)
         return bool(is_replaced)
 
     def _snapshot(self, position: Position, state: TakeState, lock: AbstractContextManager[object]) -> bool | None:
@@ -300,8 +300,8 @@ class Journal:
             parts = state() if self.open else None
             if parts is None:
                 return None
-            encoded, memory, transfers = parts
-            base = SnapshotHeader(position.received, position.sent, encoded)
+            encoded_state, memory, transfers = parts
+            base = SnapshotHeader(position.received, position.sent, encoded_state)
             is_replaced = self.compact(base, memory, position.replies, transfers)
         if is_replaced:
             self._close_past()
@@ -332,7 +332,7 @@ class Journal:
         state = sum(sizes) + least
         if state >= self._refused_bytes:
             return False
-        path, replaced = self.path.with_suffix(".new"), False
+        path, is_replaced = self.path.with_suffix(".new"), False
         try:
             self._charge(path, least + sum(size for size in sizes if size not in file_sizes))
             digest_by_position = self.contents.write_large(memory, lambda nbytes: self._charge(path, least + nbytes))
@@ -345,7 +345,7 @@ class Journal:
             nbytes, digests = least + record_size(snapshot[1], inline_buffers), set(digest_by_position.values())
             self._check_size(nbytes + self.contents.own_bytes(digests))
             self._charge(path, nbytes + self.contents.own_bytes(digests - before))
-            replaced = self._replace(path, (small_records[0], snapshot, *small_records[1:]))
+            is_replaced = self._replace(path, (small_records[0], snapshot, *small_records[1:]))
         except (OSError, RuntimeError, MemoryError) as error:
             if isinstance(error, SnapshotTooLarge):
                 self._skip_snapshot(state)
@@ -357,7 +357,7 @@ class Journal:
                 )
             return False
         finally:
-            if not replaced:
+            if not is_replaced:
                 self.contents.retain(before)
             self._disk.release(path)
         with self._lock:

@@ -202,8 +202,8 @@ class Leases:
         """Return the session's channel if the secret is right, else None. The duration does not reveal whether it exists."""
         with self._lock:
             channel = self._leased.get(session)
-        expected = channel.secret if channel is not None else secrets.token_urlsafe(32)
-        return channel if hmac.compare_digest(expected, secret) else None
+        expected_secret = channel.secret if channel is not None else secrets.token_urlsafe(32)
+        return channel if hmac.compare_digest(expected_secret, secret) else None
 
     def expire(self) -> None:
         """End all leases, so that no client may reconnect."""

@@ -80,7 +80,7 @@ class BlobFrame(msgspec.Struct, frozen=True):
 
 
 class StoppedAt(msgspec.Struct, frozen=True):
-    """Op before which a submission stopped, or that ran out of memory. `reason`: the error; empty after a cancellation."""
+    """Op before which a submission stopped, or that ran out of memory. `reason`: the error, or "" if cancelled."""
 
     submission: int
     op: int

@@ -1,1 +1,1 @@
-"""Functions of the operating system for servers: memory, mapped files, confinement. `djinn_core.system` has further functions."""
+"""Functions of the operating system for servers, in addition to `djinn_core.system`."""

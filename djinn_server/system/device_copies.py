@@ -108,11 +108,11 @@ class PinnedRing:
         return self._lent.get(data.data_ptr())
 
     def _return(self, address: int) -> None:
-        lent = self._lent.pop(address)
-        if lent.failed:
+        lent_block = self._lent.pop(address)
+        if lent_block.failed:
             self.replace_lost()
         else:
-            self.give(lent.block, lent.event)
+            self.give(lent_block.block, lent_block.event)
 
     def give(self, block: torch.Tensor, event: Any = None) -> None:
         """Return a block to the ring. `event`: event after the last copy that uses the block."""
@@ -185,8 +185,8 @@ class DeviceCopies:
 
     def write(self, target: torch.Tensor, data: torch.Tensor) -> None:
         """Copy bytes from the host to `target`. Afterwards, the caller may change the bytes."""
-        if (lent := self._ring.lent(data)) is not None:
-            self._write_lent(target, lent)
+        if (lent_block := self._ring.lent(data)) is not None:
+            self._write_lent(target, lent_block)
             return
         for piece in _pieces(data.numel()):
             block = self._ring.take()

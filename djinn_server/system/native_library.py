@@ -120,9 +120,9 @@ class NativeLibrary:
             shutil.rmtree(folder)
 
     def _run(self, command: Sequence[str]) -> None:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise StartupError(f"{self.name} cannot be compiled: {done.stderr.strip() or command[0]}")
+        result = subprocess.run(command, check=False, capture_output=True, text=True)
+        if result.returncode:
+            raise StartupError(f"{self.name} cannot be compiled: {result.stderr.strip() or command[0]}")
 
 
 def _sanitizers() -> Sequence[str]:

@@ -36,7 +36,7 @@ def open_private(path: Path) -> BufferedReader:
 
 @contextmanager
 def stable_socket_path(path: str, user: int) -> Iterator[str]:
-    """Yield a path that leads to the socket at `path` even if the folder's owner replaces `path` meanwhile. Linux only.
+    """Yield a path that leads to the socket at `path` even if the folder's owner replaces `path`. Linux only.
 
     Raises:
         OSError: there is no socket of this user at `path`. Links are not followed.

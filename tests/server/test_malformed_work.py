@@ -325,7 +325,7 @@ def test_sessions_share_compiled_templates_without_hints(monkeypatch: pytest.Mon
         session = ExecutorSession(context)
         with pytest.raises(EOFError):
             session.serve(PlainExecutorChannel(script))
-        assert session.counted()["template_cache_misses"] == 1
+        assert session.counters()["template_cache_misses"] == 1
     assert compiled == [template]
     wrong = replace(submit(template, inputs=(1 << 32,), outputs=(2 << 32,)), digest=bytes(16))
     with pytest.raises(EOFError):

@@ -119,10 +119,10 @@ class Served:
         clock = Clock(usage.model_names)
         for model in models:
             clock.run(Workload(model))
-        self.served = lambda: clock.times.by_model
-        self.counted = dict
+        self.request_times = lambda: clock.times.by_model
+        self.counters = dict
         self.holdings = lambda: (0, {})
-        self.measured = SessionGauges
+        self.gauges = SessionGauges
 
 
 def test_first_model_names_are_kept():
