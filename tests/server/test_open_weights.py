@@ -287,7 +287,7 @@ def test_unavailable_weights_raise():
         djinn.open_weights("file:/none/there")
     with pytest.raises(djinn.errors.WeightsUnavailable, match=r"reads no weights from 'nope:x': it reads file:"):
         djinn.open_weights("nope:x")
-    with pytest.raises(djinn.errors.WeightsUnavailable, match="lone surrogates"):
+    with pytest.raises(djinn.errors.WeightsUnavailable, match="lone surrogate"):
         djinn.open_weights("file:/\ud800")
     with pytest.raises(djinn.errors.ConfigurationError, match="not on cpu"):
         djinn.open_weights("file:/none", "cpu")

@@ -127,9 +127,9 @@ class HttpConnection(StreamConnection):
 
     def _write(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
         remaining = list(pieces(buffers, dialect.PIECE_BYTES))
-        for sent, piece in enumerate(remaining):
+        for count, piece in enumerate(remaining):
             if not self._send_piece(piece):
-                return [buffer for piece in remaining[sent:] for buffer in piece]
+                return [buffer for piece in remaining[count:] for buffer in piece]
         return ()
 
     def _send_piece(self, piece: Sequence[Buffer]) -> bool:

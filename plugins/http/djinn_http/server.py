@@ -317,7 +317,7 @@ class HttpListener(Listener):
 
     def _upgrade(self, request: web.BaseRequest, transport: CountingTransport) -> web.StreamResponse:
         """Take the connection's socket from the event loop, and serve it in a thread. The returned response is not sent."""
-        _, received = transport.take()
+        _, bytes_received = transport.take()
         try:
             sock = transport.get_extra_info("socket").dup()
         except OSError as error:  # out of file descriptors, say
@@ -325,7 +325,7 @@ class HttpListener(Listener):
             return web.Response(status=503, text="too many connections")
         transport.abort()  # of this copy of the socket
         peer = f"client {request.remote} by HTTP"
-        arguments = (sock, peer, received)
+        arguments = (sock, peer, bytes_received)
         try:
             threading.Thread(
                 target=self._serve_upgraded, args=arguments, name=f"djinn-serve {peer}", daemon=True

@@ -56,12 +56,12 @@ def adapt_tracing(module: Any) -> None:
     make = context.__call__
 
     def compiled(self: Any, function: Any) -> Any:
-        traced = make(self, function)
+        traced_function = make(self, function)
         if traces(self.callback):
-            return traced
-        if isinstance(function, torch.nn.Module) or not callable(traced) or isinstance(traced, type):
-            return traced  # methods of modules take this path as well
-        return _plain_for_remote(function, traced)
+            return traced_function
+        if isinstance(function, torch.nn.Module) or not callable(traced_function) or isinstance(traced_function, type):
+            return traced_function  # methods of modules take this path as well
+        return _plain_for_remote(function, traced_function)
 
     context.__call__ = compiled
 

@@ -84,11 +84,11 @@ class JwtAuthenticator(Authenticator):
 
     def is_valid(self, key: str) -> bool:
         """Return True until the token expires or its signing key leaves the key set. `key`: key of an `Identity`."""
-        _, _, rest = key.partition(".")
-        expires, _, signer = rest.partition(".")
+        _, _, expiry_and_signer = key.partition(".")
+        expires, _, signer = expiry_and_signer.partition(".")
         if self._keys is None or not expires.isascii() or not expires.isdigit() or len(expires) > 12:
             return False
-        key_names = {_short(found.name) for found in self._keys.current()}
+        key_names = {_short(verifying_key.name) for verifying_key in self._keys.current()}
         return time.time() < int(expires) + self._settings.leeway and signer in key_names
 
     def _verify(self, token: str) -> Identity | Denial:

@@ -86,13 +86,13 @@ def _replace(one: OpenSession) -> None:
     try:
         (registry, settings), session_number = context.configured(), port.sessions_ended
         with scaling.numbers_for(1) as numbers:
-            joining = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
+            new_sessions = open_more(settings, registry, start_executors(settings, registry, numbers), context.opened)
             with context.lock:
                 if port.sessions_ended != session_number:
-                    for opened in joining:
-                        opened.close()
+                    for session in new_sessions:
+                        session.close()
                     return  # the session has ended meanwhile
-                scaling.join(joining)
+                scaling.join(new_sessions)
     except DjinnError as error:
         _log.warning("an executor on a drained node was not replaced: add one with djinn.scale()", error=str(error))
         if not has_left:

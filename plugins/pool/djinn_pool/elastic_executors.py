@@ -67,8 +67,8 @@ class ElasticExecutors:
             self.planner.join(device.id)
             self.links.know(device)
         for number in numbers:
-            opened = self.executors.members[number].opened
-            self.peer_reconnection.join(number, opened.connection, opened.url, opened.attached.instance)
+            session = self.executors.members[number].opened
+            self.peer_reconnection.join(number, session.connection, session.url, session.attached.instance)
         self._discard_plans(self.routes.links(self.planner.devices))
 
     def undo_join(self, numbers: Sequence[int]) -> None:
@@ -207,17 +207,17 @@ def _pinned_values(member: ExecutorClient) -> list[int]:
     Raises:
         UnsupportedOperation: the executor holds a value that cannot move, or does not report its pinned caches.
     """
-    figures, called = member.replies.ask(StatsRequest(), StatsReply).values, member.link.name
-    if bound := figures.get("bound_values", 0):
+    figures, executor_name = member.replies.ask(StatsRequest(), StatsReply).values, member.link.name
+    if bound_count := figures.get("bound_values", 0):
         raise UnsupportedOperation(
-            f"{called} cannot leave, because {bound} of its values cannot be moved, such as events: delete them first"
+            f"{executor_name} cannot leave, because {bound_count} of its values cannot be moved, such as events: delete them first"
         )
     if not figures.get("pinned_caches", 0):
         return []
     if handles := unpack_handles(member.replies.ask(CacheRequest("look"), CacheReply).values):
         return handles
     raise UnsupportedOperation(
-        f"{called} cannot leave, because it has pinned KV caches and does not report their values: unpin them first"
+        f"{executor_name} cannot leave, because it has pinned KV caches and does not report their values: unpin them first"
     )
 
 

@@ -80,7 +80,7 @@ def calibrate_in_background(
 
 
 def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], done: Callable[[], None]) -> None:
-    measured = 0
+    measured_count = 0
     for environment in environments:
         try:
             process = subprocess.run(
@@ -95,9 +95,9 @@ def _measure(command: Sequence[str], environments: Sequence[Mapping[str, str]], 
         except (OSError, subprocess.TimeoutExpired) as error:
             _log.info("a device could not be calibrated in the background, plans use assumed speeds", error=repr(error))
             continue
-        measured += process.returncode == 0
+        measured_count += process.returncode == 0
         if process.returncode:
             error_text = process.stderr.decode(errors="replace")[-500:]
             _log.info("a device could not be calibrated in the background: try `djinn calibrate`", error=error_text)
-    if measured:
+    if measured_count:
         done()

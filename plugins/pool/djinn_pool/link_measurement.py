@@ -95,15 +95,15 @@ def measure_links(device: str, name: str, nbytes: int = BULK) -> tuple[Link, Lin
 def _there_and_back(name: str, nbytes: int) -> tuple[float, float]:
     """Return the seconds to upload and to fetch `nbytes` random bytes, which cannot be cached or compressed."""
     data = torch.frombuffer(bytearray(os.urandom(nbytes)), dtype=torch.uint8)
-    started = time.perf_counter()
+    start = time.perf_counter()
     remote = data.to(name)
     remote[-1].item()
-    uploaded = time.perf_counter()
+    upload_end = time.perf_counter()
     remote.cpu()
-    return uploaded - started, time.perf_counter() - uploaded
+    return upload_end - start, time.perf_counter() - upload_end
 
 
 def _seconds(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
+    start = time.perf_counter()
     action()
-    return time.perf_counter() - started
+    return time.perf_counter() - start

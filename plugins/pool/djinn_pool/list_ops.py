@@ -170,8 +170,8 @@ def _groups(program: Program, homes: Mapping[int, int]) -> dict[int, Groups]:
         written = frozenset(call.writes)
         listed[index] = rows = []
         for position in positions:
-            ordered = sorted(position, key=lambda operand: operand not in written)
-            rows.append([storages[operand] for operand in ordered])
+            written_first = sorted(position, key=lambda operand: operand not in written)
+            rows.append([storages[operand] for operand in written_first])
             for storage in rows[-1][1:]:
                 weights[leader(storage)] = leader(rows[-1][0])
     lives: dict[int, int] = {}  # executor of a weight
@@ -199,8 +199,8 @@ def _positions(call: Call) -> Sequence[Sequence[int]] | None:
     if length < 2 or any(len(a.items) not in (0, length) or ListArg in map(type, a.items) for a in lists):
         return None
     new_count = call.new_count
-    shared = any(place >= 0 for place in (*call.aliases, *call.inplace))
-    if shared or (new_count and not new_count == len(call.results) == length):
+    is_aliased = any(place >= 0 for place in (*call.aliases, *call.inplace))
+    if is_aliased or (new_count and not new_count == len(call.results) == length):
         return None
     positions: list[list[int]] = [[] for _ in range(length)]
     beside: set[int] = set()  # operands outside of all lists

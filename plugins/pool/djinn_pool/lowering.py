@@ -169,11 +169,11 @@ class _Writer:
             schedule = self.planned.schedule
             rewritten = schedule.rewritten
             equal = schedule.equal_slots if rewritten is not None else ()  # otherwise the plan checks these conditions
-            prepared = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
+            template = make_template(self.program, nodes, schedule.replace, equal, freed, rewritten)
             graph, replace = self.planned.graph, schedule.replace
             inputs = {replace.get(v, v) for n in nodes for v in graph.nodes[n].inputs}
             inputs.update(v for n in nodes for v in graph.nodes[n].outputs)
-            self.parts.append(RunPart(self.executor, prepared, tuple(freed & inputs)))
+            self.parts.append(RunPart(self.executor, template, tuple(freed & inputs)))
             freed -= inputs
         if freed:
             self.parts.append(FreeStep(self.executor, tuple(sorted(freed))))
@@ -183,18 +183,18 @@ def _interleaved(parts: Mapping[int, Sequence[PoolStep]]) -> list[PoolStep]:
     """Merge the steps of all executors into one list in which each transfer precedes the matching wait."""
     order: list[PoolStep] = []
     at = dict.fromkeys(parts, 0)
-    sent: dict[TransferStep, int] = defaultdict(int)
+    pending_transfers: dict[TransferStep, int] = defaultdict(int)
     while any(at[e] < len(parts[e]) for e in parts):
         before = len(order)
         for executor, own in parts.items():
             while at[executor] < len(own):
                 part = own[at[executor]]
                 if isinstance(part, AwaitStep):
-                    if not sent[part.carry]:
+                    if not pending_transfers[part.carry]:
                         break
-                    sent[part.carry] -= 1
+                    pending_transfers[part.carry] -= 1
                 elif isinstance(part, TransferStep):
-                    sent[part] += 1
+                    pending_transfers[part] += 1
                 order.append(part)
                 at[executor] += 1
         assert len(order) > before, "a verified schedule has no cycle of waits"
@@ -248,9 +248,9 @@ class _Ledger:
         self.written = list(dict.fromkeys(v for n in self.nodes for v in n.writes))
         self.made = {v: planned.homes[v] for n in self.nodes for v in n.outputs if v not in self.dead}
         self.moved: dict[int, int] = {}
-        called = dict(zip(planned.inputs, planned.called(planned.inputs), strict=True))
-        self.before = {(v, e) for v, name in called.items() for e in locations.copies(name) or ()}
-        homes = {v: planned.homes.get(v, locations.homes.get(storage_of(name))) for v, name in called.items()}
+        handles = dict(zip(planned.inputs, planned.called(planned.inputs), strict=True))
+        self.before = {(v, e) for v, name in handles.items() for e in locations.copies(name) or ()}
+        homes = {v: planned.homes.get(v, locations.homes.get(storage_of(name))) for v, name in handles.items()}
         self.held = {(v, home) for v, home in homes.items() if home is not None} | self.before
         self.copied: set[tuple[int, int]] = set()
         self.dropped: set[tuple[int, int]] = set()

@@ -165,12 +165,12 @@ def own_values(rewritten: RewrittenProgram) -> Own:
 
     Each is a triple of storage, position of a recorded value with the same storage (or -1), and view number.
     """
-    recorded = dict.fromkeys(rewritten.origin.operands)
-    derived = {value for recipe in rewritten.recipes for value in recipe.placeholders}
+    recorded_values = dict.fromkeys(rewritten.origin.operands)
+    derived_values = {value for recipe in rewritten.recipes for value in recipe.placeholders}
     anchors: dict[int, int] = {}
-    for position, value in enumerate(recorded):
+    for position, value in enumerate(recorded_values):
         anchors.setdefault(storage_of(value), position)
-    own = [v for v in rewritten.values if v not in recorded and v not in derived]
+    own = [v for v in rewritten.values if v not in recorded_values and v not in derived_values]
     return tuple((s, anchors.get(s, -1), view) for s, view in zip(storages_of(own), views_of(own), strict=True))
 
 
@@ -179,8 +179,8 @@ def named(own: Own, values: Sequence[int]) -> list[int]:
     storages: dict[int, int] = {}
     names = []
     for storage, anchor, view in own:
-        stored = storages.get(storage)
-        if stored is None:
-            stored = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
-        names.append(make_handle(stored, view))
+        known_storage = storages.get(storage)
+        if known_storage is None:
+            known_storage = storages[storage] = storage_of(values[anchor]) if anchor >= 0 else new_storage()
+        names.append(make_handle(known_storage, view))
     return names

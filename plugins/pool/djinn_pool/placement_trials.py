@@ -129,10 +129,10 @@ class PlacementTrials:
         self._verdicts.drop(tried.program, self._policy)
         if not trial.alone or not trial.apart:
             return
-        measured = TrialTimes.of(trial.alone, trial.apart)
-        medians = {"one_ms": measured.before * 1e3, "several_ms": measured.after * 1e3}
+        measurement = TrialTimes.of(trial.alone, trial.apart)
+        medians = {"one_ms": measurement.before * 1e3, "several_ms": measurement.after * 1e3}
         reason = reason_of(trial) if pays is False else ""
-        self._verdicts.add(tried.program, self._policy, measured, reason)
+        self._verdicts.add(tried.program, self._policy, measurement, reason)
         if pays is not False:
             _log.debug("several executors are faster", policy=self._policy, **medians)
             return
@@ -167,8 +167,8 @@ def margin_of(errors: Sequence[float], *, calibrated: bool) -> float:
     """
     if len(errors) < ENOUGH:
         return PRIOR if calibrated else MOST
-    ranked = sorted(errors)
-    return min(MOST, max(MARGIN, ranked[min(len(ranked) - 1, int(SHARE * len(ranked)))]))
+    sorted_errors = sorted(errors)
+    return min(MOST, max(MARGIN, sorted_errors[min(len(sorted_errors) - 1, int(SHARE * len(sorted_errors)))]))
 
 
 @attrs.define(eq=False)
@@ -179,14 +179,14 @@ class PredictionErrors:
 
     def watch(self, prepared: PreparedTemplate, predicted: float) -> None:
         """Measure the first runs of a plan on its executor, and compare them with the predicted seconds."""
-        measured: list[float] = []
+        measured_seconds: list[float] = []
 
         def took(seconds: float) -> None:
-            measured.append(seconds)
-            if len(measured) < RUNS:
+            measured_seconds.append(seconds)
+            if len(measured_seconds) < RUNS:
                 return
             prepared.note_seconds = None
-            middle = statistics.median(measured[1:])
+            middle = statistics.median(measured_seconds[1:])
             if max(middle, predicted) >= NOTICED:
                 self.found.append(abs(predicted - middle) / max(middle, 1e-9))
 

@@ -152,11 +152,11 @@ class PoolPlanner:
                 continue
             if plan.rewrite is not None and not plan.rewrite.holds_for(program):
                 continue
-            extended = self.derived.extended(plan, values)
-            if plan.holds_for(program, extended, self._locations, self.random):
+            run_values = self.derived.extended(plan, values)
+            if plan.holds_for(program, run_values, self._locations, self.random):
                 self._stats.plans_reused += 1
                 self._recent.append((plan, program))
-                return plan, extended
+                return plan, run_values
         return None
 
     def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:

@@ -74,13 +74,13 @@ class PooledDerivedValues:
         """Return the values of a run, then the derived values and the plan's own values. Compute missing derived values."""
         if plan.rewrite is None:
             return values
-        extended = list(values)
+        run_values = list(values)
         for recipe, identity, positions in plan.rewrite.recipes:
             key = (identity, tuple([values[i] for i in positions]))
-            extended += self.values.cached(key) or self.values.compute(
-                key, recipe, self._on(self._home(plan, len(extended)))
+            run_values += self.values.cached(key) or self.values.compute(
+                key, recipe, self._on(self._home(plan, len(run_values)))
             )
-        return extended + named(plan.own, values)
+        return run_values + named(plan.own, values)
 
     @staticmethod
     def _home(plan: PooledPlan, position: int) -> int:
@@ -115,5 +115,5 @@ class PooledDerivedValues:
         )
         schedule = ExecutionSchedule(program, (), write_steps(context, nodes))
         executors = {name: number for number, name in enumerate(names)}
-        placed = {value: executors[home] for value, home in values.items()}
-        return build_plan(ProgramPlacement(graph, placed, executors, schedule, graph), self._locations, None)
+        executor_of = {value: executors[home] for value, home in values.items()}
+        return build_plan(ProgramPlacement(graph, executor_of, executors, schedule, graph), self._locations, None)

@@ -216,17 +216,17 @@ class PoolRouter(Router):
 
     def _planned(self, graph: Graph, where: PlanningInputs, *, unseen: bool) -> PipelineResult:
         """Return the plan of a program, or of a piece of it. `unseen`: True to notify no observers."""
-        started = time.monotonic()
+        start = time.monotonic()
         result = plan_for_pool(graph, *context.configured(), self._links.topology, where)
         if not unseen:
-            report_planned(context, result, len(graph.program), started)
+            report_planned(context, result, len(graph.program), start)
         return result
 
     def _calibrate(self) -> None:
         registry, settings = context.configured()
         executors = self.executors
-        opened = [executor.opened for executor in executors.current]
-        calibrate_in_background(opened, settings, registry.cost_models, partial(self._measured, executors))
+        sessions = [executor.opened for executor in executors.current]
+        calibrate_in_background(sessions, settings, registry.cost_models, partial(self._measured, executors))
 
     def _measured(self, executors: Executors[ExecutorClient]) -> None:
         """Discard all plans after a device was measured, if the session is still open."""
@@ -283,9 +283,9 @@ class PoolRouter(Router):
             member.submissions.make_ready(UNREAD)
         with self._tables:
             submission = self._split(submission)
-            prepared = self._prepare(submission) if submission.program.calls else None
+            planned_program = self._prepare(submission) if submission.program.calls else None
             with interrupt_mask.uninterruptible:  # an interrupt must not leave some executors without their messages
-                return self._submit(submission, prepared)
+                return self._submit(submission, planned_program)
 
     def _split(self, submission: Submission) -> Submission:
         if not submission.program.calls or len(self.executors.present) == 1:
@@ -339,9 +339,9 @@ class PoolRouter(Router):
         planner, program = self._planner, submission.program
         planner.link_changes = self._links.listen()
         alike, values = planner.find(program)
-        plan, extended = planner.prepare(program, alike, values, self._turns.next(alike))
-        alike.ran(plan, extended)
-        return alike, plan, extended
+        plan, run_values = planner.prepare(program, alike, values, self._turns.next(alike))
+        alike.ran(plan, run_values)
+        return alike, plan, run_values
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         values = tuple(dict.fromkeys(program.operands))
@@ -362,9 +362,9 @@ class PoolRouter(Router):
             requests: the requests to extend.
             touched: values that were written or freed.
         """
-        derived = self._planner.derived.values
-        derived.invalidate([*itertools.chain(*touched)])
-        for executor, freed in self._locations.forget(derived.take_stale()).items():
+        derived_values = self._planner.derived.values
+        derived_values.invalidate([*itertools.chain(*touched)])
+        for executor, freed in self._locations.forget(derived_values.take_stale()).items():
             requests[executor].free += freed
 
     def _record_locations(self, plan: PooledPlan, values: Sequence[int]) -> list[tuple[int, int]]:

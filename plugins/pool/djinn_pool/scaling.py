@@ -66,22 +66,22 @@ def scale(executors: int | None = None, servers: Sequence[str] | None = None) ->
 def _scale(given: Mapping[str, Any]) -> None:
     """Scale the open session to the settings `given`. The caller holds the context's lock."""
     executors = given.get("executors")
-    resolved = resolve({**context.overrides, **given}).settings
+    new_settings = resolve({**context.overrides, **given}).settings
     _check(executors)
-    servers_found = None if executors is not None else find_servers(resolved, client.registry().transports)
+    servers_found = None if executors is not None else find_servers(new_settings, client.registry().transports)
     if executors is None and servers_found is None:
         raise ConfigurationError("djinn.scale(servers=[]) would leave no executor: name at least one server")
     before, is_done = context.opened, False
     try:
         if servers_found is None:
-            _scale_to(resolved.executors)
+            _scale_to(new_settings.executors)
         else:
             _scale_over(servers_found)
         is_done = True
     finally:
         if is_done or (context.is_open and context.opened != before):  # Ctrl-C may arrive after the change
             context.overrides = {**context.overrides, **given}
-            context.settings = resolved
+            context.settings = new_settings
 
 
 def _check(executors: int | None) -> None:
@@ -101,12 +101,12 @@ def _check(executors: int | None) -> None:
 
 def _scale_to(count: int) -> None:
     """Scale to `count` executors that this program starts."""
-    opened = context.opened
-    if count > len(opened):
-        with numbers_for(count - len(opened)) as numbers:
+    sessions = context.opened
+    if count > len(sessions):
+        with numbers_for(count - len(sessions)) as numbers:
             join(_open(start_executors(client.settings(), client.registry(), numbers)))
-    elif count < len(opened):
-        leave(opened[count:])
+    elif count < len(sessions):
+        leave(sessions[count:])
 
 
 def _scale_over(wanted: Servers) -> None:

@@ -111,7 +111,13 @@ class ValueLocations:
         Other values may share their memory. Values that were never added, such as values of a rewritten program, are
         ignored. The loop makes no call per value, because submissions wait for this method.
         """
-        homes, sizes, looking, held_bytes, uploaded = self.homes, self._sizes, self._values, self.held, self.given
+        homes, sizes, looking, held_bytes, uploaded_storages = (
+            self.homes,
+            self._sizes,
+            self._values,
+            self.held,
+            self.given,
+        )
         copies = self._copies
         by_executor: dict[int, list[int]] = {}
         values = tuple(values)
@@ -125,8 +131,8 @@ class ValueLocations:
             if not alike:
                 held_bytes[home] -= sizes[storage]
                 del looking[storage], homes[storage], sizes[storage]
-                if storage in uploaded:
-                    uploaded.remove(storage)
+                if storage in uploaded_storages:
+                    uploaded_storages.remove(storage)
             if home in by_executor:
                 by_executor[home].append(value)
             else:

@@ -207,7 +207,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
 
     def _ask_others(self, error: TransportError) -> None:
         errors: list[str] = []
-        started = time.monotonic()
+        start = time.monotonic()
         for candidate in list(self._others):
             try:
                 inner, attached = candidate.open()
@@ -226,7 +226,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 inner.close()
                 raise
             else:
-                seconds = round(time.monotonic() - started, 3)
+                seconds = round(time.monotonic() - start, 3)
                 _log.warning("a standby server continues the session", server=candidate.name, seconds=seconds)
                 self._adopt(inner, attached, candidate)
                 return

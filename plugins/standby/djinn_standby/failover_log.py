@@ -268,7 +268,7 @@ class FailoverLog:
 
     def compact(self, ask: Callable[[SnapshotReceiver, int], None]) -> None:
         """Replace the log by a snapshot. `ask`: function that requests a snapshot of at most so many bytes and waits for it."""
-        started = time.monotonic()
+        start = time.monotonic()
         reason = ""
         try:
             self.coming = coming = SnapshotReceiver(SentFrames(self._limit))
@@ -281,7 +281,7 @@ class FailoverLog:
             finally:
                 reason = coming.reason
         finally:
-            self._schedule.record_snapshot(started, failed=bool(reason))
+            self._schedule.record_snapshot(start, failed=bool(reason))
 
     def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
         """Store a frame of the snapshot. Return False for all other frames. The last frame replaces the log."""

@@ -121,14 +121,15 @@ def _backward(indices: str = "") -> Check:
         _regions(given, (given["batch_size"], channels, given["height"], given["width"]))
         parts = given["pooled_height"] * given["pooled_width"]
         channel_count = channels // parts if indices == "channel_mapping" else channels
-        expected = (given["rois"].shape[0], channel_count, given["pooled_height"], given["pooled_width"])
-        _bounded("grad", expected)
-        _require(_shape(grad) == expected, f"grad must have shape {expected}, not {_shape(grad)}")
+        expected_shape = (given["rois"].shape[0], channel_count, given["pooled_height"], given["pooled_width"])
+        _bounded("grad", expected_shape)
+        _require(_shape(grad) == expected_shape, f"grad must have shape {expected_shape}, not {_shape(grad)}")
         if indices:
             index_tensor = given[indices]
             stop = channels if indices == "channel_mapping" else given["height"] * given["width"]
             _require(
-                _shape(index_tensor) == expected, f"{indices} must have shape {expected}, not {_shape(index_tensor)}"
+                _shape(index_tensor) == expected_shape,
+                f"{indices} must have shape {expected_shape}, not {_shape(index_tensor)}",
             )
             _require(index_tensor.dtype is torch.int32, f"{indices} must be int32")
             _within(indices, index_tensor, -1 if indices == "argmax" else 0, stop)

@@ -142,7 +142,7 @@ class BulkChannel:
             tag = self._api.UCXXTag(self._theirs | self._next_out)
             self._next_out = (self._next_out + 1) % _MESSAGES
             message = Message(self._endpoint.tag_send(Array(memory), tag), memory)
-            self._sent = [sent for sent in self._sent if not sent.complete]
+            self._sent = [earlier for earlier in self._sent if not earlier.complete]
             self._sent.append(message)
             self._all.add(message)
             return message
@@ -156,7 +156,7 @@ class BulkChannel:
             tag = self._api.UCXXTag(self._random | self._next_in)
             self._next_in = (self._next_in + 1) % _MESSAGES
             message = Message(self._worker.tag_recv(Array(memory), tag), memory)
-            self._awaited = [awaited for awaited in self._awaited if not awaited.complete]
+            self._awaited = [earlier for earlier in self._awaited if not earlier.complete]
             self._awaited.append(message)
             self._all.add(message)
             return message

@@ -65,13 +65,13 @@ class _OverSockets(Transport):
         below, limits_below = self._prepared(url, limits)
 
         def serve(connection: Connection) -> bool | None:
-            wrapped, accepted = self._wrap(connection, limits, url), None
+            ucx_connection, verdict = self._wrap(connection, limits, url), None
             try:
-                accepted = accept(wrapped)
+                verdict = accept(ucx_connection)
             finally:
-                if not accepted:
-                    wrapped.close()
-            return accepted
+                if not verdict:
+                    ucx_connection.close()
+            return verdict
 
         try:
             listener = self._socket_transport.listen(below, limits_below, serve)

@@ -141,7 +141,7 @@ def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
         remote_jobs.remove_job(record, remove)
         click.echo(f"removed {remove}")
         return
-    found = remote_jobs.list_jobs(record)
+    job_list = remote_jobs.list_jobs(record)
     if as_json:
         rows = [
             {
@@ -152,13 +152,13 @@ def jobs(server: str | None, as_json: bool, remove: str | None) -> None:
                 "ended": job.ended if job.is_over else None,
                 "command": job.command,
             }
-            for job in found
+            for job in job_list
         ]
         click.echo(json.dumps(rows, indent=2))
-    elif not found:
+    elif not job_list:
         click.echo(f"no jobs on {record.name}")
     else:
-        _print_table(found)
+        _print_table(job_list)
 
 
 def _print_table(found: list[Job]) -> None:
@@ -198,8 +198,8 @@ def stop(job: str, server: str | None) -> None:
     """Stop JOB and all its processes."""
     from djinn_commands.connect import jobs as remote_jobs
 
-    stopped = remote_jobs.stop_job(_record(server), job)
-    click.echo(f"{stopped.id}: {stopped.state}")
+    ended_job = remote_jobs.stop_job(_record(server), job)
+    click.echo(f"{ended_job.id}: {ended_job.state}")
 
 
 @click.command(name="fetch")
@@ -211,10 +211,10 @@ def fetch(job: str, path: str, into: Path, server: str | None) -> None:
     """Copy PATH, a file or folder of JOB's working directory, into the local folder INTO (default: `.`)."""
     from djinn_commands.connect import jobs as remote_jobs
 
-    fetched = remote_jobs.fetch(_record(server), job, path, into)
-    if fetched.left_out:
-        click.echo(f"not copied, special files and links out of {path}: {_listed(fetched.left_out)}", err=True)
-    click.echo(f"{into / path}: {fetched.count:,} files, {_size(fetched.size)}")
+    copied_files = remote_jobs.fetch(_record(server), job, path, into)
+    if copied_files.left_out:
+        click.echo(f"not copied, special files and links out of {path}: {_listed(copied_files.left_out)}", err=True)
+    click.echo(f"{into / path}: {copied_files.count:,} files, {_size(copied_files.size)}")
 
 
 def _record(server: str | None) -> Record:

@@ -79,11 +79,13 @@ def read_jobs(text: str) -> list[Job]:
     for line in text.splitlines():
         if line.count("\t") != 6:  # other output of the login shell
             continue
-        read = _JOB_LINE.fullmatch(line)
-        if read is None:
+        match = _JOB_LINE.fullmatch(line)
+        if match is None:
             raise ValueError(f"{one_line(line[:200])!r} is not a valid line of the job list")
-        name, state, code, begun, ended, now, command = read.groups()
-        job_list.append(Job(name, state, int(code) if code else None, int(begun), int(ended or now), one_line(command)))
+        name, state, code, begun, end_time, now, command = match.groups()
+        job_list.append(
+            Job(name, state, int(code) if code else None, int(begun), int(end_time or now), one_line(command))
+        )
     return sorted(job_list, key=lambda job: (job.begun, job.id))
 
 
@@ -99,8 +101,8 @@ def choose_record(server: str | None, configured: Sequence[str]) -> Record:
     """
     records = list_records()
     names = [server] if server else list(configured) or [record.name for record in records]
-    if len(names) == 1 and (found := find_record(names[0])) is not None:
-        return found
+    if len(names) == 1 and (record_of_name := find_record(names[0])) is not None:
+        return record_of_name
     raise _no_server(names, [record.name for record in records])
 
 
@@ -292,7 +294,7 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
             f"cannot fetch {path!r}: name a path relative to the job's working directory, such as out/model.pt"
         )
     into.mkdir(parents=True, exist_ok=True)
-    fetched = FetchedFiles()
+    result = FetchedFiles()
     with connected(record) as connection:
         name = _find(record, connection, job).id
         with connection.running(
@@ -300,13 +302,13 @@ def fetch(record: Record, job: str, path: str, into: Path) -> FetchedFiles:
         ) as process:
             try:
                 with tarfile.open(fileobj=process.stdout, mode="r|") as archived:
-                    _unpack(archived, wanted_path, into, fetched)
+                    _unpack(archived, wanted_path, into, result)
                 code = process.wait()
             except tarfile.ReadError:  # the archive is empty or incomplete
                 code = process.wait() or BROKEN
     if code:
         raise failure(f"fetching {path} of job {name}", record.host, ScriptResult(code, "", ""))
-    return fetched
+    return result
 
 
 def _unpack(archived: tarfile.TarFile, wanted: PurePosixPath, into: Path, fetched: FetchedFiles) -> None:

@@ -44,7 +44,7 @@ def demo(device: str, only: tuple[str, ...], threads: int | None, svg: Path | No
         table.show(results, setting, Console(highlight=False))
     if svg is not None:
         svg.write_text(table.picture(results, setting))
-    if not all(measured.verdict.equal for measured in results):
+    if not all(result.verdict.equal for result in results):
         raise click.exceptions.Exit(1)
 
 

@@ -57,7 +57,7 @@ def picture(results: Sequence[Measured], setting: Setting) -> str:
 
 def as_json(results: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return the measurements as JSON values."""
-    return [attrs.asdict(measured) for measured in results]
+    return [attrs.asdict(result) for result in results]
 
 
 def bytes_text(size: float) -> str:
@@ -71,11 +71,11 @@ def bytes_text(size: float) -> str:
 def _facts(results: Sequence[Measured]) -> Table:
     table = Table(box=SIMPLE_HEAD, header_style="", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("")
-    for measured in results:
-        table.add_column(Text.assemble((measured.name, "bold cyan"), "\n", (measured.title, "cyan")), min_width=17)
+    for result in results:
+        table.add_column(Text.assemble((result.name, "bold cyan"), "\n", (result.title, "cyan")), min_width=17)
     for section in _SECTIONS:
         for heading, cell in section:
-            table.add_row(Text(heading, style="dim"), *(cell(measured) for measured in results))
+            table.add_row(Text(heading, style="dim"), *(cell(result) for result in results))
         table.add_section()
     table.add_row(Text("recognised", style="dim"), *("\n".join(m.recognised.lines()) for m in results))
     return table
@@ -83,9 +83,9 @@ def _facts(results: Sequence[Measured]) -> Table:
 
 def _findings(results: Sequence[Measured]) -> Table:
     table = Table.grid(padding=(0, 2))
-    for measured in results:
-        for number, line in enumerate(measured.highlights):
-            table.add_row(Text(measured.name if number == 0 else "", style="cyan"), Text(line))
+    for result in results:
+        for number, line in enumerate(result.highlights):
+            table.add_row(Text(result.name if number == 0 else "", style="cyan"), Text(line))
     return table
 
 

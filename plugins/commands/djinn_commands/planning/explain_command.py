@@ -77,8 +77,8 @@ def explain(
     form = "json" if as_json else form
     drawer = _Drawer.of(form, picture)  # made first, so that errors show before the script runs
     status, results, decisions = _results(target, arguments, _STAGES[-1] if drawer is not None else until, model)
-    selected = _chosen(results, program)
-    documents = [without_later_stages(result, until) for result in selected]
+    selected_results = _chosen(results, program)
+    documents = [without_later_stages(result, until) for result in selected_results]
     if form == "json":
         _print_json(documents, unfold=unfold)
     elif not results:
@@ -90,7 +90,7 @@ def explain(
         _print_text(documents, program, unfold=unfold, depth=depth)
         _print_decisions(decisions)
     if drawer is not None:
-        drawer.draw(selected)
+        drawer.draw(selected_results)
     raise SystemExit(status)
 
 

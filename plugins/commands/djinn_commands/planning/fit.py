@@ -150,8 +150,8 @@ def executors_of(servers: Sequence[str], connection_file: Path | None) -> tuple[
             for executor in reply.executors:  # tenants have separate executors on one device
                 key = url, executor.device.id
                 device = attrs.evolve(capabilities_of(executor.device), id=f"{number}/{executor.device.id}")
-                known = executors.get(key)
-                free = [d.memory_free for d in (device, known and known.device) if d and d.memory_free is not None]
+                earlier = executors.get(key)
+                free = [d.memory_free for d in (device, earlier and earlier.device) if d and d.memory_free is not None]
                 executors[key] = Executor(url, attrs.evolve(device, memory_free=min(free, default=None)))
     silent = {url: reply for url, reply in replies.items() if isinstance(reply, DjinnError)}
     if not executors:

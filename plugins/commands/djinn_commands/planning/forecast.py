@@ -178,9 +178,9 @@ def _longest(estimate: CostEstimate, device: DeviceCapabilities) -> tuple[str, f
 
 def _replicas(result: PipelineResult, line: Timeline) -> int:
     """Return the number of copies of the plan that fit into the cluster at once. Only devices of equal model are exchanged."""
-    makes = Counter(_make(d) for d in result.topology.devices)
-    used = Counter(_make(result.topology.device(d)) for d in line.devices)
-    return min((makes[make] // count for make, count in used.items()), default=0)
+    counts_in_cluster = Counter(_make(d) for d in result.topology.devices)
+    counts_used = Counter(_make(result.topology.device(d)) for d in line.devices)
+    return min((counts_in_cluster[make] // count for make, count in counts_used.items()), default=0)
 
 
 def _make(device: DeviceCapabilities) -> tuple[Any, ...]:

@@ -208,7 +208,7 @@ def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], p
     if step.kind == "decode":
         return _decoding(model, step, given)
     optimizer = _optimizer(step, model) if step.kind == "train" else None
-    with djinn.capture() as captured, torch.set_grad_enabled(optimizer is not None):
+    with djinn.capture() as capture, torch.set_grad_enabled(optimizer is not None):
         args, kwargs = given()
         for _ in range(passes):
             if optimizer is not None:
@@ -217,7 +217,7 @@ def _captured(model: torch.nn.Module, step: Step, given: Callable[[], Inputs], p
             if optimizer is not None:
                 _loss(output).backward()
                 optimizer.step()
-    return {step.kind: captured}
+    return {step.kind: capture}
 
 
 def _zeros(tensor: torch.Tensor) -> torch.Tensor:
@@ -315,13 +315,13 @@ def _function(target: str) -> Callable[[], Any]:
         raise ConfigurationError(
             f"the module {name!r} is neither installed nor in {Path.cwd()}: correct its name, or change to its folder"
         ) from None
-    found = getattr(module, function, None)
-    if not callable(found):
+    candidate = getattr(module, function, None)
+    if not callable(candidate):
         names = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
         raise ConfigurationError(
             f"the module {name} has no function {function!r}: choose one of its functions, {', '.join(sorted(names)) or 'none'}"
         )
-    return cast("Callable[[], Any]", found)
+    return cast("Callable[[], Any]", candidate)
 
 
 def _no_model(target: str) -> ConfigurationError:

@@ -100,11 +100,11 @@ def plan(
     topology = read_cluster(file.read_text(encoding="utf-8"), str(file))
     with contextlib.redirect_stdout(sys.stderr):
         program = captured_model(model, step, "annotate")
-    result, expected = _planned(program, topology, policy, scheduler)
+    result, prediction = _planned(program, topology, policy, scheduler)
     if as_json:
-        click.echo(json.dumps(_described(result, expected, step), indent=2))
+        click.echo(json.dumps(_described(result, prediction, step), indent=2))
     else:
-        for line in _lines(result, expected, step, file):
+        for line in _lines(result, prediction, step, file):
             click.echo(line)
 
 
@@ -127,8 +127,8 @@ def _planned(
         graph, topology, policy=policy, scheduler=scheduler, profile=captured.profile, rewrite=rewrite
     )
     bytes_by_device = bytes_held(plan.result, plan.resident, plan.copies)
-    expected = forecast(plan.result, plan.timeline, plan.first_timeline, bytes_by_device)
-    return attrs.evolve(plan.result, seconds=plan.first.seconds), expected
+    prediction = forecast(plan.result, plan.timeline, plan.first_timeline, bytes_by_device)
+    return attrs.evolve(plan.result, seconds=plan.first.seconds), prediction
 
 
 def _described(result: PipelineResult, told: Forecast, step: Step) -> dict[str, Any]:

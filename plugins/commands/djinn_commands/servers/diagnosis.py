@@ -115,26 +115,39 @@ def diagnose(environ: Mapping[str, str] | None = None) -> Diagnosis:
     """
     environ = os.environ if environ is None else environ
     findings = [*check_versions(versions()), *check_torch()]
-    resolved = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
-    if resolved is None:
+    resolved_settings = _caught(lambda: resolve(environ=environ), findings, "Correct the value that the message names.")
+    if resolved_settings is None:
         findings += check_variables(environ, ())
         return Diagnosis(versions(), (), (), str(config_file(environ)), (), tuple(findings))
-    findings += check_file(resolved)
+    findings += check_file(resolved_settings)
     registry = (
-        _caught(lambda: load(resolved), findings, "Correct the value that the message names, or disable the plugin.")
+        _caught(
+            lambda: load(resolved_settings),
+            findings,
+            "Correct the value that the message names, or disable the plugin.",
+        )
         or Registry()
     )
-    findings += (*check_plugins(registry.rows, resolved.settings), *check_variables(environ, registry.rows))
-    findings += check_growth(registry, resolved.settings)
-    findings += check_server_side(registry, resolved.settings)
+    findings += (*check_plugins(registry.rows, resolved_settings.settings), *check_variables(environ, registry.rows))
+    findings += check_growth(registry, resolved_settings.settings)
+    findings += check_server_side(registry, resolved_settings.settings)
     _caught(check_starter, findings, "Install djinn and djinn-server of one release.")
     mend = "Correct the setting or the file that the message names."
-    servers = _caught(lambda: server_rows(resolved.settings, registry.transports), findings, mend) or ()
+    servers = _caught(lambda: server_rows(resolved_settings.settings, registry.transports), findings, mend) or ()
     findings += check_servers(servers)
-    rows = tuple(_with_policy(row, resolved.settings, registry) for row in resolved.rows()) + registry.plugin_settings
+    rows = (
+        tuple(_with_policy(row, resolved_settings.settings, registry) for row in resolved_settings.rows())
+        + registry.plugin_settings
+    )
     transport_facts = {one.name: facts for one in registry.transports if (facts := _facts(one))}
     return Diagnosis(
-        versions(), registry.rows, rows, str(resolved.file or ""), tuple(servers), tuple(findings), transport_facts
+        versions(),
+        registry.rows,
+        rows,
+        str(resolved_settings.file or ""),
+        tuple(servers),
+        tuple(findings),
+        transport_facts,
     )
 
 

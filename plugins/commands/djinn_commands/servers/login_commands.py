@@ -166,14 +166,14 @@ def _shown_fingerprint(content: ConnectionFile) -> str:
 
     from djinn_core.protocol.net.tls_contexts import FINGERPRINT, UnexpectedCertificate
 
-    found: BaseException | None
+    cause: BaseException | None
     try:
         _check(msgspec.structs.replace(content, fingerprint=FINGERPRINT + "0" * 64))
     except DjinnError as error:
-        found = error
-        while found is not None and not isinstance(found, UnexpectedCertificate):
-            found = found.__cause__
-        return found.fingerprint if found is not None else ""
+        cause = error
+        while cause is not None and not isinstance(cause, UnexpectedCertificate):
+            cause = cause.__cause__
+        return cause.fingerprint if cause is not None else ""
     return ""
 
 

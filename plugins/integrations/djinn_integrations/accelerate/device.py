@@ -24,10 +24,10 @@ MemoryByDevice = dict[int | str, int | str]
 
 def adapt_state(module: Any) -> None:
     """Adapt `accelerate.state`: `PartialState().device` is the remote device where it would be the CPU by default."""
-    chosen = module.PartialState.default_device.fget
+    choose = module.PartialState.default_device.fget
 
     def default_device(state: Any) -> torch.device:
-        device: torch.device = chosen(state)
+        device: torch.device = choose(state)
         return logical_device(0) if device == _CPU else device
 
     module.PartialState.default_device = property(default_device)
@@ -35,19 +35,19 @@ def adapt_state(module: Any) -> None:
 
 def adapt_modeling(module: Any) -> None:
     """Adapt `accelerate.utils.modeling`: `device_map="auto"` includes the remote device by its number, like a GPU."""
-    measured = module.get_max_memory
+    measure_memory = module.get_max_memory
 
-    @functools.wraps(measured)
+    @functools.wraps(measure_memory)
     def get_max_memory(max_memory: MemoryByDevice | None = None) -> MemoryByDevice:
         if max_memory is None:
-            memory: MemoryByDevice = measured()
+            memory: MemoryByDevice = measure_memory()
             return memory if set(memory) != {"cpu"} else {0: _free_bytes(), **memory}
         for device, size in max_memory.items():  # in place, as transformers expects
             max_memory[device] = module.convert_file_size_to_int(size) if isinstance(size, str) else size
         ours = {device: size for device, size in sorted(max_memory.items(), key=str) if _is_ours(device)}
-        return {**ours, **measured({device: size for device, size in max_memory.items() if device not in ours})}
+        return {**ours, **measure_memory({device: size for device, size in max_memory.items() if device not in ours})}
 
-    rebind(measured, get_max_memory, _LIBRARIES)
+    rebind(measure_memory, get_max_memory, _LIBRARIES)
 
 
 def _is_ours(device: int | str) -> bool:

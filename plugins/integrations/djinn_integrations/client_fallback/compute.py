@@ -95,12 +95,14 @@ class ClientFallback(OpHandler):
         """
         self._warn_once(func, "the op is not on the allow-list")
         context.stats.client_fallbacks += 1
-        here = _CpuCopies(func)
+        copies = _CpuCopies(func)
         with torch.no_grad(), torch.device("cpu"):
-            out = func(*here.bring(args), **{name: here.bring(value) for name, value in kwargs.items()})
-            for written in _written(func, args, kwargs):
-                record(aten.copy_.default, (written, upload_copy(here.bring(written), written.remote.meta.device)), {})
-            return here.send(out)
+            out = func(*copies.bring(args), **{name: copies.bring(value) for name, value in kwargs.items()})
+            for operand in _written(func, args, kwargs):
+                record(
+                    aten.copy_.default, (operand, upload_copy(copies.bring(operand), operand.remote.meta.device)), {}
+                )
+            return copies.send(out)
 
     def _warn_once(self, func: Any, reason: str) -> None:
         if func.name() not in self._told:

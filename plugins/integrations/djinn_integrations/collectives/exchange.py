@@ -55,8 +55,10 @@ def _written(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], make: Callable[[LazyTensor], torch.Tensor]
 ) -> Any:
     copies = _Copies()
-    rest, named = copies.of((args[1:], kwargs), fetch)  # first, because the copied tensor may be the written one
-    results = func(copies.of(args[0], make), *rest, **named)
+    argument_copies, keyword_copies = copies.of(
+        (args[1:], kwargs), fetch
+    )  # first, because the copied tensor may be the written one
+    results = func(copies.of(args[0], make), *argument_copies, **keyword_copies)
     leaves = pytree.tree_leaves(results)
     await_collectives(leaves)
     copies.write_back(args[0])

@@ -16,14 +16,14 @@ from djinn_integrations.weights.open_weights import hub_address, server_weights
 def adapt_adapters(module: Any) -> None:
     """Adapt `peft.peft_model`: `PeftModel.from_pretrained` and `load_adapter`."""
     loading: ContextVar[torch.device | None] = ContextVar("loading", default=None)
-    added, load_weights = module.PeftModel.load_adapter, module.load_peft_weights
+    add_adapter, load_weights = module.PeftModel.load_adapter, module.load_peft_weights
 
-    @functools.wraps(added)
+    @functools.wraps(add_adapter)
     def load_adapter(self: Any, *args: Any, **options: Any) -> Any:
         devices = {parameter.device for parameter in self.parameters()}
         before = loading.set(devices.pop() if len(devices) == 1 and all(map(is_remote, devices)) else None)
         try:
-            return added(self, *args, **options)
+            return add_adapter(self, *args, **options)
         finally:
             loading.reset(before)
 

@@ -45,11 +45,11 @@ def adapt_loading(module: Any) -> None:
         _noting_device(module.PreTrainedModel.from_pretrained, loading)
     )
     module._get_resolved_checkpoint_files = _asking_server(module._get_resolved_checkpoint_files, loading)
-    opened = module.safe_open
+    open_file = module.safe_open
 
-    @functools.wraps(opened, updated=())
+    @functools.wraps(open_file, updated=())
     def safe_open(filename: Any, *args: Any, **options: Any) -> Any:
-        return filename.weights if isinstance(filename, _ServerCheckpoint) else opened(filename, *args, **options)
+        return filename.weights if isinstance(filename, _ServerCheckpoint) else open_file(filename, *args, **options)
 
     module.safe_open = safe_open
 
@@ -109,8 +109,10 @@ def _asking_server(resolve: Callable[..., Any], loading: ContextVar[torch.device
         files, others = resolve(*args, **options)
         if device is not None and files:  # files that `save_pretrained` had the server write
             addresses = [saved_at(file) for file in files]
-            opened = [None if address is None else open_weights(address, device) for address in addresses]
-            files = [_checkpoint(f, one) if one is not None else f for f, one in zip(files, opened, strict=True)]
+            opened_weights = [None if address is None else open_weights(address, device) for address in addresses]
+            files = [
+                _checkpoint(f, one) if one is not None else f for f, one in zip(files, opened_weights, strict=True)
+            ]
         return files, others
 
     return asking

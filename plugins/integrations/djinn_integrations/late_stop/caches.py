@@ -72,9 +72,9 @@ class _WindowLayer:
 
     def release(self) -> None:
         length, window = self.layer.get_seq_length(), self.layer.sliding_window
-        joined = self.joined if length - self.before == 1 else min(length, window)
+        joined_count = self.joined if length - self.before == 1 else min(length, window)
         if self.layer.is_initialized:
-            self._change(lambda states: _joined(states, joined)[:, :, -window + 1 :, :])
+            self._change(lambda states: _joined(states, joined_count)[:, :, -window + 1 :, :])
         self.layer.record_past = False
 
     def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -86,8 +86,8 @@ def _joined(states: torch.Tensor, count: int) -> torch.Tensor:
     last = states[:, :, -count:, :]
     if last.shape[-2] == count and last.nbytes == last.untyped_storage().nbytes():
         return last
-    batch, heads, kept, width = last.shape
-    return torch.cat([last.new_zeros(batch, heads, count - kept, width), last], dim=-2)
+    batch, heads, kept_count, width = last.shape
+    return torch.cat([last.new_zeros(batch, heads, count - kept_count, width), last], dim=-2)
 
 
 @attrs.define
@@ -137,8 +137,8 @@ def _growing(layer: Any) -> CacheLayer:
 def _window(layer: Any) -> CacheLayer:
     layer.activate_past_recording()
     keys = layer.keys
-    joined = keys.untyped_storage().nbytes() * keys.shape[-2] // keys.nbytes if layer.is_initialized else 0
-    return _WindowLayer(layer, layer.get_seq_length() - 1, joined)
+    joined_count = keys.untyped_storage().nbytes() * keys.shape[-2] // keys.nbytes if layer.is_initialized else 0
+    return _WindowLayer(layer, layer.get_seq_length() - 1, joined_count)
 
 
 def _fixed(layer: Any) -> CacheLayer:

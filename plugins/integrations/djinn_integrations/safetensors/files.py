@@ -66,9 +66,9 @@ class _SliceOnCpu:
 
 def adapt_reading(module: Any) -> None:
     """Adapt `safetensors`: `safe_open` and `load_file` accept `remote_accelerator:0`."""
-    opened = module.safe_open
+    open_file = module.safe_open
 
-    @functools.wraps(opened, updated=())
+    @functools.wraps(open_file, updated=())
     def safe_open(filename: Any, framework: str, device: Any = None, **options: Any) -> Any:
         address = saved_at(filename)
         if address is not None:
@@ -76,9 +76,9 @@ def adapt_reading(module: Any) -> None:
             return OnCpu(open_weights(address)) if place is None else open_weights(address, place)
         if _names_remote(device):
             device = torch.device(device).index or 0
-        return opened(filename, framework, **({} if device is None else {"device": device}), **options)
+        return open_file(filename, framework, **({} if device is None else {"device": device}), **options)
 
-    rebind(opened, safe_open, _USERS)
+    rebind(open_file, safe_open, _USERS)
 
 
 def adapt_saving(module: Any) -> None:

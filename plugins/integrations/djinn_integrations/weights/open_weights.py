@@ -318,34 +318,34 @@ def write_weights(
             f"tensors are saved by the one remote device that has them, and these are on {names}: move them to one remote device"
         )
     (device,) = devices
-    saved: dict[str, LazyTensor] = {}
+    remote_tensors: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
         there = tensor if tensor.device == device else tensor.detach().to(device)
         if not isinstance(there, LazyTensor):
             raise UnsupportedOperation(
                 f"{name!r} is a {type(there).__name__}, which a safetensors file cannot store: convert it to a strided tensor"
             )
-        saved[name] = there
+        remote_tensors[name] = there
     recorder = current()
-    for one in saved.values():
+    for one in remote_tensors.values():
         recorder.order_after(one.remote.storage)
-    if len(saved) > limits.STORED_TENSORS or any(len(name) > limits.STORED_NAME for name in saved):
+    if len(remote_tensors) > limits.STORED_TENSORS or any(len(name) > limits.STORED_NAME for name in remote_tensors):
         raise WeightsUnavailable(
             f"the tensors cannot be saved in one file: save at most {limits.STORED_TENSORS:,} tensors, with names of at most "
             f"{limits.STORED_NAME:,} characters"
         )
-    handles = pack_handles([one.remote.handle for one in saved.values()])
-    message = SaveWeights(checked(address), tuple(saved), handles, tuple(metadata.items()), seconds)
+    handles = pack_handles([one.remote.handle for one in remote_tensors.values()])
+    message = SaveWeights(checked(address), tuple(remote_tensors), handles, tuple(metadata.items()), seconds)
     try:
         outcome = query(message, SaveWeightsReply, 0)
     except UnsupportedOperation:
         if device.index:
             raise
         # The tensors are on several executors of a pool. Copy all to the first executor, directly from the others.
-        gathered = {name: one.detach().to(logical_device(1)) for name, one in saved.items()}
-        return write_weights(gathered, address, metadata, seconds)
+        copies_on_one_executor = {name: one.detach().to(logical_device(1)) for name, one in remote_tensors.items()}
+        return write_weights(copies_on_one_executor, address, metadata, seconds)
     if outcome.poisoned:
-        saved[outcome.poisoned].cpu()  # raises the op's error
+        remote_tensors[outcome.poisoned].cpu()  # raises the op's error
         raise WeightsUnavailable(f"the tensor {outcome.poisoned!r} could not be computed")
     return outcome.nbytes
 

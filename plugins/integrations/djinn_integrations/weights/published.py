@@ -67,14 +67,14 @@ def publish(
     """
     if ttl is not None and not 0 < ttl < 1e12:
         raise ConfigurationError(f"`ttl` must be a number of seconds above 0, not {ttl!r}")
-    found: dict[str, torch.Tensor] = {}
+    tensor_by_name: dict[str, torch.Tensor] = {}
     for key, tensor in _flattened(tensors, ""):
-        if key in found:
+        if key in tensor_by_name:
             raise ConfigurationError(
                 f"two tensors have the name {key!r} after the keys of nested dictionaries are joined by dots: rename one"
             )
-        found[key] = tensor
-    return write_weights(found, _SCHEME + name, metadata or {}, ttl or 0.0)
+        tensor_by_name[key] = tensor
+    return write_weights(tensor_by_name, _SCHEME + name, metadata or {}, ttl or 0.0)
 
 
 def attach(name: str, device: torch.device | str | int = 0) -> RemoteWeights:

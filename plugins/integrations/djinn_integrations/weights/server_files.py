@@ -144,12 +144,12 @@ def _load(address: str, map_location: Any) -> object:
         raise WeightsUnavailable(f"{address!r} was not written by torch.save: read its tensors with djinn.open_weights")
     tree = _Decoder(weights, device)
     try:
-        decoded = tree.decode(json.loads(text))
+        result = tree.decode(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ProtocolError) as error:
         raise WeightsUnavailable(
             f"the header of {address!r} does not describe an object ({error!r}): save it again, or read its tensors with djinn.open_weights"
         ) from error
-    return decoded
+    return result
 
 
 def _file(address: str) -> str:
