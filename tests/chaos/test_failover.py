@@ -131,9 +131,9 @@ def test_generation_fails_over_from_last_state(remote, doomed, serving, monkeypa
     assert generated(doomed[0]).tolist() == expected
     assert talk.server in serving.urls
     assert talk.bytes_sent > 0
-    talk._kept._schedule.due = 0.0
+    talk._failover_log._schedule.due = 0.0
     assert generated(None).tolist() == expected
-    assert talk._kept.base > 0  # states were taken
+    assert talk._failover_log.base > 0  # states were taken
 
 
 def test_cancelled_program_fails_over_at_same_op(remote, serving):

@@ -61,9 +61,9 @@ def test_repeated_observations_update_link(pair):
     links, (_, second), now = pair
     now[0] += 10
     for _ in range(3):
-        assert links.listen() == 0
+        assert links.process_reports() == 0
         arrived(second, 1e8)
-    assert links.listen() == 1
+    assert links.process_reports() == 1
     assert links.topology.link("a", "b").bandwidth == pytest.approx(1e8)
     assert links.topology.link("b", "a").bandwidth == 1e9
 
@@ -74,7 +74,7 @@ def test_single_outliers_do_not_update_link(pair, rates):
     now[0] += 10
     for rate in rates:
         arrived(second, rate)
-        assert links.listen() == 0
+        assert links.process_reports() == 0
 
 
 def test_link_change_is_held(pair):
@@ -83,30 +83,30 @@ def test_link_change_is_held(pair):
         now[0] += 10
         for _ in range(3):
             arrived(second, rate)
-            links.listen()
+            links.process_reports()
     assert links.changes == 2
     for _ in range(3):
         arrived(second, 1e8)
-        assert links.listen() == 2
+        assert links.process_reports() == 2
     now[0] += 10
     arrived(second, 1e8)
-    assert links.listen() == 3
+    assert links.process_reports() == 3
 
 
 def test_quiet_links_are_measured(pair):
     links, (first, second), now = pair
     now[0] += 1
-    links.listen()
+    links.process_reports()
     assert first.told == second.told == []
     now[0] += present.QUIET
     arrived(second, 1e9)  # from the first executor
-    links.listen()
+    links.process_reports()
     assert (first.told, second.told) == ([], [MeasureLink(1)])
     arrived(second, 1e8)
     now[0] += 1
-    links.listen()
+    links.process_reports()
     now[0] += 1
-    links.listen()
+    links.process_reports()
     assert first.told[0] == MeasureLink(2)
 
 
@@ -115,7 +115,7 @@ def test_latency_changes_update_link(pair):
     now[0] += 10
     for _ in range(3):
         first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 20e-3))
-    assert links.listen() == 1
+    assert links.process_reports() == 1
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 20e-3 + present.HANDLING)
 
 
@@ -124,13 +124,13 @@ def test_remeasured_link_keeps_identity(pair):
     now[0] += 10
     for _ in range(3):
         first.seen.append(LinkMeasurement(2, False, MEGABYTE, MEGABYTE / 1e9, 5e-5))
-    assert links.listen() == 0
+    assert links.process_reports() == 0
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 1e-3)
 
 
 def test_executors_report_transfer_times(blind, monkeypatch):
     seen = []
-    monkeypatch.setattr(present.SeenLink, "see", lambda self, one, now: seen.append(one))
+    monkeypatch.setattr(present.ObservedLink, "record", lambda self, one, now: seen.append(one))
     large = torch.zeros(1 << 20).to(REMOTE)
     before = figures(blind)["peer_bytes"]
     (large * 2 + large.exp() @ large).sum().item()
@@ -198,7 +198,7 @@ def roomy():
 def test_plans_use_last_reported_memory(roomy):
     links, (first, _), told = roomy
     first.room = Room(900 * MEGABYTE)
-    assert links.listen() == 0  # the plans that there are hold
+    assert links.process_reports() == 0  # the plans that there are hold
     assert links.topology.device("a").memory_free == 900 * MEGABYTE
     assert links.topology.device("b").memory_free == 1000 * MEGABYTE
     assert links.topology.link("a", "b").bandwidth == 1e9
@@ -211,16 +211,16 @@ def test_plans_use_last_reported_memory(roomy):
 def test_plans_are_renewed_after_large_memory_change(roomy):
     links, (_, second), _ = roomy
     second.room = Room(400 * MEGABYTE)
-    assert links.listen() == 1
+    assert links.process_reports() == 1
     second.room = Room(700 * MEGABYTE)
-    assert links.listen() == 1
+    assert links.process_reports() == 1
     second.room = Room(900 * MEGABYTE)
-    assert links.listen() == 2
+    assert links.process_reports() == 2
 
 
 def test_plans_are_renewed_after_memory_shortage(roomy):
     links, (first, _), _ = roomy
     first.room = Room(990 * MEGABYTE, short=True)
-    assert links.listen() == 0  # it wanted more than there ever was: another plan would not help
+    assert links.process_reports() == 0  # it wanted more than there ever was: another plan would not help
     first.room = Room(700 * MEGABYTE, short=True)
-    assert links.listen() == 1
+    assert links.process_reports() == 1

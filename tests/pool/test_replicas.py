@@ -12,7 +12,7 @@ from figures import figures
 import djinn
 from djinn.hooks import hookimpl
 from djinn_optimizations.recomputation import Recomputation
-from djinn_pool.topology import SeenLink
+from djinn_pool.topology import ObservedLink
 
 REMOTE = "remote_accelerator:0"
 
@@ -49,7 +49,7 @@ def heads(pooled):
         pooled("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", Always()]) as router,
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(SeenLink, "settle", lambda *_: False)
+        patch.setattr(ObservedLink, "update_speed", lambda *_: False)
         for seen in router._links._links.values():
             seen.link = attrs.evolve(seen.link, bandwidth=1e9, latency=1e-5)
         router._links._update_topology()

@@ -158,23 +158,23 @@ def test_least_loaded_executor_is_next():
     for _ in range(3):
         executors.enter(Answering())
     members = executors.members
-    turns, alike = LoadBalancer(executors), ProgramFamily()
-    assert turns.next(alike) is None, "nothing is under way"
-    alike.under_way, alike.last = {1}, 0
-    turns.asked(0, 1)
-    assert turns.next(alike) == 1
-    turns.asked(1, 1)
-    alike.last = 1
-    assert turns.next(alike) == 2
-    turns.asked(2, 1)
-    alike.last = 2
-    assert turns.next(alike) == 0
+    balancer, family = LoadBalancer(executors), ProgramFamily()
+    assert balancer.propose(family) is None, "nothing is under way"
+    family.under_way, family.last = {1}, 0
+    balancer.record_request(0, 1)
+    assert balancer.propose(family) == 1
+    balancer.record_request(1, 1)
+    family.last = 1
+    assert balancer.propose(family) == 2
+    balancer.record_request(2, 1)
+    family.last = 2
+    assert balancer.propose(family) == 0
     members[1].answered.add(1)
-    assert turns.next(alike) == 1
-    alike.passed_over.add(1)
-    assert turns.next(alike) == 0
-    alike.takes_turns = False
-    assert turns.next(alike) is None
+    assert balancer.propose(family) == 1
+    family.unused_proposals.add(1)
+    assert balancer.propose(family) == 0
+    family.is_balanced = False
+    assert balancer.propose(family) is None
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def test_slower_division_loses_after_five_runs():
     assert not any(ways[60:])
     assert simulated.tried.settled
     assert simulated.stats.placements_switched_off == 1
-    assert "1e+03 ms there, 1.4e+03 ms over several" in simulated.verdicts.switched_off(EMPTY)["policy"]
+    assert "1e+03 ms on one, 1.4e+03 ms over several" in simulated.verdicts.switched_off(EMPTY)["policy"]
 
 
 def test_equal_times_choose_one_executor():

@@ -217,10 +217,10 @@ def test_lateness_follows_link(round_trip, issuing, running, steps, monkeypatch)
     pace = StepTimes(round_trip)
     assert pace.lateness() == 2
     for step in range(5):
-        pace.goes_on()
+        pace.begin_next()
         clock[0] += issuing * (3 if step == 2 else 1)
-        pace.issued()
-        pace.ran(step * running)
+        pace.record_issued()
+        pace.record_run(step * running)
     assert pace.lateness() == steps
 
 

@@ -24,7 +24,7 @@ from djinn_server.launch.pipe_lines import LineReader, write_line
 PLACED_SECONDS: Final = 60.0
 _END_SECONDS: Final = 5.0  # within which the command must end after its holder
 _LOST: Final = -9
-_SHOWN: Final = 120  # characters of a command in a message
+_MAX_COMMAND_TEXT: Final = 120  # characters of a command in a message
 _log = get_logger("djinn.launch")
 
 
@@ -56,12 +56,12 @@ class PipedHandle(ExecutorHandle):
         Raises:
             StartupError: the command cannot be run.
         """
-        self._given = command, arguments, variables, placed_seconds
-        self._shown = _shortened(shlex.join(command))
+        self._launch_arguments = command, arguments, variables, placed_seconds
+        self._command_text = _shortened(shlex.join(command))
         self._numbers = itertools.count()
         self._pending: dict[int, Future[Any]] = {}
-        self._over: Future[tuple[int, str]] = Future()
-        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._end_of_executor: Future[tuple[int, str]] = Future()
+        self._lock, self._write_lock = threading.Lock(), threading.Lock()
         try:
             self._process = subprocess.Popen(
                 command,
@@ -72,25 +72,25 @@ class PipedHandle(ExecutorHandle):
             )
         except OSError as error:
             raise StartupError(
-                f"the command `{self._shown}`, which starts an executor, cannot be run: {error}"
+                f"the command `{self._command_text}`, which starts an executor, cannot be run: {error}"
             ) from error
         self._placed = self._ask("", arguments)
-        self._ask("wait", ()).add_done_callback(self._hear_end)
+        self._ask("wait", ()).add_done_callback(self._record_end)
         threading.Thread(target=self._read, name="djinn-holder", daemon=True).start()
 
     def wait_placed(self) -> None:
         """Wait until the holder runs, as `ExecutorHandle.wait_placed` does."""
-        seconds = self._given[-1]
+        seconds = self._launch_arguments[-1]
         try:
             holder_version = self._placed.result(seconds)
         except TimeoutError:
             raise StartupError(
-                f"`{self._shown}` did not start the executor's parent process in {seconds:g} s: let the command forward standard input and output, "
+                f"`{self._command_text}` did not start the executor's parent process in {seconds:g} s: let the command forward standard input and output, "
                 "and ask for no password"
             ) from None
         if holder_version != djinn_version():
             raise StartupError(
-                f"`{self._shown}` runs Djinn {holder_version}, and this process Djinn {djinn_version()}: install the same version on both machines"
+                f"`{self._command_text}` runs Djinn {holder_version}, and this process Djinn {djinn_version()}: install the same version on both machines"
             )
 
     def call(self, method: str, *arguments: Any, timeout: float) -> Any:
@@ -99,7 +99,7 @@ class PipedHandle(ExecutorHandle):
             return self._ask(method, arguments).result(timeout)
         except TimeoutError:
             raise StartupError(
-                f"the executor's parent process behind `{self._shown}` did not answer the call {method} in {timeout:g} s"
+                f"the executor's parent process behind `{self._command_text}` did not answer the call {method} in {timeout:g} s"
             ) from None
 
     def send(self, method: str, *arguments: Any) -> None:
@@ -108,29 +108,31 @@ class PipedHandle(ExecutorHandle):
 
     def wait(self) -> tuple[int, str]:
         """Wait for the end, as `ExecutorHandle.wait` does."""
-        return self._over.result()
+        return self._end_of_executor.result()
 
     @property
     def ended(self) -> bool:
         """Return True if the command has ended, as `ExecutorHandle.ended` does."""
-        return self._over.done()
+        return self._end_of_executor.done()
 
     def end(self) -> None:
         """End the holder and the command, as `ExecutorHandle.end` does."""
         if not self._close_input(_END_SECONDS):
-            _log.warning("an executor's parent process reads no more calls, killing its command", command=self._shown)
+            _log.warning(
+                "an executor's parent process reads no more calls, killing its command", command=self._command_text
+            )
             self._process.kill()
             return
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
-            _log.warning("a launch command did not end with its standard input, killing it", command=self._shown)
+            _log.warning("a launch command did not end with its standard input, killing it", command=self._command_text)
             self._process.kill()
 
     def restart(self) -> PipedHandle:
         """Start a replacement, as `ExecutorHandle.restart` does."""
         self.end()
-        command, arguments, variables, placed_seconds = self._given
+        command, arguments, variables, placed_seconds = self._launch_arguments
         return PipedHandle(command, arguments, variables=variables, placed_seconds=placed_seconds)
 
     def _close_input(self, timeout: float = -1) -> bool:
@@ -139,13 +141,13 @@ class PipedHandle(ExecutorHandle):
         With `timeout` -1, wait without a limit.
         """
         assert self._process.stdin is not None
-        if not self._writing.acquire(timeout=timeout):
+        if not self._write_lock.acquire(timeout=timeout):
             return False
         try:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
         finally:
-            self._writing.release()
+            self._write_lock.release()
         return True
 
     def _ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
@@ -155,12 +157,12 @@ class PipedHandle(ExecutorHandle):
             self._pending[number] = future
         assert self._process.stdin is not None
         try:
-            with self._writing:
+            with self._write_lock:
                 write_line(self._process.stdin.fileno(), call_line(number, method, arguments))
         except (OSError, ValueError):  # the command has ended, or its input is closed
             with self._lock:
                 self._pending.pop(number, None)
-            _settle(future, StartupError(f"the executor's parent process behind `{self._shown}` has ended"))
+            _settle(future, StartupError(f"the executor's parent process behind `{self._command_text}` has ended"))
         return future
 
     def _read(self) -> None:
@@ -169,26 +171,28 @@ class PipedHandle(ExecutorHandle):
             lines = LineReader(replies.fileno())
             try:
                 while (line := lines.read_line()) is not None:
-                    self._take(line)
+                    self._handle_reply(line)
             except StartupError as error:
-                _log.warning("closing the pipe to an executor's parent process", command=self._shown, reason=str(error))
+                _log.warning(
+                    "closing the pipe to an executor's parent process", command=self._command_text, reason=str(error)
+                )
         self._close_input()
         status = self._process.wait()
         how = f"has ended with exit status {status}" if status >= 0 else f"was killed by signal {-status}"
         with self._lock:
             pending = list(self._pending.values())
             self._pending.clear()
-        _settle(self._over, (_LOST, f"was lost: `{self._shown}` {how}"))
+        _settle(self._end_of_executor, (_LOST, f"was lost: `{self._command_text}` {how}"))
         for future in pending:
-            _settle(future, StartupError(f"`{self._shown}` {how}: see its messages on standard error"))
+            _settle(future, StartupError(f"`{self._command_text}` {how}: see its messages on standard error"))
 
-    def _take(self, line: bytes) -> None:
+    def _handle_reply(self, line: bytes) -> None:
         try:
             reply = read_reply(line)
         except msgspec.DecodeError:  # such as a login message
             _log.warning(
                 "ignored a line on a launch command's standard output that is not a reply",
-                command=self._shown,
+                command=self._command_text,
                 line=line.decode(errors="replace").strip(),
             )
             return
@@ -197,10 +201,10 @@ class PipedHandle(ExecutorHandle):
         if future is not None:
             _settle(future, reply.result if reply.error is None else StartupError(reply.error))
 
-    def _hear_end(self, heard: Future[Any]) -> None:
-        if heard.exception() is None:  # otherwise the command has ended, and `_read` reports how
-            status, how = heard.result()
-            _settle(self._over, (status, how))
+    def _record_end(self, reply: Future[Any]) -> None:
+        if reply.exception() is None:  # otherwise the command has ended, and `_read` reports how
+            status, how = reply.result()
+            _settle(self._end_of_executor, (status, how))
 
 
 def _settle(future: Future[Any], reply: object) -> None:
@@ -212,4 +216,4 @@ def _settle(future: Future[Any], reply: object) -> None:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_COMMAND_TEXT else f"{text[:_MAX_COMMAND_TEXT]}..."

@@ -34,14 +34,14 @@ class _CallServer:
 
     def __init__(self, holder: ExecutorHolder, replies: int) -> None:
         self._holder, self._replies = holder, replies
-        self._writing = threading.Lock()
+        self._write_lock = threading.Lock()
 
-    def take(self, call: HolderCall) -> None:
+    def answer_in_thread(self, call: HolderCall) -> None:
         threading.Thread(target=self._answer, args=(call,), daemon=True).start()
 
     def _answer(self, call: HolderCall) -> None:
         if call.method not in METHODS:
-            self._say(
+            self._reply(
                 reply_line(
                     call.number,
                     None,
@@ -52,19 +52,19 @@ class _CallServer:
         try:
             result = getattr(self._holder, call.method)(*call.arguments)
         except StartupError as error:
-            self._say(reply_line(call.number, None, str(error)))
+            self._reply(reply_line(call.number, None, str(error)))
         except Exception as error:
             _log.exception("a call of a holder failed", method=call.method)
-            self._say(
+            self._reply(
                 reply_line(
                     call.number, None, f"the call {call.method} failed in the executor's parent process: {error!r}"
                 )
             )
         else:
-            self._say(reply_line(call.number, result))
+            self._reply(reply_line(call.number, result))
 
-    def _say(self, line: bytes) -> None:
-        with self._writing:
+    def _reply(self, line: bytes) -> None:
+        with self._write_lock:
             write_line(self._replies, line)
 
 
@@ -80,9 +80,9 @@ def main() -> None:
         write_line(replies, reply_line(0, None, str(error)))
         return
     write_line(replies, reply_line(0, djinn_version()))
-    holding = _CallServer(holder, replies)
+    call_server = _CallServer(holder, replies)
     for line in calls:
-        holding.take(read_call(line))
+        call_server.answer_in_thread(read_call(line))
     # End without a message to the executor's clients: they continue on the replacement, which finds the journals.
     os._exit(0)
 

@@ -161,7 +161,7 @@ def test_holder_exposes_its_methods_only():
         for number, (method, arguments) in enumerate(
             [("full", ()), ("status", (1.0,)), ("send", (2.0,)), ("secret", ()), ("__init__", ())]
         ):
-            holding.take(HolderCall(number, method, arguments))
+            holding.answer_in_thread(HolderCall(number, method, arguments))
             said[method] = read_reply(answers.readline())
     os.close(sending)
     assert (said["full"].result, said["full"].error) == ("no room", None)
@@ -182,5 +182,7 @@ def test_executor_process_across_pid_namespaces():
     with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1) as child:
         assert executor_process(child.pid).pid == child.pid
         child.stdin.close()
-    with pytest.raises(DjinnError, match=r"no processes on this machine are an executor with the number 1: .*`kill`"):
+    with pytest.raises(
+        DjinnError, match=r"no processes on this machine match the executor with the process id 1.*`kill`"
+    ):
         executor_process(1)

@@ -65,7 +65,7 @@ class ElasticExecutors:
             device = capabilities_in_pool(number, executor)
             self.relays.append(Relay(executor))
             self.planner.join(device.id)
-            self.links.know(device)
+            self.links.add_device(device)
         for number in numbers:
             session = self.executors.members[number].opened
             self.peer_reconnection.join(number, session.connection, session.url, session.attached.instance)
@@ -85,12 +85,12 @@ class ElasticExecutors:
         limits = limits_of(context.configured()[1], self.planner.devices)
         self.links.change_executors(executors.present, links, executors.indexes)
         self.planner.know_devices(self.links.topology.devices)
-        self.note_room(self.links.devices, limits)
-        self.links.when_room_changed = lambda devices: self.note_room(devices, limits)
+        self.record_free_memory(self.links.devices, limits)
+        self.links.when_room_changed = lambda devices: self.record_free_memory(devices, limits)
         look_after_each_other(executors.current)
         self.planner.discard_plans()
 
-    def note_room(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
+    def record_free_memory(self, devices: Sequence[DeviceCapabilities], limits: Mapping[str, int]) -> None:
         """Update planner and deferred uploads with the free memory of executors.
 
         Args:
@@ -120,19 +120,19 @@ class ElasticExecutors:
             state = get_state() if self.planner.random in members else None
             targets = self._targets(members, staying)
             for (source, target), storages in targets.items():
-                self._move(source, target, storages)
-            self._pin(pinned_handles)
+                self._move_storages(source, target, storages)
+            self._pin_caches(pinned_handles)
             for member in executors.current:
                 member.replies.ask(StatsRequest(), StatsReply)  # after this reply, all earlier messages have arrived
             for leaving, staying_number in itertools.product(numbers, staying):
-                self._drop(staying_number, leaving)
-                self._drop(leaving, staying_number)
+                self._drop_peer(staying_number, leaving)
+                self._drop_peer(leaving, staying_number)
             for number in numbers:
                 received_counts = {target: len(s) for (source, target), s in targets.items() if source == number}
                 executors.leave(number, max(received_counts, key=received_counts.__getitem__, default=staying[0]))
                 self.locations.leave(number)
                 self.peer_reconnection.leave(number)
-            self._discard_plans(self.links.among(frozenset(staying)))
+            self._discard_plans(self.links.links_among(frozenset(staying)))
             if state is not None:
                 self.planner.random = executors.number_at(numbers[0] + 1)
                 set_state(state)
@@ -140,7 +140,7 @@ class ElasticExecutors:
         for member in members.values():
             member.link.close()
 
-    def _pin(self, handles: Iterable[int]) -> None:
+    def _pin_caches(self, handles: Iterable[int]) -> None:
         """Pin KV caches on the executors to which they have moved.
 
         Raises:
@@ -159,7 +159,7 @@ class ElasticExecutors:
                     f"The caches have moved to {member.link.name} and are unpinned: free tensors, and call djinn.scale() again"
                 )
 
-    def _drop(self, executor: int, peer: int) -> None:
+    def _drop_peer(self, executor: int, peer: int) -> None:
         if self.executors.members[executor].opened.attached.elastic:
             self.relays[executor].send(DropPeer(peer + 1))
 
@@ -187,7 +187,7 @@ class ElasticExecutors:
             targets.setdefault((home, target), []).append(storage)
         return targets
 
-    def _move(self, source: int, target: int, storages: Sequence[int]) -> None:
+    def _move_storages(self, source: int, target: int, storages: Sequence[int]) -> None:
         batch: list[int] = []
         nbytes = 0
         for storage in storages:

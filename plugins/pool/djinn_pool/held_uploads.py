@@ -82,14 +82,14 @@ class HeldUploads:
             if handle in self._held:
                 self._take(handle)
 
-    def roomy(self, handle: int) -> int:
-        """Return the first executor with enough free bytes for a deferred upload, as `roomy_for`.
+    def executor_with_space(self, handle: int) -> int:
+        """Return the first executor with enough free bytes for a deferred upload, as `executor_with_bytes`.
 
         Weights that are loaded in order therefore stay together.
         """
-        return self.roomy_for(self._held[handle].nbytes, self._executors.present)
+        return self.executor_with_bytes(self._held[handle].nbytes, self._executors.present)
 
-    def roomy_for(self, needed: int, executors: Sequence[int]) -> int:
+    def executor_with_bytes(self, needed: int, executors: Sequence[int]) -> int:
         """Return the first of `executors` with `needed` free bytes, or else the executor with the most free bytes."""
         rooms = {e: int(self._free[e] * _FILL) - self._locations.held[e] for e in executors}
         fitting = (executor for executor, room in rooms.items() if room >= needed)

@@ -26,49 +26,49 @@ class ProgramFamily:
             proposed executor.
         under_way: a mark for each submission with requested results for which no thread has waited.
         is_balanced: True if the policy follows proposed executors, so that plans depend on them.
-        passed_over: executors that were proposed and that the plan did not use.
+        unused_proposals: executors that were proposed and that the plan did not use.
         last: the executor that was proposed or used last, or -1.
         latest: plan and values of the last program, or None.
-        tried: trial of one executor against several, or None if no trial is needed.
+        trial: trial of one executor against several, or None if no trial is needed.
         templates: digests of the templates that executors ran during the trial.
         is_new: True if the latest program had a template that its executor had not run before.
     """
 
     plans: list[PooledPlan] = attrs.field(factory=list)
     under_way: set[object] = attrs.field(factory=set)
-    takes_turns: bool = True
-    passed_over: set[int] = attrs.field(factory=set)
+    is_balanced: bool = True
+    unused_proposals: set[int] = attrs.field(factory=set)
     last: int = -1
     latest: tuple[PooledPlan, Sequence[int]] | None = None
-    tried: TriedPlacement | None = None
+    trial: TriedPlacement | None = None
     templates: set[bytes] = attrs.field(factory=set)
     is_new: bool = True
 
-    def ran(self, plan: PooledPlan, values: Sequence[int]) -> None:
+    def record_run(self, plan: PooledPlan, values: Sequence[int]) -> None:
         """Record that a program of this structure was submitted by `plan`. `values`: its values in order of appearance."""
         self.latest = plan, values
-        if self.tried is not None:
+        if self.trial is not None:
             templates = {part.prepared.digest for part in plan.runs()}
             self.is_new = not templates <= self.templates
             self.templates |= templates
-        if plan.turn is not None:
-            self.last = plan.turn
+        if plan.proposed is not None:
+            self.last = plan.proposed
         elif plan.executors:
             self.last = plan.executors[0]
 
-    def planned(self, plan: PooledPlan, turn: int, follows: bool) -> None:
+    def record_plan(self, plan: PooledPlan, proposed: int, follows: bool) -> None:
         """Record that `plan` was made with a proposed executor.
 
         Args:
             plan: the new plan.
-            turn: the proposed executor.
+            proposed: the proposed executor.
             follows: True if the policy follows proposed executors.
         """
-        self.takes_turns = follows
-        if follows and turn not in plan.executors:
-            self.passed_over.add(turn)
+        self.is_balanced = follows
+        if follows and proposed not in plan.executors:
+            self.unused_proposals.add(proposed)
 
-    def carried(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
+    def new_inputs(self, inputs: Sequence[int], locations: ValueLocations) -> frozenset[int]:
         """Return the `inputs` that earlier programs computed and that the last program of this structure did not have."""
         plan, values = self.latest if self.latest is not None else (None, ())
         before = {storage_of(values[i]) for i in (plan.inputs if plan is not None else ())}
@@ -82,9 +82,9 @@ class ProgramFamily:
         or pending programs share the executors.
         """
         plan, _ = self.latest if self.latest is not None else (None, ())
-        if self.tried is None or plan is None or self.is_new or plan.turn is not None:
+        if self.trial is None or plan is None or self.is_new or plan.proposed is not None:
             return None
-        return self.tried.clock(apart=not plan.alone)
+        return self.trial.clock(apart=not plan.alone)
 
 
 class LoadBalancer:
@@ -94,22 +94,22 @@ class LoadBalancer:
         self._executors = executors
         self._unanswered: defaultdict[int, deque[int]] = defaultdict(deque)
 
-    def asked(self, executor: int, number: int) -> None:
+    def record_request(self, executor: int, number: int) -> None:
         """Record that submission `number` requested a reply from an executor."""
         self._unanswered[executor].append(number)
 
-    def next(self, alike: ProgramFamily) -> int | None:
+    def propose(self, family: ProgramFamily) -> int | None:
         """Return the least loaded executor as a proposal for the next program of the family.
 
         Return None if no program of the family is pending, or if fewer than two executors can be proposed.
         """
-        if not alike.takes_turns or not alike.under_way:
+        if not family.is_balanced or not family.under_way:
             return None
         count = len(self._executors.members)
-        candidates = [e for e in self._executors.present if e not in alike.passed_over]
+        candidates = [e for e in self._executors.present if e not in family.unused_proposals]
         if len(candidates) < 2:
             return None
-        return min(candidates, key=lambda e: (self._load(e), (e - alike.last - 1) % count))
+        return min(candidates, key=lambda e: (self._load(e), (e - family.last - 1) % count))
 
     def _load(self, executor: int) -> int:
         unanswered, member = self._unanswered[executor], self._executors.members[executor]

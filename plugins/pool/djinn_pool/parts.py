@@ -92,7 +92,7 @@ class PooledPlan:
         dead: inputs that the user's program has freed.
         rewrite: rewrite of the recorded program, or None if the plan runs it unchanged.
         own: values that exist only in the rewritten program.
-        turn: the executor that load balancing proposed, or None if the plan does not depend on a proposal.
+        proposed: the executor that load balancing proposed, or None if the plan does not depend on a proposal.
         link_changes: number of link changes when the plan was made. The plan is valid while this number stays.
         profile: workload profile of the first program, or None.
         relied: instructions and slots that must be unchanged, as in `plan_dependencies`.
@@ -117,7 +117,7 @@ class PooledPlan:
     dead: tuple[int, ...]
     rewrite: TemplateRewrite | None = None
     own: Own = ()
-    turn: int | None = None
+    proposed: int | None = None
     link_changes: int = 0
     crowded: bool = False
     profile: WorkloadProfile | None = attrs.field(default=None, repr=False)

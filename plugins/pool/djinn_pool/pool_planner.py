@@ -32,7 +32,7 @@ from djinn_pool.plan_for_pool import PlanningInputs, PoolRules
 from djinn_pool.pooled_derived_values import PooledDerivedValues, RunPlan
 from djinn_pool.value_locations import ValueLocations
 
-VARIANTS_LIMIT = 16  # cached plans per structure; they differ in locations, scalars and turns
+VARIANTS_LIMIT = 16  # cached plans per structure; they differ in locations, scalars and proposed executors
 
 
 PlanForPool = Callable[[Graph, PlanningInputs], PipelineResult]
@@ -105,10 +105,10 @@ class PoolPlanner:
 
     def find(self, program: Program) -> tuple[ProgramFamily, tuple[int, ...]]:
         """Return the family of programs of the same structure, and the program's values in order of appearance."""
-        alike, values = self._plans.find(program)
-        if not alike:
-            alike.append(ProgramFamily())
-        return alike[0], tuple(values.tolist())
+        family, values = self._plans.find(program)
+        if not family:
+            family.append(ProgramFamily())
+        return family[0], tuple(values.tolist())
 
     def act_by(self, run: RunPlan, free: FreeCopies) -> None:
         """Set the functions that the planner calls: `run` submits a plan that derives values, `free` frees copies of values."""
@@ -116,37 +116,37 @@ class PoolPlanner:
         self.derived = PooledDerivedValues(self.devices, self._locations, run)
 
     def prepare(
-        self, program: Program, alike: ProgramFamily, values: Sequence[int], turn: int | None
+        self, program: Program, family: ProgramFamily, values: Sequence[int], proposed: int | None
     ) -> tuple[PooledPlan, Sequence[int]]:
         """Return the plan of a program, and the values of this run by the plan's numbers.
 
         Args:
             program: the program.
-            alike: its family, from `find`.
+            family: its family, from `find`.
             values: its values, from `find`.
-            turn: the executor that load balancing proposes, or None.
+            proposed: the executor that load balancing proposes, or None.
         """
-        alone = self._keeps_to_one(alike, values)
-        if (again := self._again(program, alike, values, (turn, alone))) is not None:
-            return again
+        alone = self._keeps_to_one(family, values)
+        if (cached := self._cached_plan(program, family, values, (proposed, alone))) is not None:
+            return cached
         self._stats.plans_made += 1
-        plan = self._make(program, alike, turn, alone)
-        alike.plans.append(plan)
-        del alike.plans[:-VARIANTS_LIMIT]
+        plan = self._make(program, family, proposed, alone)
+        family.plans.append(plan)
+        del family.plans[:-VARIANTS_LIMIT]
         self._recent.append((plan, program))
         if (profile := plan.profile) is not None:
             self._earlier.note_plan(plan, program, profile.residency, profile.lineage)
         return plan, self.derived.extended(plan, values)
 
-    def _again(
-        self, program: Program, alike: ProgramFamily, values: Sequence[int], way: tuple[int | None, bool]
+    def _cached_plan(
+        self, program: Program, family: ProgramFamily, values: Sequence[int], choice: tuple[int | None, bool]
     ) -> tuple[PooledPlan, Sequence[int]] | None:
         """Return a valid cached plan and the values of this run, or None if no cached plan is valid.
 
-        `way`: required `turn` and `alone` of the plan.
+        `choice`: required `proposed` and `alone` of the plan.
         """
-        for plan in reversed(alike.plans):
-            if (plan.turn, plan.alone) != way or plan.link_changes != self.link_changes:
+        for plan in reversed(family.plans):
+            if (plan.proposed, plan.alone) != choice or plan.link_changes != self.link_changes:
                 continue
             if not (plan.crowded or self._has_room(plan)):
                 continue
@@ -159,14 +159,14 @@ class PoolPlanner:
                 return plan, run_values
         return None
 
-    def _keeps_to_one(self, alike: ProgramFamily, values: Sequence[int]) -> bool:
+    def _keeps_to_one(self, family: ProgramFamily, values: Sequence[int]) -> bool:
         """Return True if a trial runs the program on one executor in this run, although the policy would divide it."""
-        trials, placements = alike.tried, self._rules.placements
+        trials, placements = family.trial, self._rules.placements
         if trials is None or placements is None:
             return False
         if trials.link_changes != self.link_changes:
             placements.forget(trials)
-            alike.tried = None
+            family.trial = None
             return False
         undecided = not trials.settled
         alone = not placements.choose(trials)
@@ -174,28 +174,28 @@ class PoolPlanner:
             self._free(self._locations.end_copies(values))
         return alone
 
-    def _make(self, program: Program, alike: ProgramFamily, turn: int | None, alone: bool) -> PooledPlan:
+    def _make(self, program: Program, family: ProgramFamily, proposed: int | None, alone: bool) -> PooledPlan:
         graph = Graph(program)
         has_trials = self._rules.placements is not None
         # Programs that depend on each other have no separate time, so a trial of one program is impossible.
-        together = alone or (has_trials and turn is not None and alike.tried is None)
-        inputs = self.inputs(graph, self._stream(graph, alike, turn), 1.0 if together else self.margin)
+        together = alone or (has_trials and proposed is not None and family.trial is None)
+        inputs = self.inputs(graph, self._stream(graph, family, proposed), 1.0 if together else self.margin)
         planning = partial(self._plan, graph)
         with modes_as_before(), interrupt_mask.unmasked():
             if has_trials and not together:
-                result, alone = self._divided_or_not(alike, program, inputs, planning)
+                result, alone = self._divided_or_not(family, program, inputs, planning)
             else:
                 result = planning(inputs)
         plan = self._lowered(program, graph, result)
         if plan is None:
-            return self._make(program, alike, turn, alone)
+            return self._make(program, family, proposed, alone)
         plan.alone = alone
         if self._rules.learns_margin:
             self._watch(plan)
-        if turn is not None:
+        if proposed is not None:
             follows = result.plan is not None and result.plan.by_turn
-            alike.planned(plan, turn, follows)
-            plan.turn = turn if follows else None
+            family.record_plan(plan, proposed, follows)
+            plan.proposed = proposed if follows else None
         return plan
 
     def inputs(self, graph: Graph, stream: Stream, margin: float) -> PlanningInputs:
@@ -240,7 +240,7 @@ class PoolPlanner:
 
     def _divided_or_not(
         self,
-        alike: ProgramFamily,
+        family: ProgramFamily,
         program: Program,
         where: PlanningInputs,
         plan: Callable[[PlanningInputs], PipelineResult],
@@ -250,16 +250,16 @@ class PoolPlanner:
         If the policy divides a program for the first time, begin a trial: the program runs on one executor first, if it fits.
 
         Args:
-            alike: the program's family.
+            family: the program's family.
             program: the program.
             where: facts for planning.
             plan: function that runs the stages.
         """
-        result, trials = plan(where), alike.tried
+        result, trials = plan(where), family.trial
         if trials is None and _is_divided(result):
             undivided = plan(attrs.evolve(where, margin=1.0))
             if not _is_divided(undivided):
-                alike.tried = TriedPlacement(program, self.link_changes)
+                family.trial = TriedPlacement(program, self.link_changes)
                 return undivided, True
         elif trials is not None and _is_divided(result):
             trials.moving += _moving_seconds(result, where)
@@ -300,11 +300,11 @@ class PoolPlanner:
             name: MemoryInUse(bytes_held[e], bytes_held[e] - bytes_of_program[e]) for e, name in enumerate(self.devices)
         }
 
-    def _stream(self, graph: Graph, alike: ProgramFamily, turn: int | None) -> Stream:
-        if turn is None:
+    def _stream(self, graph: Graph, family: ProgramFamily, proposed: int | None) -> Stream:
+        if proposed is None:
             return ALONE
-        carried = alike.carried(graph.inputs, self._locations)
-        return Stream(len(alike.under_way) or 1, self.devices[turn], carried)
+        carried = family.new_inputs(graph.inputs, self._locations)
+        return Stream(len(family.under_way) or 1, self.devices[proposed], carried)
 
     @property
     def last_profile(self) -> WorkloadProfile | None:

@@ -76,7 +76,7 @@ class _ExecutorRequest:
 
 
 _ExecutorRequests = defaultdict[int, _ExecutorRequest]  # requests by executor; executors without requests are absent
-Asked = list[tuple[Submission, ExecutorReply]]  # answered submissions to executors, with their pending replies
+PendingReplies = list[tuple[Submission, ExecutorReply]]  # answered submissions to executors, with their pending replies
 
 
 class PoolReply(JoinedReplies):
@@ -87,7 +87,7 @@ class PoolReply(JoinedReplies):
         submission: Submission,
         parts: Sequence[tuple[Submission, ExecutorReply]],
         router: PoolRouter,
-        alike: ProgramFamily | None,
+        family: ProgramFamily | None,
         took: Callable[[float], None] | None,
         begun: float,
     ) -> None:
@@ -97,21 +97,21 @@ class PoolReply(JoinedReplies):
             submission: the whole submission.
             parts: submissions to executors with their pending replies.
             router: the pool's router.
-            alike: family of the submitted program, or None without a program.
+            family: family of the submitted program, or None without a program.
             took: called with the seconds from `begun` until all replies have arrived, or None.
             begun: time of the submission, by `time.perf_counter`.
         """
         super().__init__(submission, parts)
-        self._router, self._alike, self._took = router, alike, took
+        self._router, self._alike, self._took = router, family, took
         members = router.executors.members
         self._begun = begun
         self._sent = [(member, member.submissions.last_number) for member in members]
         # number of frames sent to each executor, after whose reply no work is pending
         self._synchronized = tuple([member.link.sent for member in members]) if submission.synchronize else ()
         self._late = submission.later is not None
-        self._turn = object()
-        if alike is not None:
-            alike.under_way.add(self._turn)
+        self._pending_mark = object()
+        if family is not None:
+            family.under_way.add(self._pending_mark)
 
     def wait(self) -> SubmissionReply:
         """Wait for all replies, as `PendingReply.wait`."""
@@ -146,7 +146,7 @@ class PoolReply(JoinedReplies):
 
     def _forget(self) -> None:
         if self._alike is not None:
-            self._alike.under_way.discard(self._turn)
+            self._alike.under_way.discard(self._pending_mark)
 
 
 class PoolRouter(Router):
@@ -167,7 +167,7 @@ class PoolRouter(Router):
         self.executors = executors
         self._tables = InterruptibleLock()  # uploads come from any thread, while another one submits
         self.synchronized: tuple[int, ...] = ()
-        self._turns = LoadBalancer(executors)
+        self._load_balancer = LoadBalancer(executors)
         self._list_ops = ListOps()
         self._locations = locations = ValueLocations()
         relays: list[Relay] = []
@@ -298,15 +298,15 @@ class PoolRouter(Router):
     def _submit(
         self, submission: Submission, prepared: tuple[ProgramFamily, PooledPlan, Sequence[int]] | None
     ) -> PendingReply:
-        pending: Asked = []
+        pending: PendingReplies = []
         took: Callable[[float], None] | None = None
-        alike: ProgramFamily | None = None
+        family: ProgramFamily | None = None
         members = self.executors.members
         begun = time.perf_counter()
         if prepared is not None:
-            alike, plan, values = prepared
-            if alike.tried is not None and not any(member.replies.pending for member in self.executors.current):
-                took = alike.clock()  # otherwise the reply would wait for earlier work
+            family, plan, values = prepared
+            if family.trial is not None and not any(member.replies.pending for member in self.executors.current):
+                took = family.clock()  # otherwise the reply would wait for earlier work
             requests = self._requests(submission, self._record_locations(plan, values))
             if self._planner.derived.values.has_values:
                 handles = [values[i] for i in plan.written]
@@ -329,7 +329,7 @@ class PoolRouter(Router):
             for _, reply in pending:
                 reply.replies.deferred.defer(reply.number, submission.later)
         return (
-            PoolReply(submission, pending, self, alike, took, begun)
+            PoolReply(submission, pending, self, family, took, begun)
             if submission.is_answered
             else JoinedReplies(submission, pending)
         )
@@ -337,11 +337,11 @@ class PoolRouter(Router):
     def _prepare(self, submission: Submission) -> tuple[ProgramFamily, PooledPlan, Sequence[int]]:
         """Plan a program. Return its family, its plan, and its values by the plan's numbers."""
         planner, program = self._planner, submission.program
-        planner.link_changes = self._links.listen()
-        alike, values = planner.find(program)
-        plan, run_values = planner.prepare(program, alike, values, self._turns.next(alike))
-        alike.ran(plan, run_values)
-        return alike, plan, run_values
+        planner.link_changes = self._links.process_reports()
+        family, values = planner.find(program)
+        plan, run_values = planner.prepare(program, family, values, self._load_balancer.propose(family))
+        family.record_run(plan, run_values)
+        return family, plan, run_values
 
     def _carry_out(self, plan: PooledPlan, program: Program) -> None:
         values = tuple(dict.fromkeys(program.operands))
@@ -420,18 +420,18 @@ class PoolRouter(Router):
         )  # that executor replies that it has no such value
 
     def _place(self, value: int) -> None:
-        executor = self._uploads.roomy(value)
+        executor = self._uploads.executor_with_space(value)
         self._locations.add(value, executor, self._uploads.give(value, executor))
         self._locations.given.add(storage_of(value))
 
     def _run_parts(
         self, plan: PooledPlan, values: Sequence[int], submission: Submission, requests: _ExecutorRequests
-    ) -> Asked:
+    ) -> PendingReplies:
         """Send each executor its parts of the program, and return the pending replies.
 
         Remove from `requests` the requests that can be attached to the last part of their executor.
         """
-        pending: Asked = []
+        pending: PendingReplies = []
         begun = self._begin_reads(plan, values) if plan.uploads and self._uploads.reads else ()
         for index, part in enumerate(plan.parts):
             if index in begun:
@@ -484,7 +484,7 @@ class PoolRouter(Router):
         else:
             self._send_request(part.executor, _ExecutorRequest(free=[values[i] for i in part.values]))
 
-    def _send_request(self, executor: int, request: _ExecutorRequest) -> Asked:
+    def _send_request(self, executor: int, request: _ExecutorRequest) -> PendingReplies:
         return self._run(executor, request.submission(EMPTY))
 
     def _run(
@@ -493,13 +493,13 @@ class PoolRouter(Router):
         submission: Submission,
         prepared: PreparedTemplate | None = None,
         values: Sequence[int] | Words = NO_VALUES,
-    ) -> Asked:
+    ) -> PendingReplies:
         """Send one executor its part of a submission. Return its pending reply, or an empty list if none is requested."""
         member = self.executors.members[executor]
         number = member.submissions.run(submission, prepared, values)
         if not submission.is_answered:
             return []
-        self._turns.asked(executor, number)
+        self._load_balancer.record_request(executor, number)
         return [(submission, ExecutorReply(member.replies, number))]
 
     def upload(self, handle: int, source: torch.Tensor | StoredTensor, device: int = 0) -> None:

@@ -38,26 +38,26 @@ _log = get_logger("djinn.pool")
 
 
 @attrs.define(eq=False)
-class SeenLink:
+class ObservedLink:
     """A link between two executors.
 
     Attributes:
         link: the bandwidth and latency that plans use.
-        heard: time of the last observation or measurement request, by the pool's clock.
+        last_observed: time of the last observation or measurement request, by the pool's clock.
         changed: time at which `link` was replaced.
         rates: observed bandwidths since then, in bytes per second.
         latencies: observed latencies since then, in seconds.
     """
 
     link: Link
-    heard: float
+    last_observed: float
     changed: float = 0.0
     rates: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
     latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=KEPT))
 
-    def see(self, seen: LinkMeasurement, now: float) -> None:
+    def record(self, seen: LinkMeasurement, now: float) -> None:
         """Record an observed transfer on the link."""
-        self.heard = now
+        self.last_observed = now
         if seen.seconds > 0:
             self.rates.append(seen.nbytes / seen.seconds)
         if seen.latency is not None:
@@ -66,9 +66,9 @@ class SeenLink:
     def is_due(self, now: float) -> bool:
         """Return True if the link should be measured now: it was idle for long, or its bandwidth may have changed."""
         doubted = bool(self.rates) and _differs(self.rates[-1], self.link.bandwidth)
-        return now - self.heard > (DOUBTED if doubted else QUIET)
+        return now - self.last_observed > (DOUBTED if doubted else QUIET)
 
-    def settle(self, now: float) -> bool:
+    def update_speed(self, now: float) -> bool:
         """Replace the speed that plans use if observed speeds differ enough from it. Return True if it was replaced."""
         if now - self.changed < SETTLED:
             return False
@@ -125,7 +125,7 @@ class PoolTopology:
         self._devices = list(devices)
         self._present = list(range(len(devices)))
         self._clock = clock
-        self._links: dict[tuple[int, int], SeenLink] = {}
+        self._links: dict[tuple[int, int], ObservedLink] = {}
         self._next = clock() + DOUBTED
         self._planned_room = [device.memory_free for device in devices]  # free memory for which cached plans are valid
         self.when_room_changed: Callable[[Sequence[DeviceCapabilities]], None] = _ignored
@@ -139,14 +139,14 @@ class PoolTopology:
         numbers = {self._devices[number].id: number for number in self._present}
         self._assumed = [link for link in measured if link.source not in numbers]
         pairs = {(numbers[link.source], numbers[link.target]): link for link in measured if link.source in numbers}
-        self._links = {pair: before.get(pair) or SeenLink(link, now) for pair, link in pairs.items()}
+        self._links = {pair: before.get(pair) or ObservedLink(link, now) for pair, link in pairs.items()}
 
-    def know(self, device: DeviceCapabilities) -> None:
+    def add_device(self, device: DeviceCapabilities) -> None:
         """Add the device of the executor with the next number."""
         self._devices.append(device)
         self._planned_room.append(device.memory_free)
 
-    def among(self, executors: frozenset[int]) -> list[Link]:
+    def links_among(self, executors: frozenset[int]) -> list[Link]:
         """Return the links between the given executors, and the default links for pairs without a measurement."""
         links = [link.link for pair, link in self._links.items() if executors.issuperset(pair)]
         return [*links, *self._assumed]
@@ -183,7 +183,7 @@ class PoolTopology:
         ]
         self._update_topology()
 
-    def listen(self) -> int:
+    def process_reports(self) -> int:
         """Process the executors' reports, and request measurements of idle links. Return `changes`."""
         now, has_changed = self._clock(), False
         for number in self._present:
@@ -193,14 +193,14 @@ class PoolTopology:
             if links := relay.take_seen():
                 self._take_measurements(number, links, now)
             if (room := relay.take_room()) is not None:
-                self._note_room(number, room)
+                self._record_free_memory(number, room)
                 has_changed = True
         if has_changed:  # one call for all changes, because it reads all devices
             self.topology = attrs.evolve(self.topology, devices=tuple([self._devices[n] for n in self._present]))
             self.when_room_changed(self._devices)
         if now > self._next:
             self._next = now + DOUBTED
-            self._gauge(now)
+            self._request_measurements(now)
         return self.changes
 
     def _take_measurements(self, number: int, seen: Sequence[LinkMeasurement], now: float) -> None:
@@ -209,12 +209,12 @@ class PoolTopology:
             peer = measurement.peer - 1
             link = self._links.get((peer, number) if measurement.incoming else (number, peer))
             if link is not None:
-                link.see(measurement, now)
+                link.record(measurement, now)
                 changed_pairs.append(link)
-        if sum(link.settle(now) for link in changed_pairs):  # each of them settles
+        if sum(link.update_speed(now) for link in changed_pairs):  # each of them settles
             self._update_topology()
 
-    def _note_room(self, number: int, room: Room) -> None:
+    def _record_free_memory(self, number: int, room: Room) -> None:
         """Set the free memory of an executor. If it has changed enough, make cached plans invalid."""
         device = self._devices[number] = attrs.evolve(self._devices[number], memory_free=room.nbytes)
         planned_bytes = self._planned_room[number]
@@ -228,8 +228,8 @@ class PoolTopology:
             self._planned_room[number] = room.nbytes
             self.changes += 1
 
-    def _gauge(self, now: float) -> None:
+    def _request_measurements(self, now: float) -> None:
         for (source, target), link in self._links.items():
             if link.is_due(now):
-                link.heard = now
+                link.last_observed = now
                 self._relays[source].send(MeasureLink(target + 1))

@@ -53,13 +53,15 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self.server = context.server
         self._first = context.attached
         super().__init__(inner)
-        self._others = list(context.standby)
-        self._kept = FailoverLog(context.log_bytes)
-        self._early: deque[Frame] = deque()
-        self._on_the_way = 0  # transfers that were sent to the executor and for which it was not told to wait yet
+        self._standby_servers = list(context.standby)
+        self._failover_log = FailoverLog(context.log_bytes)
+        self._early_frames: deque[Frame] = deque()
+        self._pending_transfers = (
+            0  # transfers that were sent to the executor and for which it was not told to wait yet
+        )
         # A thread that needs both locks takes them in this order.
-        self._sending = threading.RLock()  # guards logging, sending, and the change of the server
-        self._reading = threading.RLock()  # guards receiving
+        self._send_lock = threading.RLock()  # guards logging, sending, and the change of the server
+        self._read_lock = threading.RLock()  # guards receiving
         self._closed = ""
         self._expired = False
 
@@ -71,16 +73,16 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         Raises:
             TransportError: no server can continue the session.
         """
-        with self._sending:
+        with self._send_lock:
             if self._closed:
                 raise TransportError(self._closed)
-            self._on_the_way += is_of_kind(frame.head, TransferHeader) - is_of_kind(frame.head, AwaitTransfer)
-            nothing_on_the_way = is_of_kind(frame.head, Submit) and not self._on_the_way
-            if nothing_on_the_way and self._kept.is_due() and not self._expired:
-                self._kept.compact(self._ask_for_state)
+            self._pending_transfers += is_of_kind(frame.head, TransferHeader) - is_of_kind(frame.head, AwaitTransfer)
+            no_pending_transfers = is_of_kind(frame.head, Submit) and not self._pending_transfers
+            if no_pending_transfers and self._failover_log.is_due() and not self._expired:
+                self._failover_log.compact(self._request_snapshot)
             stops = is_of_kind(frame.head, CancelSubmissions)
             if not stops and not self._expired:
-                self._kept.write_down(frame)
+                self._failover_log.record_sent(frame)
             try:
                 self._inner.send(frame)
             except TransportError as error:
@@ -101,24 +103,24 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             inner = self._inner
             seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                with self._reading:
-                    if self._early:
-                        return self._early.popleft()
+                with self._read_lock:
+                    if self._early_frames:
+                        return self._early_frames.popleft()
                     if self._closed:
                         raise TransportError(self._closed)
                     if inner is not self._inner:
                         continue
-                    frame = self._take(inner, seconds_left)
+                    frame = self._receive_one(inner, seconds_left)
             except TransportError as error:
                 if self._closed:
                     raise
-                with self._sending:
+                with self._send_lock:
                     self._take_over(inner, error)
                 continue
             if frame is not None:
                 return frame
 
-    def _take(self, inner: Connection, timeout: float | None) -> Frame | None:
+    def _receive_one(self, inner: Connection, timeout: float | None) -> Frame | None:
         """Return the next frame, or None if it is a part of a snapshot.
 
         Raises:
@@ -129,41 +131,41 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             message = decode(frame.head)
             if isinstance(message, ProtocolClose) and message.stopped and not self._expired:
                 raise TransportError(f"{self.server} ended the session: {message.reason}")
-            self._kept.why_not = "the server ended the session"
+            self._failover_log.obstacle = "the server ended the session"
             return frame
-        return frame if self._kept.take(frame) else None
+        return frame if self._failover_log.record_received(frame) else None
 
     # --- a new beginning of what is written -------------------------------------------------------------------
 
-    def _ask_for_state(self, coming: SnapshotReceiver, limit: int) -> None:
+    def _request_snapshot(self, snapshot: SnapshotReceiver, limit: int) -> None:
         """Request a snapshot of the session, and wait for it."""
         inner = self._inner
         try:
             inner.send(Frame(encode(StateRequest(limit))))
-            self._await_state(inner, coming)
+            self._await_snapshot(inner, snapshot)
         except TransportError as error:
             _log.debug("the session's snapshot did not arrive", reason=str(error))  # the next send reports the error
         finally:
-            with self._reading:
-                coming.drop()
+            with self._read_lock:
+                snapshot.drop()
 
-    def _await_state(self, inner: Connection, coming: SnapshotReceiver) -> None:
-        while not coming.over and not coming.disturbed and inner is self._inner:
-            if not self._reading.acquire(timeout=_TURN_SECONDS):
+    def _await_snapshot(self, inner: Connection, snapshot: SnapshotReceiver) -> None:
+        while not snapshot.is_complete and not snapshot.is_interrupted and inner is self._inner:
+            if not self._read_lock.acquire(timeout=_TURN_SECONDS):
                 continue  # the reading thread receives it
             try:
-                frame = self._take(inner, _TURN_SECONDS)
+                frame = self._receive_one(inner, _TURN_SECONDS)
                 if frame is not None:
-                    self._early.append(frame)
+                    self._early_frames.append(frame)
             except TimeoutError:
                 continue
             finally:
-                self._reading.release()
+                self._read_lock.release()
 
     # --- from one server to the next --------------------------------------------------------------------------
 
     def _take_over(self, broken: Connection, error: TransportError) -> None:
-        """Continue on a standby server, and return when it has the session. The caller holds `_sending`.
+        """Continue on a standby server, and return when it has the session. The caller holds `_send_lock`.
 
         Raises:
             TransportError: no server can take over.
@@ -172,28 +174,28 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             return
         if self._expired or self._closed:
             raise error
-        if self._reading.acquire(blocking=False):
+        if self._read_lock.acquire(blocking=False):
             try:
-                self._take_last(broken)
+                self._read_last_frames(broken)
             finally:
-                self._reading.release()
+                self._read_lock.release()
         broken.close()  # wakes the reading thread
-        with self._reading:
+        with self._read_lock:
             reason = self._takeover_obstacle()
             if reason:
                 self._end(f"{error}; {reason}")
             _log.warning(
                 "a server is lost, moving the session to a standby server", server=self.server, reason=str(error)
             )
-            self._ask_others(error)
+            self._move_to_standby(error)
 
-    def _take_last(self, broken: Connection) -> None:
+    def _read_last_frames(self, broken: Connection) -> None:
         """Read the frames that arrived before the connection broke. They may contain the reason."""
         try:
             while True:
-                frame = self._take(broken, 0.0)
+                frame = self._receive_one(broken, 0.0)
                 if frame is not None:
-                    self._early.append(frame)
+                    self._early_frames.append(frame)
         except (TransportError, TimeoutError) as end:
             _log.debug("read the last frames of a broken connection", reason=str(end))
 
@@ -201,21 +203,21 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         """Return why no standby server can continue the session, or an empty string if one can."""
         if self._inner.crashes_executors:
             return "a standby server would lose the session for the same reason"
-        if self._kept.sent is None or self._kept.why_not:
-            return f"no standby server can continue the session: {self._kept.why_not}"
+        if self._failover_log.sent is None or self._failover_log.obstacle:
+            return f"no standby server can continue the session: {self._failover_log.obstacle}"
         return ""
 
-    def _ask_others(self, error: TransportError) -> None:
+    def _move_to_standby(self, error: TransportError) -> None:
         errors: list[str] = []
         start = time.monotonic()
-        for candidate in list(self._others):
+        for candidate in list(self._standby_servers):
             try:
                 inner, attached = candidate.open()
             except DjinnError as reason:
                 errors.append(f"{candidate.name}: {reason}")
                 continue
             try:
-                self._check_like_first(attached)
+                self._check_compatible(attached)
                 self._replay(inner)
             except TransportError as reason:
                 inner.close()
@@ -232,7 +234,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 return
         self._end(f"{error}; no standby server can continue the session: {'; '.join(errors)}")
 
-    def _check_like_first(self, attached: Attached) -> None:
+    def _check_compatible(self, attached: Attached) -> None:
         """Check that an executor of a standby server computes the same results as the session's first executor.
 
         Raises:
@@ -242,11 +244,11 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             raise TransportError(reason)
 
     def _adopt(self, inner: ClientChannel, attached: Attached, other: StandbyServer) -> None:
-        self._kept.drop_state()
+        self._failover_log.drop_snapshot()
         self._follow(inner)
         self.successor, self.server = attached, other.name
-        self._others.remove(other)
-        self._others.append(other)
+        self._standby_servers.remove(other)
+        self._standby_servers.append(other)
 
     def _replay(self, inner: Connection) -> None:
         """Replay the logged frames. Receive the replies again, compare their checksums with the earlier replies, and drop them.
@@ -255,10 +257,10 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
             TransportError: the connection broke, or a reply differs. A different reply ends the session.
         """
         position = 0
-        for replies, frame in self._kept.frames():
+        for replies, frame in self._failover_log.frames():
             position = self._await_replies(inner, position, replies)
             inner.send(frame)
-        self._await_replies(inner, position, len(self._kept.replies))
+        self._await_replies(inner, position, len(self._failover_log.replies))
 
     def _await_replies(self, inner: Connection, position: int, wanted: int) -> int:
         while position < wanted:
@@ -268,7 +270,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
                 continue
             if is_of_kind(frame.head, ProtocolClose):
                 raise TransportError(str(getattr(decode(frame.head), "reason", "")))
-            if not self._kept.replies.agrees(position, frame):
+            if not self._failover_log.replies.agrees(position, frame):
                 self._end("the standby server and the lost server computed different results")
             position += 1
         return position
@@ -295,7 +297,7 @@ class StandbyConnection(ReconnectingConnection, WrappedChannel):
         self._expired = True
         self._closed = self._closed or "the connection was closed"
         self._inner.close()
-        self._kept.close()
+        self._failover_log.close()
 
 
 def _incompatibility(first: Attached, now: Attached) -> str:

@@ -60,7 +60,7 @@ class SentFrames:
         """
         with tempfile.TemporaryFile(dir=folder(), buffering=0) as file:
             self._file = os.dup(file.fileno())
-        self._end = weakref.finalize(self, os.close, self._file)
+        self._finalizer = weakref.finalize(self, os.close, self._file)
         free = shutil.disk_usage(folder() or tempfile.gettempdir()).free
         self.limit = min(limit, free // _SPARE)
         self._records = RecordWriter(self._file, 0, self.limit)
@@ -96,7 +96,7 @@ class SentFrames:
 
     def close(self) -> None:
         """Close the file, which frees its disk space."""
-        self._end()
+        self._finalizer()
 
 
 class SnapshotReceiver:
@@ -105,13 +105,13 @@ class SnapshotReceiver:
     Attributes:
         frames: frames of the snapshot so far, or None after `drop`.
         reason: why the server sent no snapshot, or empty.
-        disturbed: True if a message other than a reply arrived. The executor then waits for the client before the snapshot.
+        is_interrupted: True if a message other than a reply arrived. The executor then waits for the client before the snapshot.
     """
 
     def __init__(self, frames: SentFrames) -> None:
         self.frames: SentFrames | None = frames
         self.reason = ""
-        self.disturbed = False
+        self.is_interrupted = False
         self._left: int | None = None
 
     def take(self, frame: Frame, message: Message) -> bool:
@@ -125,14 +125,14 @@ class SnapshotReceiver:
         elif isinstance(message, StateChunk) and self._left:
             self._left -= 1
         else:
-            self.disturbed |= not isinstance(message, Completed)
+            self.is_interrupted |= not isinstance(message, Completed)
             return False
         if self.frames is not None:
             self.frames.append(frame, 0)
         return True
 
     @property
-    def over(self) -> bool:
+    def is_complete(self) -> bool:
         """Return True if the snapshot is complete."""
         return self._left == 0
 
@@ -147,7 +147,7 @@ class SnapshotReceiver:
 _OPENING: Final = slice(1, 14)
 
 
-def mark_of(frame: Frame, values: bool) -> int:
+def checksum_of(frame: Frame, values: bool) -> int:
     """Return a checksum of the parts of a reply that are equal on all servers. `values`: True to include its values."""
     opening = zlib.crc32(frame.head[_OPENING])
     return reply_checksum(frame.body, opening) if values else opening
@@ -172,11 +172,11 @@ class ReplyChecksums:
     def take(self, frame: Frame) -> None:
         """Add the checksum of a reply."""
         self._exact += not self.rounded
-        self._marks.append(mark_of(frame, not self.rounded))
+        self._marks.append(checksum_of(frame, not self.rounded))
 
     def agrees(self, position: int, frame: Frame) -> bool:
         """Return True if the reply at `position` has the same checksum as `frame`."""
-        return self._marks[position] == mark_of(frame, position < self._exact)
+        return self._marks[position] == checksum_of(frame, position < self._exact)
 
     def clear(self) -> None:
         """Discard all checksums, because a snapshot includes the effects of the replies."""
@@ -190,10 +190,10 @@ class FailoverLog:
     Attributes:
         sent: the sent frames, or None if they cannot be logged any more.
         replies: checksums of received replies.
-        why_not: why no standby server can continue the session, or empty if one can.
+        obstacle: why no standby server can continue the session, or empty if one can.
         outcomes: outcomes of submissions that were stopped or ran out of memory, by number. A replay repeats them.
         base: bytes of the snapshot with which `sent` begins.
-        coming: the requested snapshot, or None if none is pending.
+        requested_snapshot: the requested snapshot, or None if none is pending.
     """
 
     def __init__(self, limit: int) -> None:
@@ -205,14 +205,14 @@ class FailoverLog:
         self.sent: SentFrames | None = SentFrames(limit)
         self.replies = ReplyChecksums()
         self.outcomes: dict[int, RepeatOutcome] = {}
-        self.why_not = ""
+        self.obstacle = ""
         self.base = 0
-        self.coming: SnapshotReceiver | None = None
+        self.requested_snapshot: SnapshotReceiver | None = None
         self._limit = self.sent.limit
         self._schedule = SnapshotSchedule()
-        self._said = False
+        self._was_reported = False
 
-    def write_down(self, frame: Frame) -> None:
+    def record_sent(self, frame: Frame) -> None:
         """Log a frame that will be sent."""
         if self.sent is None:
             return
@@ -221,18 +221,18 @@ class FailoverLog:
         try:
             self.sent.append(frame, len(self.replies))
         except OSError as error:
-            self._give_up(f"the log of sent frames cannot be written ({error.strerror})")
+            self._stop_logging(f"the log of sent frames cannot be written ({error.strerror})")
 
-    def _give_up(self, reason: str) -> None:
+    def _stop_logging(self, reason: str) -> None:
         """Close the log, after which no standby server can continue the session."""
         _log.warning("no standby server can continue this session any more", reason=reason)
-        self.why_not = reason
+        self.obstacle = reason
         self.close()
         self.replies.clear()
 
-    def take(self, frame: Frame) -> bool:
+    def record_received(self, frame: Frame) -> bool:
         """Log a received frame. Return True for a reply, False for a part of a snapshot."""
-        if self.coming is not None and self._take_state(frame, self.coming):
+        if self.requested_snapshot is not None and self._receive_snapshot(frame, self.requested_snapshot):
             return False
         if self.sent is not None:
             self.replies.take(frame)
@@ -262,7 +262,7 @@ class FailoverLog:
 
     def is_due(self) -> bool:
         """Return True if a snapshot should be requested now."""
-        if self.sent is None or self.coming is not None:
+        if self.sent is None or self.requested_snapshot is not None:
             return False
         return self._schedule.is_due(large=self.sent.nbytes > max(self._limit // 2, 2 * self.base))
 
@@ -271,49 +271,49 @@ class FailoverLog:
         start = time.monotonic()
         reason = ""
         try:
-            self.coming = coming = SnapshotReceiver(SentFrames(self._limit))
+            self.requested_snapshot = requested_snapshot = SnapshotReceiver(SentFrames(self._limit))
         except OSError as error:
             reason = str(error)
-            self._say_once(reason)
+            self._warn_once(reason)
         else:
             try:
-                ask(coming, self._limit // 2)
+                ask(requested_snapshot, self._limit // 2)
             finally:
-                reason = coming.reason
+                reason = requested_snapshot.reason
         finally:
             self._schedule.record_snapshot(start, failed=bool(reason))
 
-    def _take_state(self, frame: Frame, coming: SnapshotReceiver) -> bool:
+    def _receive_snapshot(self, frame: Frame, requested_snapshot: SnapshotReceiver) -> bool:
         """Store a frame of the snapshot. Return False for all other frames. The last frame replaces the log."""
         try:
-            if not coming.take(frame, decode(frame.head)):
+            if not requested_snapshot.take(frame, decode(frame.head)):
                 return False
         except OSError as error:
             _log.warning("a snapshot of the session cannot be written to the log", reason=str(error))
-            coming.drop()
-        if coming.over:
-            self.coming = None
-            frames = coming.frames
-            if coming.reason:
-                self._say_once(coming.reason)
+            requested_snapshot.drop()
+        if requested_snapshot.is_complete:
+            self.requested_snapshot = None
+            frames = requested_snapshot.frames
+            if requested_snapshot.reason:
+                self._warn_once(requested_snapshot.reason)
             elif frames is not None and self.sent is not None:
-                coming.frames = None
+                requested_snapshot.frames = None
                 self.sent.close()
                 self.sent, self.base = frames, frames.nbytes
                 self.replies.clear()
                 self.outcomes.clear()
         return True
 
-    def _say_once(self, reason: str) -> None:
-        tell = _log.debug if self._said else _log.warning
+    def _warn_once(self, reason: str) -> None:
+        tell = _log.debug if self._was_reported else _log.warning
         tell("the failover log grows, because it has no new snapshot", reason=reason)
-        self._said = True
+        self._was_reported = True
 
-    def drop_state(self) -> None:
+    def drop_snapshot(self) -> None:
         """Discard the requested snapshot, because it cannot arrive any more."""
-        if self.coming is not None:
-            self.coming.drop()
-            self.coming = None
+        if self.requested_snapshot is not None:
+            self.requested_snapshot.drop()
+            self.requested_snapshot = None
 
     def close(self) -> None:
         """Close and discard the log."""

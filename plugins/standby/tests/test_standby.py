@@ -163,7 +163,7 @@ def test_pending_reply_comes_from_standby(two):
 def test_different_result_ends_session(two):
     first, second, connection = two
     third = Server()
-    connection._others.append(third)
+    connection._standby_servers.append(third)
     second.value = lambda number: b"another"
     connection.send(submit(1))
     answer(connection)
@@ -345,7 +345,7 @@ def test_state_is_read_value_by_value():
     receiver = SnapshotReceiver(SentFrames(1 << 30))
     for frame in (Frame(encode(heads[0])), *frames):
         assert receiver.take(frame, decode(frame.head))
-    assert receiver.over
+    assert receiver.is_complete
     assert receiver.reason == "the session's values cannot be read: no memory"
     receiver.drop()
 

@@ -23,12 +23,12 @@ class _Step:
 
     Attributes:
         number: number of the step, from 1.
-        answer: pending reply to its stop check.
+        reply: pending reply to its stop check.
         random: random state after the step.
     """
 
     number: int
-    answer: Pending
+    reply: Pending
     random: LazyTensor
 
 
@@ -66,7 +66,7 @@ class LateStopCheck:
         self._cache = cache
         self._pace = pace
         self._may_go_on = may_go_on
-        self._asked: deque[_Step] = deque()
+        self._pending_steps: deque[_Step] = deque()
         self._last: _Step | None = None
         self._broken_off = False
         self._failed = False
@@ -79,7 +79,7 @@ class LateStopCheck:
             tokens: the step's tokens.
             length: length of the sequences.
         """
-        self._pace.issued()
+        self._pace.record_issued()
         self.steps += 1
         if self._cache is not None:
             self._cache.step()
@@ -87,11 +87,11 @@ class LateStopCheck:
         random = keep_random_state()
         flag: Any = unfinished_sequences.max() == 0
         requests: list[Any] = [flag] if self._streamer is None else [flag, tokens]
-        self._asked.append(_Step(self.steps, fetch_later(requests), random))
+        self._pending_steps.append(_Step(self.steps, fetch_later(requests), random))
         if self._max_length is not None and length >= self._max_length:
             return True
-        self._take(self._pace.lateness() if self._may_go_on(length) else 0)
-        self._pace.goes_on()
+        self._read_replies(self._pace.lateness() if self._may_go_on(length) else 0)
+        self._pace.begin_next()
         return self._last is not None
 
     def was_surplus(self) -> bool:
@@ -102,13 +102,13 @@ class LateStopCheck:
         """
         if self._failed:
             return False
-        self._take(0)
+        self._read_replies(0)
         self._broken_off = self._last is not None
         return self._broken_off
 
     def finish(self) -> int:
         """Wait for the remaining replies, and undo surplus steps. Return the number of steps to remove from the outputs."""
-        self._take(0)
+        self._read_replies(0)
         if self._last is not None and (self._broken_off or self._last.number < self.steps):
             self._roll_back_to(self._last)
             return max(self.steps - self._last.number, 1)
@@ -124,31 +124,31 @@ class LateStopCheck:
         sequences = torch.cat([self._prompt, torch.stack(self._tokens[:length], dim=-1)], dim=-1)
         return (sequences, *(record[:length] if record else record for record in recorded))
 
-    def _take(self, lateness: int) -> None:
+    def _read_replies(self, lateness: int) -> None:
         """Read the replies that have arrived. Wait until at most `lateness` replies are pending."""
-        while self._asked and self._last is None:
-            step = self._asked[0]
-            if len(self._asked) <= lateness and not step.answer.done():
+        while self._pending_steps and self._last is None:
+            step = self._pending_steps[0]
+            if len(self._pending_steps) <= lateness and not step.reply.done():
                 return
-            self._asked.popleft()
+            self._pending_steps.popleft()
             self._check_step(step)
 
     def _check_step(self, step: _Step) -> None:
         try:
-            flag, *tokens = step.answer.result()
+            flag, *tokens = step.reply.result()
             if self._streamer is not None:
                 self._streamer.put(tokens[0])
         except BaseException:
             self._failed = True
             self._roll_back_to(step)
             raise
-        self._pace.ran(step.answer.server_seconds)
+        self._pace.record_run(step.reply.server_seconds)
         if flag.item():
             self._last = step
-            self._asked.clear()
+            self._pending_steps.clear()
 
     def _roll_back_to(self, step: _Step) -> None:
-        step.answer.ignore_later_errors()
+        step.reply.ignore_later_errors()
         restore_random_state(step.random)
         if self._cache is not None:
             self._cache.cut(step.number)

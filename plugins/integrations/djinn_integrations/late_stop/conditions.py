@@ -47,7 +47,7 @@ _PROCESSORS: Final = frozenset(
 _OWN_HOOKS: Final = ("accelerate", "djinn_client", "transformers")
 
 
-def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: bool) -> str:
+def late_check_obstacle(model: Any, processors: Any, criteria: Any, config: Any, is_synchronized: bool) -> str:
     """Return why the stop checks of a `generate()` call cannot be late, or an empty string if they can.
 
     Args:
@@ -55,25 +55,25 @@ def why_not(model: Any, processors: Any, criteria: Any, config: Any, synced: boo
         processors: its logits processors.
         criteria: its stopping criteria.
         config: the generation configuration.
-        synced: True if other processes run the same number of steps.
+        is_synchronized: True if other processes run the same number of steps.
     """
-    if synced or getattr(config, "is_assistant", False):
+    if is_synchronized or getattr(config, "is_assistant", False):
         return "other processes or models wait for each step"
     if djinn.compat.is_capturing() or taps.recorded:
         return "the program is being captured or verified"
     if model.training:
         return "the model is in training mode"
-    for thing in (processors, criteria):
-        if type(thing).__name__ not in {"LogitsProcessorList", "StoppingCriteriaList"} or not _own(thing):
-            return f"{type(thing).__name__} may have state that surplus steps would change"
-    strange = [t for t in processors if not (_own(t) and type(t).__name__ in _PROCESSORS)]
-    strange += [t for t in criteria if not (_own(t) and type(t).__name__ in _CRITERIA)]
-    if strange:
-        return f"{type(strange[0]).__name__} may have state that surplus steps would change"
+    for item in (processors, criteria):
+        if type(item).__name__ not in {"LogitsProcessorList", "StoppingCriteriaList"} or not _is_of_transformers(item):
+            return f"{type(item).__name__} may have state that surplus steps would change"
+    unknown_classes = [t for t in processors if not (_is_of_transformers(t) and type(t).__name__ in _PROCESSORS)]
+    unknown_classes += [t for t in criteria if not (_is_of_transformers(t) and type(t).__name__ in _CRITERIA)]
+    if unknown_classes:
+        return f"{type(unknown_classes[0]).__name__} may have state that surplus steps would change"
     return next(_reasons_in(model), "")
 
 
-def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
+def cache_obstacle(model: Any, config: Any, cache: Any, outlives: bool) -> str:
     """Return why a cache prevents late checks, or an empty string if it does not.
 
     `outlives`: True if the caller can use the cache after `generate()`.
@@ -87,7 +87,7 @@ def why_not_with(model: Any, config: Any, cache: Any, outlives: bool) -> str:
     return ""
 
 
-def longest_late(model: Any) -> float:
+def max_late_length(model: Any) -> float:
     """Return the sequence length from which `generate()` waits for each stop check: the model's maximum, or infinity."""
     config = model.config.get_text_config(decoder=True)
     most = getattr(config, "max_position_embeddings", None)
@@ -117,5 +117,5 @@ def _pads_are_tokens(model: Any, config: Any) -> bool:
     return isinstance(padding, int) and 0 <= padding < count
 
 
-def _own(thing: Any) -> bool:
-    return type(thing).__module__.startswith("transformers.generation.")
+def _is_of_transformers(item: Any) -> bool:
+    return type(item).__module__.startswith("transformers.generation.")

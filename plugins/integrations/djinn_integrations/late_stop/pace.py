@@ -27,16 +27,16 @@ class StepTimes:
         self._left_at: float | None = None
         self._spent: float | None = None
 
-    def issued(self) -> None:
+    def record_issued(self) -> None:
         """Record that the program has issued a step."""
         if self._left_at is not None:
             self._issuing.append(time.perf_counter() - self._left_at)
 
-    def goes_on(self) -> None:
+    def begin_next(self) -> None:
         """Record that the program begins to issue the next step."""
         self._left_at = time.perf_counter()
 
-    def ran(self, spent: float) -> None:
+    def record_run(self, spent: float) -> None:
         """Record that the executor has run a step. `spent`: seconds that it has spent on all steps."""
         if self._spent is not None:
             self._running.append(spent - self._spent)

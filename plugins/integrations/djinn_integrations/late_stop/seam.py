@@ -24,11 +24,11 @@ from djinn_client.interception.async_fetch import round_trip_seconds
 from djinn_client.runtime.plugins import is_disabled
 from djinn_integrations.late_stop.caches import TruncatableCache
 from djinn_integrations.late_stop.check import LateStopCheck
-from djinn_integrations.late_stop.conditions import longest_late, why_not, why_not_with
+from djinn_integrations.late_stop.conditions import cache_obstacle, late_check_obstacle, max_late_length
 from djinn_integrations.late_stop.pace import StepTimes
 
 _log = get_logger("djinn.late_stop")
-_EXPECTED: Final = {
+_KNOWN_PARAMETERS: Final = {
     "StopCheck.__call__": ("self", "unfinished_sequences", "tokens", "length"),
     "StopCheck.finish": ("self",),
     "DeferredStopCheck.__init__": ("self", "input_ids", "max_length", "cache", "cache_is_returned", "streamer"),
@@ -95,27 +95,27 @@ _sampling = _SamplingCalls()
 
 def adapt(module: Any) -> None:
     """Adapt `transformers.generation.utils`: stop checks of remote sequences may be late, if the module has known functions."""
-    if not _fits(module):
+    if not _has_known_functions(module):
         _log.info("late stop checks do not support this version of transformers, so generate() waits for each token")
         return
-    for path, change in _CHANGED.items():
+    for path, change in _WRAPPERS.items():
         owner, _, name = path.rpartition(".")
         holder = getattr(module, owner) if owner else module
         setattr(holder, name, change(getattr(holder, name)))
 
 
-def _fits(module: Any) -> bool:
+def _has_known_functions(module: Any) -> bool:
     try:
-        for path, parameters in _EXPECTED.items():
+        for path, parameters in _KNOWN_PARAMETERS.items():
             if tuple(inspect.signature(attrgetter(path)(module)).parameters) != parameters:
                 return False
         names = inspect.unwrap(attrgetter("GenerationMixin._sample")(module)).__code__.co_names
     except AttributeError:
         return False
-    return {path.rpartition(".")[2] for path in _CHANGED if path != "GenerationMixin._sample"} <= set(names)
+    return {path.rpartition(".")[2] for path in _WRAPPERS if path != "GenerationMixin._sample"} <= set(names)
 
 
-def _known(sample: Any) -> Any:
+def _storing_arguments(sample: Any) -> Any:
     """Return a wrapper of `_sample` that stores its arguments for the other wrappers."""
     signature = inspect.signature(sample)
 
@@ -126,19 +126,19 @@ def _known(sample: Any) -> Any:
         remote = isinstance(arguments["input_ids"], LazyTensor)
         if remote and not is_disabled("late_stop"):
             generation.late = _can_be_late(arguments)
-        with _entered(generation, draws=remote and generation.config.do_sample):
+        with _on_stack(generation, draws=remote and generation.config.do_sample):
             return sample(self, *args, **kwargs)
 
     return _sample
 
 
-def _can_be_late(called: Mapping[str, Any]) -> bool:
-    reason = why_not(
-        called["self"],
-        called["logits_processor"],
-        called["stopping_criteria"],
-        called["generation_config"],
-        called.get("synced_gpus", False),
+def _can_be_late(arguments: Mapping[str, Any]) -> bool:
+    reason = late_check_obstacle(
+        arguments["self"],
+        arguments["logits_processor"],
+        arguments["stopping_criteria"],
+        arguments["generation_config"],
+        arguments.get("synced_gpus", False),
     )
     if reason:
         _log.debug("generate() waits for each stop check", reason=reason)
@@ -146,7 +146,7 @@ def _can_be_late(called: Mapping[str, Any]) -> bool:
 
 
 @contextmanager
-def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
+def _on_stack(generation: _Generation, draws: bool) -> Iterator[None]:
     _running.stack.append(generation)
     try:
         if draws:
@@ -158,7 +158,7 @@ def _entered(generation: _Generation, draws: bool) -> Iterator[None]:
         _running.stack.pop()
 
 
-def _deferred(original: Any) -> Any:
+def _with_late_check(original: Any) -> Any:
     class DeferredStopCheck(original):  # type: ignore[misc]
         """A class whose call returns transformers' own check, or a late check if the sequences are remote."""
 
@@ -174,7 +174,7 @@ def _deferred(original: Any) -> Any:
             generation = _running.innermost
             if generation is None or not generation.late:
                 return bool(original.is_supported(device, cache, cache_is_returned, is_assistant))
-            reason = why_not_with(generation.model, generation.config, cache, cache_is_returned)
+            reason = cache_obstacle(generation.model, generation.config, cache, cache_is_returned)
             if reason:
                 _log.debug("generate() waits for each stop check", reason=reason)
                 generation.late = False
@@ -191,7 +191,7 @@ def _make_check(
     cache_is_returned: bool,
     streamer: Any = None,
 ) -> LateStopCheck:
-    longest, draws = longest_late(generation.model), generation.config.do_sample
+    longest, draws = max_late_length(generation.model), generation.config.do_sample
 
     def may_go_on(length: int) -> bool:
         return length < longest and not (draws and _sampling.calls > 1)
@@ -200,7 +200,7 @@ def _make_check(
     return LateStopCheck(input_ids, max_length, streamer, truncatable, StepTimes(round_trip_seconds()), may_go_on)
 
 
-def _covered(optimize: Any) -> Any:
+def _suppressing_surplus_errors(optimize: Any) -> Any:
     """Return a wrapper of `_optimize_model_for_decode` that suppresses errors of surplus steps."""
 
     @functools.wraps(optimize)
@@ -232,7 +232,7 @@ class _Steps:
         return True
 
 
-def _undoing(undo: Any) -> Any:
+def _undoing_surplus_steps(undo: Any) -> Any:
     @functools.wraps(undo)
     def _undo_generation_steps(num_steps: int, input_ids: Any, *recorded: Any) -> tuple[Any, ...]:
         generation = _running.innermost
@@ -243,9 +243,9 @@ def _undoing(undo: Any) -> Any:
     return _undo_generation_steps
 
 
-_CHANGED: Final[dict[str, Callable[[Any], Any]]] = {
-    "GenerationMixin._sample": _known,
-    "GenerationMixin._optimize_model_for_decode": _covered,
-    "DeferredStopCheck": _deferred,
-    "_undo_generation_steps": _undoing,
+_WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "GenerationMixin._sample": _storing_arguments,
+    "GenerationMixin._optimize_model_for_decode": _suppressing_surplus_errors,
+    "DeferredStopCheck": _with_late_check,
+    "_undo_generation_steps": _undoing_surplus_steps,
 }
