@@ -115,7 +115,7 @@ struct GraphReader {
     const auto made = static_cast<size_t>(found->second) - g.given;
     const auto storage = g.made[made].own;
     auto shares = [&](const GraphOutput& o) { return o.made != SIZE_MAX && g.made[o.made].own == storage; };
-    if (storage < 0 || std::ranges::any_of(g.outputs, shares)) throw NotRepeatable();  // PyTorch would not know which share memory
+    if (storage < 0 || std::ranges::any_of(g.outputs, shares)) throw NotRepeatable();  // a replay could not make outputs that share memory
     const auto place = static_cast<size_t>(storage);
     g.outputs.push_back({SIZE_MAX, made, result_of(t.unsafeGetTensorImpl(), g.own[place]), views[place]});
   }

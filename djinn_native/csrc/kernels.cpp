@@ -188,7 +188,7 @@ struct ToCopy final : c10::OperatorKernel {
 
 void ask_python_always(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { upcall(op, stack); }
 
-// PyTorch copies with this op where no subclass must see the copy, such as in `torch.tensor`.
+// PyTorch copies with this op if no subclass must see the copy, such as in `torch.tensor`.
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {
   at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), const_cast<at::Tensor&>(to), self, non_blocking);
   return to;

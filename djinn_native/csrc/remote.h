@@ -374,7 +374,7 @@ struct Scratch {
   bool known = false;  // true if the contents of an operand may be known
 };
 void take_apart(OpInfo& info, const Stack& stack, Scratch& s);
-// The same for an op that takes a tensor and sizes.
+// Take apart a call of an op whose arguments are a tensor and sizes.
 void take_apart(OpInfo& info, const at::Tensor& self, at::IntArrayRef sizes, Scratch& s);
 const Call* find_call(const OpInfo& info, Scratch& s);
 // Derive a call whose key is not in the table by the rule of its op; null if Python has to infer it.

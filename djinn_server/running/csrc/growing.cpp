@@ -1,8 +1,8 @@
-// Tensors that grow by `cat`: their memory has spare capacity, so an append writes the new entries and copies nothing else.
+// Tensors that grow by `cat`: their memory has spare capacity, so an append writes only the new entries.
 //
-// A growing tensor is a prefix view of a buffer that is longer in one dimension. The storage's context says how many entries of the buffer are
-// in use. An append writes behind them, which no other tensor shows. Two appends to one prefix do not meet: the second finds that more entries
-// are in use than it shows, and copies. `growing.py` decides which instructions of a template may see such a tensor.
+// A growing tensor is a prefix view of a buffer that is longer in one dimension. The storage's context counts the used entries of the buffer.
+// An append writes behind the used entries, which no other tensor shows. A second append to the same prefix finds more used entries than the
+// prefix shows, and copies. `growing.py` decides which instructions of a template may read such a tensor.
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
-// Refuses attention with another number of values than of keys: PyTorch's kernel for CPUs reads as many keys as there are values.
+// Raise an error if attention has unequal numbers of keys and values, because PyTorch's kernel for CPUs would read beyond the keys.
 void check_attention(const at::Tensor& key, const at::Tensor& value) {
   if (!key.defined() || !value.defined() || key.dim() < 2 || value.dim() < 2) return;
   TORCH_CHECK(key.size(-2) == value.size(-2), "aten::scaled_dot_product_attention: key and value must have as many positions, and have ",
@@ -32,9 +32,9 @@ void check_attention(const at::Tensor& key, const at::Tensor& value) {
 
 namespace {
 
-constexpr int64_t kAlignment = 64;  // bytes: each block begins as aligned as in a dense tensor, so kernels take the same path
-constexpr int64_t kLeastBytes = 512 << 10;  // of a tensor to which is appended in place: `cat` copies less in the time that this costs
-constexpr int64_t kSpare = 32, kShare = 4;  // a new buffer has room for that many entries more, or for a share of its entries
+constexpr int64_t kAlignment = 64;  // alignment of each block in bytes, as in a dense tensor, so that kernels take the same path
+constexpr int64_t kLeastBytes = 512 << 10;  // bytes of a tensor from which an append in place is faster than `cat`
+constexpr int64_t kSpare = 32, kShare = 4;  // a new buffer has space for kSpare more entries, or for 1 / kShare of its entries
 constexpr int64_t kFlash = 1;  // as `sdp::SDPBackend::flash_attention`
 
 std::atomic<int64_t> appended_bytes{0}, copied_bytes{0};
@@ -98,7 +98,7 @@ at::Tensor prefix(const c10::Storage& storage, const at::Tensor& like, int64_t d
   return view_of(storage, like, sizes, strides, 0);
 }
 
-// Whether `tensor` is the whole prefix of its buffer along `dim`.
+// Return true if `tensor` is a prefix of its buffer along `dim`.
 bool is_prefix(const at::Tensor& tensor, const Buffer& buffer, int64_t dim) {
   if (tensor.storage_offset() != 0 || tensor.stride(dim) != buffer.row) return false;
   int64_t stride = 1;
@@ -121,7 +121,7 @@ at::Tensor new_buffer(const at::Tensor& first, int64_t dim, int64_t total) {
   return prefix(storage, first, dim, total, capacity);
 }
 
-// As `cat([first, second], dim)`. The result may be a prefix of a buffer, and may share it with `first`.
+// Return `cat([first, second], dim)`. The result may be a prefix of a buffer that it shares with `first`.
 at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim) {
   const int64_t wrapped = dim < 0 && first.defined() ? dim + first.dim() : dim;
   Buffer* buffer = buffer_of(first);
@@ -132,7 +132,7 @@ at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim
   if (second.defined()) appended_bytes += static_cast<int64_t>(second.nbytes());
   at::Tensor made;
   int64_t in_use = before;
-  // One entry stays free: so the storage of a growing tensor is always larger than the tensor.
+  // One entry stays unused, so that the storage of a growing tensor is always larger than the tensor.
   if (fits && buffer != nullptr && total < buffer->capacity && buffer->used.compare_exchange_strong(in_use, total)) {
     made = prefix(first.storage(), first, wrapped, total, buffer->capacity);
   } else {
@@ -145,7 +145,7 @@ at::Tensor append(const at::Tensor& first, const at::Tensor& second, int64_t dim
   return made;
 }
 
-// Entries that a view of a buffer shows. Other dimensions of the same stride have the size 1.
+// Return the number of entries that a view of a buffer shows. Other dimensions with the same stride have size 1.
 int64_t entries_of(const at::Tensor& tensor, const Buffer& buffer) {
   int64_t entries = 1;
   for (int64_t i = 0; i < tensor.dim(); ++i)
@@ -153,7 +153,7 @@ int64_t entries_of(const at::Tensor& tensor, const Buffer& buffer) {
   return entries;
 }
 
-// Forget an append to `first` whose result `made` nobody has seen: the next append to `first` is done in place again.
+// Undo an append to `first` whose result `made` was never used, so that the next append to `first` is done in place again.
 void undo_append(const at::Tensor& first, const at::Tensor& made) {
   Buffer* buffer = buffer_of(made);
   if (buffer == nullptr || buffer_of(first) != buffer) return;
@@ -161,7 +161,7 @@ void undo_append(const at::Tensor& first, const at::Tensor& made) {
   buffer->used.compare_exchange_strong(in_use, entries_of(first, *buffer));
 }
 
-// The tensor as if its memory had no spare capacity: with the strides that it would have then.
+// Return the tensor as a dense tensor, with the strides that it would have without spare capacity.
 at::Tensor dense(const at::Tensor& tensor) {
   const Buffer* buffer = buffer_of(tensor);
   if (buffer == nullptr) return tensor;
@@ -174,8 +174,8 @@ at::Tensor dense(const at::Tensor& tensor) {
   return copy.as_strided(tensor.sizes(), strides, 0);
 }
 
-// Whether a tensor grows inside its matrices of the last two dimensions, and these are as in a dense tensor. A product copies a tensor that
-// grows in its batch; it takes the dense tensor as it is, perhaps transposed, for which kernels round otherwise.
+// Return true if a tensor grows in one of its last two dimensions, and its matrices are laid out as in a dense tensor. A product would copy a
+// tensor that grows in a batch dimension, but reads a dense tensor directly, perhaps transposed. Kernels round these cases differently.
 bool has_dense_matrices(const at::Tensor& tensor) {
   const Buffer* buffer = buffer_of(tensor);
   const auto fits = [&](int64_t dim) { return tensor.stride(dim) < buffer->block(); };

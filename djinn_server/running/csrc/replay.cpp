@@ -1,9 +1,9 @@
-// Replay of a template: its instructions one after another over the boxed dispatcher, without the interpreter's lock.
+// Replay of a template: run its instructions in order over the boxed dispatcher, without the interpreter's lock.
 //
-// A program has the instructions of a template that need nothing of Python's. A range is a part of them: `load` brings the values that it
-// reads, `run` issues the ops and returns the values that later instructions need. If a run stops before the end of its range, `unfinished_results` returns
-// every value that is alive there, so that the interpreter can go on. No exception leaves `run`: `raise_error` throws the error of an op as
-// PyTorch threw it, and PyTorch makes the exception of it that Python would have seen.
+// A program has the instructions of a template that the library can run. A range is a sequence of them: `load` loads the values that it reads,
+// `run` issues the ops and returns the values that later instructions need. If a run stops before the end of its range, `unfinished_results`
+// returns all existing values, so that Python can continue. `run` throws no exception: `raise_error` rethrows the error of an op, which PyTorch
+// converts to the usual Python exception.
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -35,10 +35,10 @@ using c10::TypeKind;
 using Clock = std::chrono::steady_clock;
 using Values = c10::List<IValue>;
 
-// How the encoder describes an argument; `_source_code` in native_replay.py writes these numbers.
+// Kinds of arguments in a program's code. `_source_code` in native_replay.py writes these numbers.
 enum class Given : int64_t { kDefault, kPlace, kList, kComplex, kScalarTensor };
 
-// How an argument is made when an instruction runs.
+// How the value of an argument is made when an instruction runs.
 enum class Kind : uint8_t {
   kConstant,
   kTensor,
@@ -60,7 +60,7 @@ enum class Kind : uint8_t {
 struct Source {
   Kind kind = Kind::kConstant;
   int64_t place = 0;
-  int64_t imaginary = 0;  // of a complex number: the place of its second part
+  int64_t imaginary = 0;  // place of a complex number's imaginary part
   at::ScalarType dtype = at::kFloat;
   IValue constant{};
   std::vector<Source> items{};
@@ -72,10 +72,10 @@ struct Made {
 };
 
 struct Step {
-  std::optional<c10::OperatorHandle> op;  // none: the interpreter runs it
+  std::optional<c10::OperatorHandle> op;  // empty if Python runs the instruction
   size_t returns = 0;
   bool sequence = false;
-  bool attention = false;  // whose lengths are checked first
+  bool attention = false;  // true for attention, whose lengths are checked before the call
   std::vector<Source> arguments;
   std::vector<Made> makes;
   std::vector<size_t> release;
@@ -83,7 +83,7 @@ struct Step {
 
 enum class End : int64_t { kDone, kHalted, kTimeOver, kUnfit, kFailed };
 
-// Of the run in this thread: `load` fills the frame, `run` works on it. All values are None between two runs.
+// State of the run in this thread: `load` fills the frame, `run` uses it. All values are None between two runs.
 struct Frame {
   std::vector<IValue> values;
   std::exception_ptr error;
@@ -91,7 +91,7 @@ struct Frame {
   Frame() = default;
   Frame(const Frame&) = delete;
   Frame& operator=(const Frame&) = delete;
-  // An error of a kernel in Python has references to objects of the interpreter, which may have ended before this thread: it is never freed.
+  // Never freed: an error of a Python kernel refers to objects of the interpreter, which may end before this thread.
   ~Frame() {
     if (error) new std::exception_ptr(std::move(error));
   }
@@ -131,7 +131,7 @@ void skip(Cursor& cursor) {
   TORCH_CHECK(false, "the code of a program has an unknown kind of argument");
 }
 
-// The constant as the dispatcher takes it for an argument of that type; none if Python would have to convert it.
+// Return a constant as the dispatcher takes it for an argument of a type; empty if only Python can convert it.
 std::optional<IValue> constant_for(const IValue& value, const c10::Type& type, bool optional) {
   if (value.isNone()) return optional ? std::optional<IValue>(IValue()) : std::nullopt;
   bool fits = false;
@@ -163,7 +163,7 @@ at::Tensor wrapped(const IValue& number) {
   return tensor;
 }
 
-// As `torch.tensor(number, dtype=dtype)`, which converts as C does. Undefined for numbers that it would convert otherwise.
+// Return `torch.tensor(number, dtype=dtype)`. Undefined if PyTorch would not convert the number as C does.
 at::Tensor scalar_tensor(const IValue& number, at::ScalarType dtype) {
   const bool real = dtype == at::kFloat || dtype == at::kDouble;
   if (!(number.isInt() || (number.isDouble() && real)) || !(real || dtype == at::kLong)) return {};
@@ -184,7 +184,7 @@ std::optional<double> real(const IValue& number) {
   return number.isInt() ? std::optional<double>(static_cast<double>(number.toInt())) : std::nullopt;
 }
 
-// A list of which each element is made by `element`, a function of a source and the list; none if one of them does not fit.
+// Return a list whose elements `element` makes, a function of a source and the list. Empty if an element does not fit.
 template <typename List, typename Element> std::optional<IValue> listed(List list, const std::vector<Source>& items, Element element) {
   list.reserve(items.size());
   for (const Source& item : items) {
@@ -195,8 +195,8 @@ template <typename List, typename Element> std::optional<IValue> listed(List lis
 
 class Program : public torch::CustomClassHolder {
  public:
-  // `constants` are the first places, slots the next ones up to `first_input`. `ops` are names such as `aten::add.Tensor`, and `numbers` says
-  // of each whether it takes Python's numbers for tensors. `code` has one instruction after another.
+  // `constants` have the first places, and slots the places from there up to `first_input`. `ops` are names such as `aten::add.Tensor`.
+  // `numbers` is true for each op that accepts Python's numbers for tensors. `code` has the instructions in order.
   Program(Values constants, int64_t first_input, int64_t places, std::vector<std::string> ops, std::vector<int64_t> numbers,
           std::vector<int64_t> code)
       : constants_(std::move(constants)), first_input_(first_input), tensors_(static_cast<size_t>(places), true) {
@@ -214,7 +214,7 @@ class Program : public torch::CustomClassHolder {
     }
   }
 
-  // For each instruction the end of the range of instructions from it on that can run here.
+  // Return for each instruction the end of the range that begins with it and that the library can run.
   std::vector<int64_t> ends() const {
     std::vector<int64_t> found(steps_.size());
     for (size_t step = steps_.size(); step-- > 0;) {
@@ -229,7 +229,7 @@ class Program : public torch::CustomClassHolder {
   size_t places() const { return tensors_.size(); }
 
  private:
-  // The instruction stays without an op if the interpreter has to run it.
+  // The instruction has no op if Python must run it.
   void decode(Step& step, Cursor& cursor, const std::optional<c10::OperatorHandle>& op, bool numbers) {
     bool fits = op.has_value();
     const int64_t count = cursor.next();
@@ -260,7 +260,7 @@ class Program : public torch::CustomClassHolder {
     for (const Made& made : step.makes) tensors_.at(made.place) = makes_tensor(*schema, step, made.result);
   }
 
-  // Whether the op returns as many results as the instruction expects; Python takes anything else apart in its own way.
+  // Return true if the op returns as many results as the instruction expects. Otherwise Python runs it.
   static bool has_results(const c10::FunctionSchema& schema, const Step& step) {
     const size_t returns = schema.returns().size();
     if (!step.sequence) return step.makes.empty() || returns == 1;
@@ -286,7 +286,7 @@ class Program : public torch::CustomClassHolder {
     return decode_source(cursor, *argument.type(), numbers);
   }
 
-  // The source of an argument of a type; none if only Python can make it.
+  // Return the source of an argument of a type; empty if only Python can make the argument.
   std::optional<Source> decode_source(Cursor& cursor, const c10::Type& given_type, bool numbers) const {
     const bool optional = given_type.kind() == TypeKind::OptionalType;
     const c10::TypePtr element = optional ? given_type.castRaw<c10::OptionalType>()->getElementType() : c10::TypePtr();
@@ -387,7 +387,7 @@ class Program : public torch::CustomClassHolder {
 
   Values constants_;
   int64_t first_input_;
-  std::vector<bool> tensors_;  // by place: whether a value there is a tensor, as far as instructions here make it
+  std::vector<bool> tensors_;  // by place: true for tensors that instructions of this program make
   std::vector<Step> steps_;
 };
 
@@ -463,7 +463,7 @@ std::optional<IValue> list_of(const Source& source, const std::vector<IValue>& v
   }
 }
 
-// Push an argument; false if Python would convert its value, or refuse it.
+// Push an argument. Return false if Python must convert or refuse its value.
 bool push(const Source& source, const std::vector<IValue>& values, torch::jit::Stack& stack) {
   const IValue& value = values[static_cast<size_t>(source.place)];
   switch (source.kind) {
@@ -527,7 +527,7 @@ void store(const Step& step, torch::jit::Stack& stack, std::vector<IValue>& valu
   }
 }
 
-// The instructions of a program from `start` to before `stop`, all of which the library runs.
+// The instructions of a program from `start` to `stop` (exclusive). The library runs all of them.
 class Range : public torch::CustomClassHolder {
  public:
   Range(c10::intrusive_ptr<Program> program, int64_t start, int64_t stop) : program_(std::move(program)), start_(start), stop_(stop) {
@@ -569,19 +569,19 @@ class Range : public torch::CustomClassHolder {
     }
   }
 
-  // Places of the values that the range reads; of these, those that are not needed afterwards; places of the values that it leaves.
+  // Places of the values that the range reads, of those that it also releases, and of the results that later instructions need.
   std::vector<int64_t> reads() const { return reads_; }
   std::vector<int64_t> released() const { return released_; }
   std::vector<int64_t> result_places() const { return result_places_; }
-  // The first slot that it reads, and the end of these.
+  // Places of the first slot that the range reads, and of the end of its slots (exclusive).
   std::tuple<int64_t, int64_t> slots() const { return {first_slot_, end_slot_}; }
 
-  // Bring the values at `reads`, and the slots that changed since the last call: `places` counts from the first one.
+  // Load the values at `reads`, and the slots that have changed since the last call. `places` counts from the range's first slot.
   void load(c10::List<at::Tensor> values, const std::vector<int64_t>& places, Values changed) {
-    TORCH_CHECK(values.size() == reads_.size() && places.size() == changed.size(), "not what the range reads");
+    TORCH_CHECK(values.size() == reads_.size() && places.size() == changed.size(), "the loaded values do not fit the range");
     for (size_t i = 0; i < places.size(); ++i) slots_.at(static_cast<size_t>(places[i])) = changed.get(i);
     Frame& frame = frame_here();
-    // Sources without a place name one.
+    // A source without a value refers to a place after the last one.
     if (frame.values.size() <= program_->places()) frame.values.resize(program_->places() + 1);
     frame.error = nullptr;
     for (size_t i = 0; i < reads_.size(); ++i) {
@@ -590,16 +590,16 @@ class Range : public torch::CustomClassHolder {
     std::copy(slots_.begin(), slots_.end(), frame.values.begin() + first_slot_);
   }
 
-  // Run on what was loaded. Return the first instruction that has not run, why it has not, and the values at `result_places` if all have run. `halt`
-  // is the address of a number that is not 0 once no further instruction may run, `progress` of one that is set to each instruction's number;
-  // 0: there is none. `seconds`, if positive, ends the run after an instruction.
+  // Run the instructions on the loaded values. Return the number of the first instruction that has not run, the reason (`End`), and the
+  // values at `result_places` if all have run. `halt` and `progress` are addresses of integers, or 0: `halt` becomes nonzero when no further
+  // instruction may run, `progress` receives the number of each instruction. A positive `seconds` limits the time of the run.
   std::tuple<int64_t, int64_t, Values> run(int64_t halt, int64_t progress, double seconds) const {
     const auto [at, end] =
         run_loaded(reinterpret_cast<const std::atomic<int>*>(halt), reinterpret_cast<std::atomic<int>*>(progress), seconds);
     return {at, static_cast<int64_t>(end), end == End::kDone ? take(result_places_) : Values(c10::AnyType::get())};
   }
 
-  // Places of the values that are alive after a run that stopped early, and these values.
+  // Return the places of the values that exist after a run that stopped early, and the values.
   std::tuple<std::vector<int64_t>, Values> unfinished_results() const {
     std::vector<int64_t> found;
     const std::vector<IValue>& values = frame_here().values;
@@ -645,7 +645,7 @@ class Range : public torch::CustomClassHolder {
     return {at, End::kDone};
   }
 
-  // The values at these places, which this thread then forgets with all others.
+  // Return the values at these places, and clear the frame.
   Values take(const std::vector<int64_t>& places) const {
     std::vector<IValue>& values = frame_here().values;
     Values found(c10::AnyType::get());
@@ -664,7 +664,7 @@ class Range : public torch::CustomClassHolder {
   std::vector<int64_t> reads_;
   std::vector<int64_t> released_;
   std::vector<int64_t> result_places_;
-  std::vector<IValue> slots_;  // of the last run
+  std::vector<IValue> slots_;  // slots of the last run
 };
 
 }  // namespace
