@@ -227,7 +227,7 @@ def test_login_confirms_unknown_certificate(guarded, monkeypatch, tmp_path, answ
         assert find_login("box").content.fingerprint == shown
     else:
         assert not [*tmp_path.rglob("*.json")]
-        assert ("nothing was sent" if answer else f"--fingerprint {shown}") in done.output
+        assert ("no token was sent" if answer else f"--fingerprint {shown}") in done.output
     monkeypatch.setattr(login_commands, "has_terminal", lambda: False)
     wrong = CliRunner().invoke(main, [*arguments, "--fingerprint", "sha256:" + "1" * 64], input="token\n")
     assert "was expected" in wrong.output, "a certificate other than the one that was named is never asked about"
