@@ -28,7 +28,7 @@ Send = Callable[[Frame], None]
 
 
 class LaneRuns(Protocol):
-    """Begin and finish runs of a session while other runs are in lanes."""
+    """The functions of a session that begin and finish its runs in lanes."""
 
     def begin_in_lane(self, turn: DeviceTurn) -> TemplateRun | None:
         """Return the run of a submission, or None if it has failed. Then `turn.outcome` is set."""

@@ -90,7 +90,7 @@ class SessionNotes:
             last_run.store(digest, self._runs)
 
     def overview(self) -> SessionOverview:
-        """Return the overview. The session adds the fields that are not known here."""
+        """Return the overview, without the fields that the session itself adds."""
         decisions = [line for lines in reversed(list(self._decisions.values())) for line in lines]
         latest_decisions = tuple(dict.fromkeys(decisions))[:LINES_LIMIT]
         return SessionOverview(self.kinds.phase, self._steps, self._seconds, self.kinds.by_kind(), latest_decisions)

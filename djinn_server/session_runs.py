@@ -84,9 +84,9 @@ class SessionRuns:
         self.ahead = self._runs_ahead(templates, counts)
 
     def _runs_ahead(self, templates: TemplateCache[BoundTemplate], counts: SessionCounters) -> RunsAhead | None:
-        """Return the object that runs predicted submissions, or None if the executor does not.
+        """Return the object that runs predicted submissions, or None if this executor runs nothing ahead.
 
-        It does not with joint runs, simulated time or eviction, nor on GPUs, where runs ahead are untested.
+        Runs ahead exclude joint runs, simulated time and eviction. On GPUs, they are untested.
         """
         limit = self._ahead_bytes
         if not limit or not self._grows:

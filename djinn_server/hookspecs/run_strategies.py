@@ -88,7 +88,7 @@ class StrategyRun(ABC):
     def arguments(self, op: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the positional and keyword arguments of op number `op`. Its operands must have been computed.
 
-        The offer may not write into them: nothing detects it. If an operand failed to be computed, or the submission was cancelled, the call ends
+        The offer must not write into them; the executor does not detect it. If an operand failed to be computed, or the submission was cancelled, the call ends
         the offer's part in this run. The remaining ops run as recorded.
         """
 
