@@ -215,7 +215,7 @@ def main() -> int:
     arguments = parser.parse_args()
     files = listed_files()
     if not files:
-        print("The budgets of size are not checked: this is no git checkout.", file=sys.stderr)
+        print("Budgets are not checked, because this is not a git checkout.", file=sys.stderr)
         return 0
     figures = measure(files)
     text = BUDGETS.read_text(encoding="utf-8")

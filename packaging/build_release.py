@@ -124,7 +124,7 @@ def differing(first: Path, second: Path) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder, which is emptied first")
+    parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder of the release, which is emptied first")
     parser.add_argument("--native-python", type=Path, required=True, help="Python with PyTorch, setuptools and ninja")
     options = parser.parse_args()
     check_tag(ROOT)
@@ -139,7 +139,7 @@ def main() -> int:
         build(copy, again, "--sdist", "--wheel", umask=0o077)
         build_native(native, copy, again, umask=0o077)
         if results := [*differing(to, again)]:
-            raise StepError(f"built twice, these differ: {', '.join(results)}")
+            raise StepError(f"two builds of these files differ: {', '.join(results)}")
     wheels, sources = sorted(to.glob("*.whl")), sorted(to.glob("*.tar.gz"))
     if not len(wheels) == len(sources) == len(PACKAGES) + 1:
         raise StepError(

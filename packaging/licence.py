@@ -40,7 +40,7 @@ def text_of(licence: str) -> str:
             return answer.read().decode()
     except (urllib.error.URLError, UnicodeDecodeError, TimeoutError) as error:
         raise LicenceError(
-            f"the text of {licence!r} could not be loaded: {error}. Pass a file with it: --text FILE"
+            f"the text of {licence!r} cannot be downloaded: {error}. Pass a file with the text: --text FILE"
         ) from error
 
 
@@ -79,7 +79,7 @@ def main() -> int:
     try:
         licence = canonicalize_license_expression(options.licence)
     except InvalidLicenseExpression as error:
-        raise LicenceError(f"{options.licence!r} is no identifier of SPDX's list (spdx.org/licenses)") from error
+        raise LicenceError(f"{options.licence!r} is not an identifier in SPDX's list (spdx.org/licenses)") from error
     text = options.text.read_text() if options.text else text_of(licence)
     count = set_licence(options.root.resolve(), licence, text)
     print(f"{count} packages say {licence} now. Next: make dist, and look at `git diff`")

@@ -83,7 +83,9 @@ def main() -> int:
     if not NAME.fullmatch(options.name) or OLD in options.name:
         raise StepError(f"{options.name!r} is no name: one word of lower-case letters and digits, without {OLD!r}")
     if run("git", "-C", root, "status", "--porcelain", "--untracked-files=no").strip():
-        raise StepError("the checkout has changes: commit them first, so that `git diff` shows the renaming alone")
+        raise StepError(
+            "the checkout has uncommitted changes: commit them first, so that `git diff` shows only the renaming"
+        )
     changes = rename(root, options.name)
     sort_again(root)
     print(

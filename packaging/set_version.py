@@ -52,9 +52,9 @@ def calendar_version(text: str) -> str:
     try:
         version = Version(text)
     except InvalidVersion as error:
-        raise ValueError(f"{text!r} is no version; write YEAR.MONTH.PATCH, as 26.12.0 or 26.12.0rc1") from error
+        raise ValueError(f"{text!r} is not a version; write YEAR.MONTH.PATCH, such as 26.12.0 or 26.12.0rc1") from error
     if len(version.release) != 3 or not 26 <= version.major <= 99 or not 1 <= version.minor <= 12 or version.local:
-        raise ValueError(f"{text!r} is no calendar version; write YEAR.MONTH.PATCH, as 26.12.0 or 26.12.0rc1")
+        raise ValueError(f"{text!r} is not a calendar version; write YEAR.MONTH.PATCH, such as 26.12.0 or 26.12.0rc1")
     return str(version)
 
 

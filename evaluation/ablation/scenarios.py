@@ -309,7 +309,7 @@ def describe_plan(plan: ClusterPlan) -> str:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="part of the names of scenarios")
+    parser.add_argument("--only", default="", help="run only scenarios whose names contain this text")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     plugins = planning_plugins()

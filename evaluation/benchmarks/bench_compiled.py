@@ -124,7 +124,7 @@ def warm(run: Run) -> tuple[float, int]:
         quiet = 0 if result["compiling_templates"] else quiet + 1
         last = last if quiet else time.monotonic()
         if time.monotonic() - start > PATIENCE_SECONDS:
-            raise CannotMeasureError(f"the server still compiles after {PATIENCE_SECONDS:g} s")
+            raise CannotMeasureError(f"the server has not finished compiling after {PATIENCE_SECONDS:g} s")
     return last - start, hot
 
 

@@ -214,8 +214,8 @@ def measure(one: Case) -> Memory:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
-    parser.add_argument("--only", default="", help="the models whose names contain this")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
+    parser.add_argument("--only", default="", help="run only models whose names contain this text")
     parser.add_argument("--small", action="store_true", help=f"three models: {'; '.join(SHORT)}")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")

@@ -147,7 +147,7 @@ def main() -> None:
             rows.append(row)
     if options.needs is not None:
         options.needs.write_text(json.dumps(needs))
-    assert all(row["equal"] for row in rows), "a result differs from that without a limit"
+    assert all(row["equal"] for row in rows), "a result differs from the result without a limit"
 
 
 if __name__ == "__main__":

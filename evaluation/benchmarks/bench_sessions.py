@@ -76,7 +76,7 @@ def _parted() -> tuple[set[int], set[int]]:
     """Return the processor numbers for the server and for the clients."""
     results = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(results) < 2:
-        raise CannotMeasureError("it takes two processors, and a system that lets processes be bound to them")
+        raise CannotMeasureError("this benchmark needs two processors, and a system that can bind processes to them")
     return {results[0]}, {*results[1:]}
 
 

@@ -138,7 +138,7 @@ def report(runs: Sequence[BenchRun], now: BenchRun) -> str:
     """Return the regressions as text."""
     before = last_release(runs, now)
     if not before:
-        return "history: no release before this one was measured on such a machine with this effort: nothing to compare with"
+        return "history: no earlier release was measured on this kind of machine with this effort, so there is no comparison"
     release, count = before[-1].release, len(before)
     result = slower(before, now)
     compared = len([case for case in now.values if any(case in item.values for item in before)])
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     runs = read(parser.parse_args().file)
     if not runs:
-        raise SystemExit("no run was kept yet: `make bench` keeps one")
+        raise SystemExit("the history has no run: `make bench` adds one")
     print(report(runs[:-1], runs[-1]))
 
 

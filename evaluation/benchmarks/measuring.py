@@ -163,15 +163,15 @@ def _options(title: str, cases: Sequence[Case], arguments: Sequence[str] | None)
     parser = argparse.ArgumentParser(description=title, epilog=f"cases: {names}")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} rounds, and fewer calls in each")
-    parser.add_argument("--small", action="store_true", help="smallest sizes, one round: only to see that it works")
-    parser.add_argument("--case", "--only", default="", help="names of cases or how they begin, separated by commas")
-    parser.add_argument("--rounds", type=int, default=0, help="how often reference and ours take turns")
-    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch, on either side")
+    parser.add_argument("--small", action="store_true", help="smallest sizes and one round, to test the script")
+    parser.add_argument("--case", "--only", default="", help="names of cases, or their prefixes, separated by commas")
+    parser.add_argument("--rounds", type=int, default=0, help="number of alternations of reference and Djinn")
+    parser.add_argument("--threads", type=int, default=1, help="PyTorch threads of the client and of the server")
     parser.add_argument("--save", default="", help="a folder for all figures, as JSON")
     options = parser.parse_args(arguments)
     unknown = {name for name in options.case.split(",") if not any(_is_selected(name, case, cases) for case in cases)}
     if unknown:
-        parser.error(f"no case is called {', '.join(sorted(unknown))}; there are {names}")
+        parser.error(f"no case has the name {', '.join(sorted(unknown))}; there are {names}")
     return options
 
 

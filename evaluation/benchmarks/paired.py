@@ -231,7 +231,7 @@ def main() -> None:
     options = parser.parse_args()
     cases = options.case.split(",")
     if unknown := {*cases} - {*CASES}:
-        parser.error(f"no program is called {', '.join(sorted(unknown))}")
+        parser.error(f"no program has the name {', '.join(sorted(unknown))}")
     before, after = options.before.resolve(), options.after.resolve()
     if options.instructions:
         _print_instructions(before, after, cases)

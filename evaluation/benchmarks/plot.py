@@ -55,7 +55,7 @@ def draw(rows: Rows, picture: Path) -> None:
     axes.set_yticks(range(len(barred)), names, fontsize=8)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("measured, over what was promised (left of the line: better)")
+    axes.set_xlabel("measured value divided by its bar (left of the line is better)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     picture.parent.mkdir(parents=True, exist_ok=True)

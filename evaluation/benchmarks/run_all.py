@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", default=str(HERE / "results"))
-    parser.add_argument("--only", default="", help="subjects, such as models,links")
+    parser.add_argument("--only", default="", help="names of scripts without `bench_`, such as models,links")
     parser.add_argument("--history", type=Path, default=history.FILE, help="the file of all runs")
     options, rest = parser.parse_known_args()
     scripts = sorted(HERE.glob("bench_*.py"))

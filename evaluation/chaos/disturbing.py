@@ -242,7 +242,7 @@ class Tally:
     kills: int = 0
     different: int = 0
     raised: int = 0
-    resume_count: int = 0
+    resumed: int = 0
     recovery: list[float] = attrs.field(factory=list)
 
     def figures(self) -> dict[str, float]:
@@ -252,7 +252,7 @@ class Tally:
 
     def __str__(self) -> str:
         return (
-            f"{self.kills} kills, {self.different} results differed, {self.raised} raised, {self.resume_count} resumed, "
+            f"{self.kills} kills, {self.different} results differed, {self.raised} raised, {self.resumed} resumed, "
             f"{statistics.median(self.recovery):.1f} s longer than undisturbed (at most {max(self.recovery):.1f})"
         )
 
@@ -296,5 +296,5 @@ def disturb(
         timer.join()
         tally.kills += 1
         djinn.synchronize()
-        tally.resume_count += resume_count() > before
+        tally.resumed += resume_count() > before
     return tally

@@ -48,9 +48,7 @@ class FileKills:
         return {"halfway": self.halfway, "whole": self.whole, "broken": len(self.broken)}
 
     def __str__(self) -> str:
-        return (
-            f"{self.halfway} kills in the middle of a file, {self.whole} checkpoints whole, broken: {self.broken[:3]}"
-        )
+        return f"{self.halfway} kills during a write, {self.whole} checkpoints whole, broken: {self.broken[:3]}"
 
     def executor(self, _: random.Random) -> Callable[[], object]:
         """Return a function that kills the executor and checks the files."""
@@ -141,7 +139,7 @@ def wait_until_gone() -> None:
             if all(item.disk and not item.memory for item in sessions):  # after a kill there is no executor, so wait
                 return
         time.sleep(0.02)
-    raise TimeoutError("an idle session stays on its device")
+    raise TimeoutError("an idle session was not moved to disk")
 
 
 PROGRAMS: Mapping[str, Callable[[], object]] = MappingProxyType({"save": saving, "move": moving})

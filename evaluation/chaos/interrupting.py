@@ -147,7 +147,7 @@ def _run(trial: Trial, program: Callable[[], Iterator[None]], second: float) -> 
         caught.append(time.monotonic())
     thread.join()
     if len(caught) == 1 and pressed[1] > caught[0]:
-        trial.wrong = "the second one was not raised"
+        trial.wrong = "the second Ctrl-C raised no exception"
     trial.raised = [came - went for came, went in zip(caught, pressed, strict=False)]
     session = client.context.session
     replies = session.executors.current[0].replies if session is not None else None
@@ -163,7 +163,7 @@ def _wrong_of(kept: dict[int, torch.Tensor]) -> str:
     """Return the faults of tensors that were computed before the trial, as text, or ""."""
     for number, tensor in kept.items():
         if tensor.tolist() != [float(number)] * (100 + number):
-            return f"tensor {number} is not what it was"
+            return f"tensor {number} has changed"
     session = client.context.session
     if session is None or session.lost:
         return "the session is lost"

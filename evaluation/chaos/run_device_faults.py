@@ -223,7 +223,7 @@ class Bench:
         after = self.processes()
         changes = [number for number in range(2) if before[number] != after[number]]
         if changes != ([] if fault.kind == "out_of_memory" else [fault.device]):
-            tally.problems[f"{fault}: executors {changes} were started again"] += 1
+            tally.problems[f"{fault}: executors {changes} were restarted"] += 1
         again = self.round()
         tally.problems.update([f"{fault}: a later round failed: {item}" for item in again if not item.get("equal")])
         if all(item.get("equal") for item in again) and (memory := self._allocated()) != self._memory:

@@ -143,8 +143,8 @@ def endings(
 @click.command()
 @click.option("--programs", default=200, help="How many programs end.")
 @click.option("--seed", default=1)
-@click.option("--limit", default=2.0, help="Seconds that the next program may wait.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
+@click.option("--limit", default=2.0, help="Maximum seconds that the next program may wait.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="File for the results.")
 def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
     """End programs at random moments. Exit with 1 if the next program waited longer than `limit` seconds for a session."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -167,7 +167,7 @@ def main(programs: int, seed: int, limit: float, file: Path | None) -> None:
     rows = {work: _row(of_it) for work, of_it in sorted(results.items())}
     for work, row in rows.items():
         click.echo(f"{work:10}" + "  ".join(f"{name} {value}" for name, value in row.items()))
-    click.echo(f"{programs} programs, {stop_count} stopped while they computed, {late} successors late")
+    click.echo(f"{programs} programs, {stop_count} stopped while they computed, {late} successors waited too long")
     if file is not None:
         file.write_text(
             json.dumps({"programs": programs, "stopped": stop_count, "late": late, "work": rows}, indent=1) + "\n"

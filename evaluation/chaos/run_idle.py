@@ -108,7 +108,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         try:
             for step in range(1, options.rounds + 1):
                 if not options.limit:
-                    wait_for(lambda: all_sessions_on_disk(server), "idle sessions to give way")
+                    wait_for(lambda: all_sessions_on_disk(server), "idle sessions to move to disk")
                     time.sleep(2)  # let the allocator settle
                 most = max(most, psutil.Process(executor_of(server).process).memory_full_info().uss - base)
                 for number in draw.sample(range(options.sessions), options.sessions):

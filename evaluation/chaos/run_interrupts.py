@@ -21,10 +21,10 @@ from evaluation.chaos.interrupting import Trial, trials
 @click.command()
 @click.option("--presses", default=200, help="How many moments.")
 @click.option("--seed", default=1)
-@click.option("--server", default="", help="The server to use; without it, an executor of its own.")
-@click.option("--raised-seconds", default=0.5, help="Within which each has to be raised.")
-@click.option("--idle-seconds", default=1.0, help="Within which the executor has to be idle afterwards.")
-@click.option("--json", "file", type=click.Path(path_type=Path), help="Where to write the results.")
+@click.option("--server", default="", help="URL of a server. Without it, the program starts its own executor.")
+@click.option("--raised-seconds", default=0.5, help="Maximum seconds from a press of Ctrl-C until its exception.")
+@click.option("--idle-seconds", default=1.0, help="Maximum seconds from an exception until the executor is idle.")
+@click.option("--json", "file", type=click.Path(path_type=Path), help="File for the results.")
 def main(presses: int, seed: int, server: str, raised_seconds: float, idle_seconds: float, file: Path | None) -> None:
     """Press Ctrl-C repeatedly. Exit with 1 if an exception or the idle executor took too long, or if state was lost."""
     signal.signal(signal.SIGINT, raise_outside_torch)
@@ -43,7 +43,7 @@ def main(presses: int, seed: int, server: str, raised_seconds: float, idle_secon
     rows = {work: _row(of_it) for work, of_it in results.items()}
     for work, row in rows.items():
         click.echo(f"{work:12}" + "  ".join(f"{name} {value}" for name, value in row.items()))
-    click.echo(f"{presses} moments, {bad} not as they should be")
+    click.echo(f"{presses} moments, {bad} with faults")
     if file is not None:
         file.write_text(json.dumps({"presses": presses, "bad": bad, "work": rows}, indent=1) + "\n")
     sys.exit(bool(bad))

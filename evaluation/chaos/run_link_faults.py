@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="write the results as JSON")
     options = parser.parse_args()
     if not links.permitted():
-        sys.exit("this evaluation needs the right to make network namespaces (root)")
+        sys.exit("this evaluation needs permission to make network namespaces: run it as root")
     all_cases = cases(options.round_trip_ms / 1000)
     names = options.cases.split(",") if options.cases else list(all_cases)
     if unknown := set(names) - set(all_cases):

@@ -95,7 +95,7 @@ def kill_process(number: Callable[[], int | None]) -> None:
     until = time.monotonic() + 60
     while not (process := number()):
         if time.monotonic() > until:
-            raise TimeoutError("no process to kill came up")
+            raise TimeoutError("no process to kill started")
         time.sleep(0.05)
     os.kill(process, signal.SIGKILL)
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(VICTIMS))
     parser.add_argument(
-        "--standby", action="store_true", help="no journals: the log of this program brings sessions back"
+        "--standby", action="store_true", help="keep no journals, so that the client's log recovers sessions"
     )
     options = parser.parse_args()
     chance = random.Random(options.seed)

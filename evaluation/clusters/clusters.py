@@ -202,7 +202,7 @@ def cannot_run(result, request):
         if device.dtypes and dtypes - device.dtypes:
             outcome.append(f"{node.op} runs on {decision.device}, which lacks {sorted(dtypes - device.dtypes)}")
         if node.op in device.unsupported or node.op.split(".")[0] in device.unsupported:
-            outcome.append(f"{node.op} runs on {decision.device}, which does not have it")
+            outcome.append(f"{node.op} runs on {decision.device}, which does not support the op")
     return outcome
 
 
@@ -328,7 +328,7 @@ class Tally:
     def describe(self):
         """Return the outcome as text."""
         return (
-            f"{self.plans:,} plans, {self.spread:,} over several devices, {self.fallen_back:,} by another policy than was asked "
+            f"{self.plans:,} plans, {self.spread:,} over several devices, {self.fallen_back:,} by a policy other than the requested "
             f"for; {self.refused:,} refused; {len(self.faults):,} faults"
         )
 

@@ -152,7 +152,7 @@ class Compared:
     unknown: int = 0
     faults: list[str] = attrs.field(factory=list)
 
-    def told(self):
+    def describe(self):
         """Return the outcome as text."""
         return (
             f"a placement exists for {self.feasible:,}, none for {self.infeasible:,}, too many to look at all for "
@@ -178,9 +178,11 @@ def compare(seed, count, policies=POLICIES):
                 result = plan(graph, REGISTRY, options)
             except DoesNotFit as error:
                 if answer:
-                    tally.faults.append(f"{number} {policy.name}: there is a placement, and it was not found: {error}")
+                    tally.faults.append(
+                        f"{number} {policy.name}: a placement fits, but the policy did not find it: {error}"
+                    )
                 continue
             tally.faults += [f"{number} {policy.name}: {fault}" for fault in broken(result, options)]
             if answer is False and (result.placement.policy != "search" or result.schedule.scheduler == "sequential"):
-                tally.faults.append(f"{number} {policy.name}: it fits, and no placement does")
+                tally.faults.append(f"{number} {policy.name}: the policy found a placement, but none fits")
     return tally

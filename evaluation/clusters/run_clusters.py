@@ -28,24 +28,30 @@ MODELS = 60  # number of models, evenly sampled from the zoo
 def main() -> int:
     """Plan all programs, and report the outcome. Return 1 on a violation."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--zoo", type=int, default=1000, help="clusters for programs of the zoo, two policies each")
-    parser.add_argument("--clusters", type=int, default=200, help="clusters for random programs, all policies each")
-    parser.add_argument("--small", type=int, default=300, help="small programs of which all placements are looked at")
-    parser.add_argument("--models", help="names of models of the zoo, with commas between them")
+    parser.add_argument(
+        "--zoo", type=int, default=1000, help="number of clusters for programs of the zoo, each with two policies"
+    )
+    parser.add_argument(
+        "--clusters", type=int, default=200, help="number of clusters for random programs, each with all policies"
+    )
+    parser.add_argument(
+        "--small", type=int, default=300, help="number of small programs whose placements are all examined"
+    )
+    parser.add_argument("--models", help="names of models of the zoo, separated by commas")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.getLogger("djinn.stages").setLevel(logging.ERROR)  # two of the policies break rules on purpose
     start = time.process_time()
     random_ones, small = search(options.seed, options.clusters), compare(options.seed, options.small)
-    print(f"{options.clusters:,} clusters, random programs: {random_ones.told()}", flush=True)
-    print(f"{options.small:,} clusters, small programs: {small.told()}", flush=True)
+    print(f"{options.clusters:,} clusters, random programs: {random_ones.describe()}", flush=True)
+    print(f"{options.small:,} clusters, small programs: {small.describe()}", flush=True)
     names = options.models.split(",") if options.models else list(ZOO)[:: max(1, len(ZOO) // MODELS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         programs = record(names if options.zoo else [])
     zoo = search_zoo(programs.graphs, options.seed, options.zoo)
-    print(f"{options.zoo:,} clusters, {len(programs.graphs):,} programs of {len(names):,} models: {zoo.told()}")
+    print(f"{options.zoo:,} clusters, {len(programs.graphs):,} programs of {len(names):,} models: {zoo.describe()}")
     for left_out in programs.left_out:
         print(f"not recorded without a server: {left_out}")
     faults = [*random_ones.faults, *small.faults, *zoo.faults]

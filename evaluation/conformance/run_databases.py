@@ -162,13 +162,13 @@ def report(verdicts: dict[str, list[Verdict]], console: Console) -> dict[str, An
 def main() -> int:
     """Run all databases and print the verdicts."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table to this file, too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_argument("--only", default="", help="databases whose name contains this")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--executors", type=int, default=1, help="so many executors as one device")
+    parser.add_argument("--executors", type=int, default=1, help="number of executors that form the device")
     parser.add_argument("--policy", default="", help="placement policy, such as round_robin")
     parser.add_argument("--index", type=int, default=0, help="index of the device, such as 2 for the second executor")
-    parser.add_argument("--samples", type=int, help="at most so many of each entry")
+    parser.add_argument("--samples", type=int, help="maximum number of samples per entry")
     parser.add_argument("--local", default="cpu", help="device here that results are compared with, such as cuda:0")
     options = parser.parse_args()
     console = Console()
@@ -182,7 +182,7 @@ def main() -> int:
         options.json.write_text(json.dumps(result, indent=2, default=str) + "\n")
     stale = [n for n in LEFT_OUT if not options.only and n not in result["left out"]]
     if stale:
-        console.print(f"no longer wrong, so to be taken off the table: {stale}")
+        console.print(f"entries that pass now, and must be removed from LEFT_OUT: {stale}")
     return int(bool(result["failed"] or stale))
 
 

@@ -41,8 +41,8 @@ CHOSEN = "(remote or autocast or cuda_grads) and not autocast_cpu and not nms_fl
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="names of models, with commas between them")
-    parser.add_argument("--json", type=Path, help="write the results to this file as well")
+    parser.add_argument("--only", help="names of models, separated by commas")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
     parser.add_argument("--tests", nargs=argparse.REMAINDER, help="SOURCE, and arguments of pytest")
     options = parser.parse_args()
     with warnings.catch_warnings(), serving("--operators", "torchvision"):

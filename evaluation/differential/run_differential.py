@@ -184,12 +184,12 @@ def main() -> int:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument(
-        "--ops", type=int, nargs="?", const=1, default=0, help="every n-th entry of the databases of ops, too"
+        "--ops", type=int, nargs="?", const=1, default=0, help="also run every N-th entry of the op databases"
     )
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--no-shrink", action="store_true", help="print programs that differ as they are")
+    parser.add_argument("--no-shrink", action="store_true", help="do not shrink programs that differ")
     parser.add_argument("--keep", type=Path, help="write small programs that differ to this folder")
-    parser.add_argument("--json", type=Path, help="write what differs to this file, too")
+    parser.add_argument("--json", type=Path, help="also write the differences to this file")
     options = parser.parse_args()
     start = time.monotonic()
     works = works_of(range(options.seed, options.seed + options.programs), options.ops, not options.no_shrink)

@@ -423,7 +423,7 @@ def _folders() -> Callable[[bytes], None]:
         begin = f"{models}/" if data[:1] < b"\x80" else ""
         stream = WeightReader([FileSource()], WeightPermissions((models,))).open(f"file:{begin}{path}")
         if "secret" in stream.tensors:
-            raise AssertionError(f"{path} leads to what may not be read")
+            raise AssertionError(f"{path} leads to a file that clients may not read")
 
     return read
 

@@ -394,8 +394,8 @@ def exhausted(device: str) -> Found:
         client.submit(blocks(70 * unit), start)
         text = client.failure()
         total = run(record(lambda state: [state[0].sum()], [torch.ones(1, dtype=torch.uint8)]), large)
-        assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value is another one"
-        assert client.run(fetch=[witness])[0].sum().item() == 499_500, "a value that was there before is another one"
+        assert client.run(fetch=total)[0].item() == 40 * unit, "an evicted value has changed"
+        assert client.run(fetch=[witness])[0].sum().item() == 499_500, "a value from before the allocation has changed"
         run(None, free=[*large, *other, *total])
         after = client.figures()
     assert "memory" in text.lower(), f"an allocation beyond the memory did not fail: {text}"
@@ -438,7 +438,7 @@ def lost(device: str, step: Step, state: Sequence[Tensor], expected: str, hangin
         while process.alive and time.perf_counter() - start < 20:
             time.sleep(0.02)
         seconds, alive = time.perf_counter() - start, process.alive
-        assert not alive, "the executor goes on, though its device is lost"
+        assert not alive, "the executor did not end, although its device is lost"
         text = process.ending()
         with process.restart() as again:
             again.wait_ready(60)
@@ -505,7 +505,7 @@ def native_library(device: str) -> Found:
     environment = os.environ | {"MAX_JOBS": str(os.cpu_count())}
     process = subprocess.run(command, check=False, cwd=ROOT / "djinn_native", env=environment, **options)
     if process.returncode:
-        raise NotRun(f"it cannot be built: {(process.stderr.strip() or 'no message').splitlines()[-1]}")
+        raise NotRun(f"the library cannot be built: {(process.stderr.strip() or 'no message').splitlines()[-1]}")
     return {"library": "built"}
 
 

@@ -247,7 +247,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def ended(status: int | None, to: Path, said: str, seconds: float) -> dict[str, object]:
     """Return the result of a part, from its exit status, result file or output."""
     if status is None:
-        return {"result": "TIMED OUT", "why": f"it took more than {seconds:.0f} s"}
+        return {"result": "TIMED OUT", "why": f"the part took more than {seconds:.0f} s"}
     if status < 0:
         return {"result": "CRASHED", "why": f"signal {signal.Signals(-status).name}"}
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
@@ -284,7 +284,7 @@ def report(rows: Sequence[Mapping[str, object]], about: Mapping[str, object], de
     lines += ["", "| | |", "| --- | --- |", *(f"| {name} | {cell(value)} |" for name, value in about.items())]
     lines += [
         "",
-        "| part | what it is about | result | seconds | found, or why not |",
+        "| part | feature | result | seconds | findings, or reason |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -319,10 +319,12 @@ def not_tried(part: Part, device: str, lacking: str, rows: Sequence[Mapping[str,
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--device", default="cuda:0", help="fakegpu or cpu: what needs no GPU, to try the parts themselves"
+        "--device",
+        default="cuda:0",
+        help="device of the parts; with fakegpu or cpu, parts that need no GPU run, to test the parts",
     )
     parser.add_argument("--only", nargs="*", choices=[part.name for part in ALL], help="these parts alone")
-    parser.add_argument("--quick", action="store_true", help="the short form, which ends within --seconds")
+    parser.add_argument("--quick", action="store_true", help="run the short form, which ends within --seconds")
     parser.add_argument("--seconds", type=float, default=170.0, help="time of the short form")
     folder = Path(os.environ.get("OUT") or ROOT / "build" / "gpu-report")
     parser.add_argument(
@@ -348,7 +350,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as logs:
                 row |= run_part(part, options.device, Path(logs), seconds)
             if row["result"] == "TIMED OUT" and seconds < part.quick:
-                row |= {"result": "not run", "why": f"{seconds:.0f} s were left, which was too little"}
+                row |= {"result": "not run", "why": f"{seconds:.0f} s were left, which is too short for this part"}
             result = cell(row.get("why", "")), cell(row.get("found", ""))
             print(row["result"], f"({row['seconds']} s)", *result, flush=True)
         rows.append(row)

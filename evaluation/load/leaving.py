@@ -467,7 +467,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument(
-        "--clients", type=int, default=-1, help="of them real ones that are killed; default: one in twenty"
+        "--clients",
+        type=int,
+        default=-1,
+        help="number of sessions of real clients that are killed; default: one in twenty",
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

@@ -136,7 +136,7 @@ def run_clients(urls: tuple[str, ...], tokens: list[str], count: int, seconds: f
     try:
         barrier.wait(START_SECONDS)
     except Exception as error:
-        print("the clients could not begin:", repr(error), flush=True)
+        print("the clients could not start:", repr(error), flush=True)
     begin = resident(server)
     until.value = time.monotonic() + seconds
     visited = [results.get() for _ in children]
@@ -182,10 +182,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--scheme", default="tcp", help="tcp, or tcp,http: clients take turns")
     parser.add_argument(
-        "--at", default="", help="a server that runs already, as a URL; DJINN_TOKEN is what it asks for"
+        "--scheme", default="tcp", help="transports of the clients in rotation, such as tcp or tcp,http"
     )
+    parser.add_argument("--at", default="", help="URL of a running server, whose token is DJINN_TOKEN")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -54,13 +54,15 @@ def run(row: Row) -> dict[str, object]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names of rows, with commas")
+    parser.add_argument("--only", default="", help="names of rows, separated by commas")
     parser.add_argument("--minutes", type=float, default=10.0, help="of many clients")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--steps", type=int, default=20_000, help="of long work, and a tenth as many programs")
-    parser.add_argument("--json", action="store_true", help="does nothing: JSON is printed anyway")
+    parser.add_argument(
+        "--steps", type=int, default=20_000, help="decode steps of long work, which also runs a tenth as many programs"
+    )
+    parser.add_argument("--json", action="store_true", help="no effect, because JSON is always printed")
     options = parser.parse_args(arguments)
     rows = rows_of(options)
     required = options.only.split(",") if options.only else list(rows)

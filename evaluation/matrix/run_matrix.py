@@ -70,7 +70,7 @@ def prepare_environment(python: str, version: str, torch: str, log: Path) -> tup
     required = [building, ["--no-build-isolation", *own_packages]]
     for packages in required:
         if not step([*pip, *lock, *packages], log) and not step([*pip, *packages], log):
-            return own, "what the tests need does not install"
+            return own, "the requirements of the tests cannot be installed"
     return own, ""
 
 
@@ -78,7 +78,7 @@ def run_tests(version: str, torch: str, tests: list[str]) -> dict[str, object]:
     """Return one row: the tests that ran, the result, and the log file."""
     python = interpreter_path(version)
     if python is None:
-        return {"python": version, "result": "not run", "why": f"there is no python{version} here"}
+        return {"python": version, "result": "not run", "why": f"python{version} is not installed"}
     log = BUILD / f"{version}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("")
@@ -106,8 +106,10 @@ def run_tests(version: str, torch: str, tests: list[str]) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default=torch_requirement(), help="requirement of PyTorch")
-    parser.add_argument("--only", action="append", choices=VERSIONS, help="these versions; may be given twice")
-    parser.add_argument("--tests", nargs="*", default=[], help="these tests; without it the whole suite")
+    parser.add_argument(
+        "--only", action="append", choices=VERSIONS, help="run this version; the option can be repeated"
+    )
+    parser.add_argument("--tests", nargs="*", default=[], help="run only these tests, not the whole suite")
     parser.add_argument("--json", type=Path, help="write the rows to a file")
     options = parser.parse_args()
     rows = []

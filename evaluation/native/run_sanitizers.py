@@ -44,7 +44,7 @@ def _library(name: str) -> str:
 def main() -> int:
     """Build, and run a program with it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", help="runs in place of random programs and tests of the replay")
+    parser.add_argument("--program", help="program to run instead of random programs and tests of the replay")
     options, arguments = parser.parse_known_args()
     build()
     # PYTHONSAFEPATH keeps the checkout's package from being found first. libstdc++ lets libasan catch exceptions.

@@ -42,7 +42,7 @@ def run(file: Path, *, write: bool) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="names without .ipynb; none: all")
+    parser.add_argument("names", nargs="*", help="names of notebooks without .ipynb; without names, all run")
     parser.add_argument("--write", action="store_true", help="write the outputs into the files")
     options = parser.parse_args()
     begun, has_failed = time.monotonic(), False

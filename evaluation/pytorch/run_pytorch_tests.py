@@ -47,21 +47,37 @@ def main() -> int:
     parser.add_argument("source", type=Path, help="unpacked PyTorch source")
     parser.add_argument("files", nargs="*", help="such as test_nn")
     parser.add_argument(
-        "--families", action="store_true", help="SOURCE is that of transformers, the files are families of models"
+        "--families",
+        action="store_true",
+        help="DIR is the source of transformers, and the files are families of models",
     )
-    parser.add_argument("--only", default="", help="regular expression that names of tests must contain")
-    parser.add_argument("--stride", type=int, default=1, help="run every so-many-th test")
-    parser.add_argument("--first", type=int, default=0, help="number of the test that a stride begins with")
-    parser.add_argument("--again", action="store_true", help="keep the results of the CPU, run on the device again")
-    parser.add_argument("--failed", action="store_true", help="as --again, only what failed on the device")
+    parser.add_argument("--only", default="", help="regular expression that must match in names of tests")
+    parser.add_argument("--stride", type=int, default=1, help="run only every N-th test")
+    parser.add_argument("--first", type=int, default=0, help="index of the first test, with --stride")
     parser.add_argument(
-        "--test-seconds", type=float, default=120.0, help="processor time of a test, here and on the server"
+        "--again",
+        action="store_true",
+        help="reuse the stored results of the CPU, and run the tests on the device again",
     )
-    parser.add_argument("--patience", type=float, default=10.0, help="how many times as long it may take on the clock")
     parser.add_argument(
-        "--file-seconds", type=float, default=1200.0, help="time of a file on each device, on the clock"
+        "--failed", action="store_true", help="as --again, but run only tests that failed on the device"
     )
-    parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder that keeps results")
+    parser.add_argument(
+        "--test-seconds",
+        type=float,
+        default=120.0,
+        help="maximum processor time of a test, on client and server together, in seconds",
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=10.0,
+        help="maximum wall time of a test, as a multiple of its processor time limit",
+    )
+    parser.add_argument(
+        "--file-seconds", type=float, default=1200.0, help="maximum wall time of a file on each device, in seconds"
+    )
+    parser.add_argument("--results", type=Path, default=Path("build/pytorch-tests"), help="folder of stored results")
     parser.add_argument("--json", type=Path, help="write the comparison to this file")
     parser.add_argument(
         "--document",

@@ -98,7 +98,7 @@ def _options() -> argparse.Namespace:
         action="store_true",
         help="write tables and picture into README.md, docs/images and evaluation/results",
     )
-    parser.add_argument("--figures", type=Path, help="take the figures of an earlier run (`--save`)")
+    parser.add_argument("--figures", type=Path, help="use the figures of an earlier run, which `--save` wrote")
     options = parser.parse_args()
     options.programs = options.programs.split(",")
     if unknown := set(options.programs) - set(PROGRAMS):
@@ -108,7 +108,7 @@ def _options() -> argparse.Namespace:
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     if not links.permitted():
-        sys.exit("this evaluation needs the right to make network namespaces (root)")
+        sys.exit("this evaluation needs permission to make network namespaces: run it as root")
     trips = [float(part) for part in options.round_trips_ms.split(",")]
     machine = f"{os.cpu_count()} processors ({platform.machine()}), PyTorch {torch.__version__}"
     results: dict[str, Any] = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": machine}

@@ -70,9 +70,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
-    parser.add_argument("--only", default="", help="names of entries, with commas between them")
-    parser.add_argument("--misses", action="store_true", help="say what is wrong, program by program")
-    parser.add_argument("--no-flops", dest="flops", action="store_false", help="leave the comparison of FLOPs out")
+    parser.add_argument("--only", default="", help="names of entries, separated by commas")
+    parser.add_argument("--misses", action="store_true", help="print the errors of each program")
+    parser.add_argument("--no-flops", dest="flops", action="store_false", help="do not compare FLOPs")
     return parser.parse_args()
 
 
@@ -119,7 +119,7 @@ def wrong(program: Labelled, found: Score, profile: WorkloadProfile, graph: Grap
     for name, pattern in found.patterns.items():
         for judgement in pattern.judged:
             if judgement.right is False:
-                yield f"{name} is none ({judgement.match.confidence}): {judgement.match.reason}"
+                yield f"{name} matched wrongly ({judgement.match.confidence}): {judgement.match.reason}"
         for missed in pattern.missed:
             ops = ", ".join(f"{n} {graph.nodes[n].operation}" for n in sorted(missed.core)[:4])
             yield f"{name} missed in {missed.where or 'the model'}: {ops}"

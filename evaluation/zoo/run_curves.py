@@ -38,8 +38,8 @@ def main() -> int:
     """Train, print a table and, if requested, write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run")
-    parser.add_argument("--json", type=Path, help="write the results to this file as well")
-    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this page")
     options = parser.parse_args()
     console = Console(width=170)
     results = []

@@ -39,11 +39,11 @@ COLUMNS = (
 def main() -> int:
     """Compare the requested architectures, print a table and, if requested, write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="names of architectures, with commas between them")
-    parser.add_argument("--short", action="store_true", help="those of the default suite")
-    parser.add_argument("--json", type=Path, help="write the results to this file as well")
-    parser.add_argument("--markdown", type=Path, help="write the table to this page as well")
-    parser.add_argument("--device", default="cpu", help="what both sides compute on, such as cuda:0")
+    parser.add_argument("--only", help="names of architectures, separated by commas")
+    parser.add_argument("--short", action="store_true", help="run only the architectures of the default test suite")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    parser.add_argument("--markdown", type=Path, help="also write the table to this page")
+    parser.add_argument("--device", default="cpu", help="device of both sides, such as cuda:0")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else SHORT_FORM if options.short else tuple(ZOO)
     console = Console(width=160)
