@@ -132,7 +132,7 @@ def test_name_prefix_selects_cases(module, capsys):
     assert set(measuring.main("title", cases, ["--case", "one"])) == {"one_a", "one_b"}
     with pytest.raises(SystemExit):
         measuring.main("title", cases, ["--case", "three"])
-    assert "no case is called three" in capsys.readouterr().err
+    assert "no case has the name three" in capsys.readouterr().err
 
 
 def test_relay_delays_frames(module):

@@ -44,7 +44,7 @@ def part(code, seconds=60, *, gpu=False):
         ),
         ("print('3 passed'); raise SystemExit(1)", 60, {"result": "FAILED", "found": "3 passed", "log": "3 passed\n"}),
         ("import os; print('here', flush=True); os.abort()", 60, {"result": "CRASHED", "why": "signal SIGABRT"}),
-        ("import time; time.sleep(600)", 1, {"result": "TIMED OUT", "why": "it took more than 1 s"}),
+        ("import time; time.sleep(600)", 1, {"result": "TIMED OUT", "why": "the part took more than 1 s"}),
     ],
 )
 def test_each_outcome_of_part_is_a_row(tmp_path, code, seconds, expected):

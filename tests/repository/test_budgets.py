@@ -189,4 +189,4 @@ def test_check_outside_git_checkout_passes(checkout):
     checkout.write(CHANGES)
     done = checkout.run("--check")
     assert done.returncode == 0
-    assert "no git checkout" in done.stderr
+    assert "not a git checkout" in done.stderr
