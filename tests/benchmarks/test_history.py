@@ -24,7 +24,7 @@ def test_slowdown_beyond_noise_is_reported(history, tmp_path):
     assert history.read(file) == []
     old = history.BenchRun("a", "26.10.0", "2026-10-30", "two processors", "", {"a.steady": 1.0, "a.noisy": 1.0})
     now = attrs.evolve(old, commit="c", release="26.11.0", values={"a.steady": 1.25, "a.noisy": 1.25, "a.new": 9.0})
-    assert "nothing to compare" in history.report([attrs.evolve(old, machine="another")], now)
+    assert "no comparison" in history.report([attrs.evolve(old, machine="another")], now)
     for run in (old, attrs.evolve(old, commit="b", values={"a.steady": 1.01, "a.noisy": 1.3}), now):
         history.add(file, run)
     runs = history.read(file)
