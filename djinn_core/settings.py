@@ -52,12 +52,12 @@ def _names(value: object) -> tuple[str, ...]:
 
 
 def _pairs(value: object, split: Callable[[str, str], tuple[str, str, str]] = str.rpartition) -> list[tuple[Any, Any]]:
-    """Return pairs from a table, from a list of pairs, or from a list of `left=right`. `split` divides `left=right`."""
+    """Return (name, value) pairs from a table, a list of pairs, or a list of texts that `split` divides."""
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(pair, tuple) for pair in value):
         return list(value)
-    return [(left, right) for left, _, right in (split(part, "=") for part in _names(value))]
+    return [(name, setting) for name, _, setting in (split(part, "=") for part in _names(value))]
 
 
 def _pins(value: object) -> tuple[tuple[str, str], ...]:
@@ -116,7 +116,7 @@ def _json_table(value: object) -> Mapping[str, Any]:
 
 @attrs.frozen
 class PluginSetting:
-    """A value of a plugin's setting, as given.
+    """A value of a plugin's setting before conversion.
 
     In an environment variable, the names of plugin and setting cannot be separated yet. Then `plugin` is empty, and `name` is the
     part after `DJINN_PLUGIN_`.
@@ -325,7 +325,7 @@ class Settings:
         placement_policy: name of the placement policy. Default: the preferred policy for the devices.
         memory_limits: bytes that plans may place on each device, by id or number, or on all.
         calibrate: True to measure uncalibrated devices of a pool in the background.
-        latency_target: seconds in which a program should complete, for the scheduler `dynamic`. 0: as soon as
+        latency_target: seconds in which a program should complete, for the scheduler `dynamic`. 0 for as soon as
             possible.
         pins: devices of modules by patterns of their paths, for the policy `pinned`.
         scheduler: name of the scheduler.
@@ -343,12 +343,12 @@ class Settings:
         client_fallback: True to compute ops that the executor lacks on this machine.
         start_at_import: whether `import djinn` starts local executors: `yes`, `no`, or `auto`: if the last run of the
             same script used them.
-        prepared_seconds: seconds without executors after which the prepared process ends. New executors are forked from
-            it. It needs `djinn-launchers`. 0: no prepared process.
+        prepared_seconds: seconds without executors after which the prepared process, from which executors are forked,
+            ends. 0 for no prepared process. Needs `djinn-launchers`.
         connect_timeout: seconds to wait for a server's reply.
         start_timeout: seconds to wait for the start of an executor.
-        wait_timeout: maximum seconds of one wait for results. 0: no limit.
-        parallel_connections: number of connections for large tensors. 0: four to another machine, one on this
+        wait_timeout: maximum seconds of one wait for results. 0 for no limit.
+        parallel_connections: number of connections for large tensors. 0 for four to another machine, and one on this
             machine.
         progress: True to show a progress bar for long uploads in a terminal.
         debug: parts whose debug messages are shown, such as `runtime,server`, or `all`.
@@ -454,9 +454,9 @@ class ResolvedSettings(msgspec.Struct, frozen=True):
 
     def rows(self) -> tuple[SettingRow, ...]:
         """Return all settings in the order of `Settings`, without the settings of plugins."""
-        return tuple(SettingRow(name, self._shown(name), self.origins[name]) for name in NAMES)
+        return tuple(SettingRow(name, self._value_text(name), self.origins[name]) for name in NAMES)
 
-    def _shown(self, name: str) -> str:
+    def _value_text(self, name: str) -> str:
         value = getattr(self.settings, name)
         if name in _SECRET and value:
             return HIDDEN
@@ -480,8 +480,8 @@ def resolve(
 
     Args:
         overrides: values by name of setting, from arguments or flags.
-        environ: the environment; None: the environment of this process.
-        file: the TOML file; None: the default path, which may be missing.
+        environ: the environment, or None for the environment of this process.
+        file: the TOML file, or None for the default path, which may be missing.
 
     Raises:
         ConfigurationError: a name is unknown, a value is malformed, or the file cannot be read.
@@ -489,35 +489,37 @@ def resolve(
     environ = os.environ if environ is None else environ
     path = file or config_file(environ)
     must_exist = file is not None or bool(environ.get(FILE_VARIABLE))
-    from_file, read = _from_file(path, must_exist)
-    plugin_settings = [*_of_plugins(from_file, f"file {path}"), *_plugin_variables(environ)]
-    from_file |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
+    values_by_name, was_read = _from_file(path, must_exist)
+    plugin_settings = [*_take_plugin_tables(values_by_name, f"file {path}"), *_plugin_variables(environ)]
+    values_by_name |= {n: (environ[v], f"environment {v}") for n in NAMES if (v := PREFIX + n.upper()) in environ}
     for name, value in (overrides or {}).items():
         if name == "plugin_settings":
             plugin_settings += _convert(name, value, "argument")
             continue
         _check_name(name, "argument")
-        from_file[name] = (value, "argument")
-    values = {name: _convert(name, value, origin) for name, (value, origin) in from_file.items()}
-    origins = {name: from_file[name][1] if name in from_file else "default" for name in NAMES}
-    return ResolvedSettings(Settings(**values, plugin_settings=tuple(plugin_settings)), origins, path if read else None)
+        values_by_name[name] = (value, "argument")
+    values = {name: _convert(name, value, origin) for name, (value, origin) in values_by_name.items()}
+    origins = {name: values_by_name[name][1] if name in values_by_name else "default" for name in NAMES}
+    return ResolvedSettings(
+        Settings(**values, plugin_settings=tuple(plugin_settings)), origins, path if was_read else None
+    )
 
 
-def _of_plugins(found: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
-    """Remove the tables `[plugins.NAME]` from `found`, and return their settings.
+def _take_plugin_tables(values: dict[str, tuple[Any, str]], origin: str) -> list[PluginSetting]:
+    """Remove the tables `[plugins.NAME]` from `values`, and return their settings.
 
     `names` in `[plugins]` is the setting `plugins`.
     """
-    table = found.get("plugins", (None, ""))[0]
+    table = values.get("plugins", (None, ""))[0]
     if not isinstance(table, dict):
         return []
-    del found["plugins"]
+    del values["plugins"]
     plugin_settings: list[PluginSetting] = []
     for plugin, settings in table.items():
         if isinstance(settings, dict):
             plugin_settings += [PluginSetting(plugin, name, value, origin) for name, value in settings.items()]
         elif plugin == "names":
-            found["plugins"] = (settings, origin)
+            values["plugins"] = (settings, origin)
         else:
             raise ConfigurationError(
                 f"There is no setting `plugins.{plugin}` ({origin}): settings of a plugin go into a table of its own, "
@@ -533,10 +535,12 @@ def _plugin_variables(environ: Mapping[str, str]) -> list[PluginSetting]:
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables with the prefix of settings but an unknown name, each with a similar name or ""."""
-    known = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
-    unknown = sorted(v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known)
+    known_names = {PREFIX + name.upper() for name in NAMES} | OTHER_VARIABLES
+    unknown = sorted(
+        v for v in environ if v.startswith(PREFIX) and not v.startswith(PLUGIN_PREFIX) and v not in known_names
+    )
     # compared without the common prefix
-    names = [name.removeprefix(PREFIX) for name in known]
+    names = [name.removeprefix(PREFIX) for name in known_names]
     close = {v: difflib.get_close_matches(v.removeprefix(PREFIX), names, 1) for v in unknown}
     return {v: PREFIX + suggestions[0] if suggestions else "" for v, suggestions in close.items()}
 
@@ -571,11 +575,11 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
 
 def _check_writers(path: Path, status: os.stat_result) -> None:
     """Raise an error if other users can write the file: it names plugins to import and servers to use."""
-    theirs = status.st_uid not in {user_id(), 0} or mode_of(status) & stat.S_IWOTH
-    if stat.S_ISREG(status.st_mode) and theirs:
+    is_writable_by_others = status.st_uid not in {user_id(), 0} or mode_of(status) & stat.S_IWOTH
+    if stat.S_ISREG(status.st_mode) and is_writable_by_others:
         raise ConfigurationError(
-            f"The configuration file {path} can be written by others on this machine, who could have any code run: chmod "
-            "644 it, or make a file of your own."
+            f"The configuration file {path} can be written by other users, who could make Djinn run their code: chmod 644 it, "
+            "or make a file of your own."
         )
 
 

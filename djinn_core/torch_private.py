@@ -178,7 +178,7 @@ def dispatched_operators() -> list[str]:
 
 
 def schema_named(packet: str, overload: str) -> Any:
-    """Return the schema of an overload (an empty overload name is the default)."""
+    """Return the schema of an overload. An empty overload name stands for the default."""
     return torch._C._get_schema(packet, overload)
 
 

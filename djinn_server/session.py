@@ -328,7 +328,7 @@ class ExecutorSession:
             if self.device.ledger is not None:
                 self.device.ledger.reset_peaks()
             reset_device_peak(self.device.runtime.device)
-        templates = self._templates.everything() if request.decisions else ()
+        templates = self._templates.entries() if request.decisions else ()
         decisions = tuple([decision for _, template in templates for decision in template.decisions()])
         connection.send(Frame(encode(StatsReply(figures, decisions))))
 
@@ -379,7 +379,7 @@ class ExecutorSession:
             random = state_to_bytes(self.device.randomness.state_of(self._runs.randomness))
         if fields is None:
             return None
-        bound_templates = [value for _, value in self._templates.everything()]
+        bound_templates = [value for _, value in self._templates.entries()]
         templates = tuple(
             KnownTemplate(k.digest, k.template.source, tuple(k.slots), tuple(k.inputs), k.workload)
             for k in bound_templates

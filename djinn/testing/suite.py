@@ -13,7 +13,7 @@ import pytest
 
 from djinn.testing.samples import sample_graphs
 from djinn_core.ir.graph import Graph
-from djinn_core.registry.contract import complaint
+from djinn_core.registry.contract import object_problem
 from djinn_core.registry.kinds import KINDS
 from djinn_core.system.processes import SPARE_SIGNAL, signal_main_thread
 
@@ -24,7 +24,7 @@ SECONDS = 120.0  # seconds for a single wait, on a machine that also does other 
 def require_protocol(item: object, kind: str) -> None:
     """Fail if `item` does not implement the Protocol of its kind. The error message names the faulty member."""
     entry_of_kind = next(entry for entry in KINDS if entry.name == kind)
-    assert not (problem := complaint(item, entry_of_kind)), f"a hook that returns this object would have {problem}"
+    assert not (problem := object_problem(item, entry_of_kind)), f"a hook that returns this object would have {problem}"
 
 
 def missing(suite: object, fixture: str, description: str) -> object:

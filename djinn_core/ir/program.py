@@ -24,7 +24,7 @@ from djinn_core.ir.module_path import ModuleCall, ModulePath, is_backward, modul
 from djinn_core.ir.short_repr import ShortRepr
 from djinn_core.ir.slot_arrays import Kinds, Words, slot_arrays
 from djinn_core.ir.values import TensorMeta
-from djinn_core.system.front_end import called
+from djinn_core.system.front_end import display_name
 
 Slot = int | float
 Outcome = tuple[TensorMeta | None, int, int, int]  # metadata, aliased operand, identical operand, bytes
@@ -215,7 +215,7 @@ def line_of_site(site: Site) -> int:
 def describe_site(site: Site) -> str:
     """Return `file:line in function` for an instruction, given its position in a code object."""
     code, _ = site
-    return f"{called(code.co_filename)}:{line_of_site(site)} in {code.co_name}"
+    return f"{display_name(code.co_filename)}:{line_of_site(site)} in {code.co_name}"
 
 
 @attrs.frozen(eq=False, repr=False)

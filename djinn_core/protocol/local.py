@@ -19,7 +19,7 @@ from djinn_core.hookspecs.transports import Connection, Limits, Listener, Transp
 from djinn_core.protocol.net.sockets import SocketConnection, SocketListener
 from djinn_core.system.files import mode_of, user_id
 from djinn_core.system.processes import CLIENT_ONLY
-from djinn_core.system.tcp import LONGEST_PATH, unix_socket, widen
+from djinn_core.system.tcp import LONGEST_PATH, set_buffer_sizes, unix_socket
 
 djinn_api_version = "2.0"
 
@@ -97,7 +97,7 @@ class _Release(msgspec.Struct, frozen=True):
 
 def _open_socket() -> socket.socket:
     sock = unix_socket()
-    widen(sock, _BUFFER_BYTES)
+    set_buffer_sizes(sock, _BUFFER_BYTES)
     return sock
 
 

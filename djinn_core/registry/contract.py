@@ -23,14 +23,14 @@ def version_conflict(plugin: object) -> str:
         )
     if not isinstance(version, str) or not (match := _VERSION.fullmatch(version)):
         return f'its `djinn_api_version` is {version!r}, but must be text such as "{API_VERSION}"'
-    written, here = (int(match[1]), int(match[2])), tuple(map(int, API_VERSION.split(".")))
-    if written[0] == here[0] and written <= here:
+    plugin_version, own_version = (int(match[1]), int(match[2])), tuple(map(int, API_VERSION.split(".")))
+    if plugin_version[0] == own_version[0] and plugin_version <= own_version:
         return ""
-    advice = "Install a newer version of the plugin" if written < here else "Install a newer Djinn"
+    advice = "Install a newer version of the plugin" if plugin_version < own_version else "Install a newer Djinn"
     return f"it was written for plugin API version {version}, and this Djinn has version {API_VERSION}. {advice}"
 
 
-def complaint(candidate: object, kind: Kind) -> str:
+def object_problem(candidate: object, kind: Kind) -> str:
     """Return the reason why `candidate` is not an object of `kind`, as the end of a sentence, or an empty string."""
     base = kind.base
     name = getattr(candidate, "name", "")
@@ -54,9 +54,9 @@ def _faults(candidate: object, kind: Kind) -> Iterator[str]:
         return
     for member, annotation in get_type_hints(kind.base).items():
         if not hasattr(candidate, member):
-            yield f"it lacks the attribute `{member}` ({_spelled(annotation)})"
+            yield f"it lacks the attribute `{member}` ({_annotation_text(annotation)})"
         elif not isinstance(value := getattr(candidate, member), _classes(annotation)):
-            yield f"its `{member}` is {value!r}, but must be a {_spelled(annotation)}"
+            yield f"its `{member}` is {value!r}, but must be a {_annotation_text(annotation)}"
 
 
 def _classes(annotation: Any) -> tuple[type, ...]:
@@ -65,5 +65,5 @@ def _classes(annotation: Any) -> tuple[type, ...]:
     return tuple(get_origin(part) or part for part in parts)
 
 
-def _spelled(annotation: Any) -> str:
+def _annotation_text(annotation: Any) -> str:
     return annotation.__name__ if isinstance(annotation, type) and get_origin(annotation) is None else str(annotation)

@@ -23,7 +23,7 @@ import msgspec
 from djinn_core.errors import PluginError
 from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS
 from djinn_core.registry.report import PluginRow, Status
-from djinn_core.registry.version import CORE_DISTRIBUTION, core_version, described
+from djinn_core.registry.version import CORE_DISTRIBUTION, core_version, name_and_versions
 
 _PREFIX: Final = "djinn."  # prefix of entry-point groups
 
@@ -36,7 +36,7 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         name: name of the entry points, of the module or of the object.
         points: entry points of one distribution with that name, by kind.
-        given: the plugin itself, or the name of its module, if it has no entry points.
+        plugin: the plugin itself, or the name of its module, if it has no entry points; otherwise None.
         source: distribution of the plugin; None for objects, modules without a distribution, and built-in plugins.
         builtin: True if the plugin is part of Djinn.
         advice: advice for the error if a named module is not a plugin.
@@ -44,17 +44,17 @@ class PluginCandidate(msgspec.Struct, frozen=True, eq=False):
 
     name: str
     points: Mapping[str, tuple[EntryPoint, ...]] = {}
-    given: Any = None
+    plugin: Any = None
     source: importlib.metadata.Distribution | None = None
     builtin: bool = False
     advice: str = ""
 
     @property
     def origin(self) -> tuple[str, str]:
-        """Name and version of the distribution; empty without one."""
+        """Name and version of the distribution; empty strings without a distribution."""
         if self.builtin:
             return CORE_DISTRIBUTION, core_version()
-        return described(self.source)[:2] if self.source is not None else ("", "")
+        return name_and_versions(self.source)[:2] if self.source is not None else ("", "")
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -76,20 +76,25 @@ def installed(entry_points: Iterable[EntryPoint] | None = None) -> tuple[PluginC
 
     If a distribution is on the import path twice, the first copy counts.
     """
-    offered: dict[tuple[str, int], dict[str, list[EntryPoint]]] = defaultdict(lambda: defaultdict(list))
-    every: Iterable[EntryPoint] = _all_points() if entry_points is None else entry_points
-    for point in every:
+    points_by_plugin: dict[tuple[str, int], dict[str, list[EntryPoint]]] = defaultdict(lambda: defaultdict(list))
+    all_points: Iterable[EntryPoint] = _all_points() if entry_points is None else entry_points
+    for point in all_points:
         if kind := _kind_of(point.group):
-            offered[point.name, id(point.dist)][kind].append(point)
+            points_by_plugin[point.name, id(point.dist)][kind].append(point)
     candidates = []
-    for (name, _), found in offered.items():
-        points = {kind: tuple(some) for kind, some in found.items()}
+    for (name, _), points_by_kind in points_by_plugin.items():
+        points = {kind: tuple(listed) for kind, listed in points_by_kind.items()}
         candidates.append(PluginCandidate(name, points, source=next(iter(points.values()))[0].dist))
     names: dict[str, int] = defaultdict(int)
     for candidate in candidates:
         names[candidate.name] += 1
     # Reading the metadata of distributions is slow, so it is done only when it is needed.
-    return tuple(sorted(candidates, key=lambda one: (one.name, one.origin if names[one.name] > 1 else ("", ""))))
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda candidate: (candidate.name, candidate.origin if names[candidate.name] > 1 else ("", "")),
+        )
+    )
 
 
 def _all_points() -> Iterator[EntryPoint]:
@@ -116,10 +121,10 @@ def release_conflict(candidate: PluginCandidate) -> str:
     If Djinn runs without an installed distribution, nothing is compared.
     """
     core = core_version()
-    pinned = described(candidate.source)[2] if candidate.source is not None else ""
-    if not pinned or not core or pinned == core:
+    required = name_and_versions(candidate.source)[2] if candidate.source is not None else ""
+    if not required or not core or required == core:
         return ""
-    return f"it requires djinn {pinned}, and djinn {core} is installed. Install both of one release, from one checkout or from one folder of wheels"
+    return f"it requires djinn {required}, and djinn {core} is installed. Install both of one release, from one checkout or from one folder of wheels"
 
 
 def of_another_release(distribution: str, version: str) -> str:
@@ -132,14 +137,14 @@ def of_another_release(distribution: str, version: str) -> str:
 
 def integrating() -> Mapping[str, tuple[PluginCandidate, ...]]:
     """Return the installed plugins with integrations, by the library whose import loads them."""
-    found: dict[str, list[PluginCandidate]] = defaultdict(list)
+    candidates_by_library: dict[str, list[PluginCandidate]] = defaultdict(list)
     for candidate in installed():
         libraries = {
             point.group.removeprefix(f"{_PREFIX}{INTEGRATIONS}.") for point in candidate.points.get(INTEGRATIONS, ())
         }
         for library in libraries:
-            found[library].append(candidate)
-    return {library: tuple(candidates) for library, candidates in found.items()}
+            candidates_by_library[library].append(candidate)
+    return {library: tuple(candidates) for library, candidates in candidates_by_library.items()}
 
 
 def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
@@ -147,7 +152,7 @@ def built_in(builtins: Mapping[str, object]) -> tuple[PluginCandidate, ...]:
     return tuple(
         PluginCandidate(name, {_kind_of(plugin.group): (plugin,)}, builtin=True)
         if isinstance(plugin, EntryPoint)
-        else PluginCandidate(name, given=plugin, builtin=True)
+        else PluginCandidate(name, plugin=plugin, builtin=True)
         for name, plugin in builtins.items()
     )
 
@@ -171,7 +176,7 @@ def named(request: object, available: Sequence[PluginCandidate]) -> PluginCandid
     if not _importable(request):
         raise PluginError(f"there is no plugin {request!r}{choices(request, available)}")
     source = _distribution_of(request, available)
-    return PluginCandidate(request, given=request, source=source, advice=choices(request, available))
+    return PluginCandidate(request, plugin=request, source=source, advice=choices(request, available))
 
 
 def choices(request: str, available: Iterable[PluginCandidate]) -> str:
@@ -193,7 +198,7 @@ def imported(plugin: object, alternatives: str) -> object:
     """Return the plugin. If it is the name of a module, import the module.
 
     Raises:
-        PluginError: the module is not a plugin. `alternatives`: the end of the message.
+        PluginError: the module is not a plugin. The message ends with `alternatives`.
     """
     if not isinstance(plugin, str):
         return plugin
@@ -207,9 +212,9 @@ def imported(plugin: object, alternatives: str) -> object:
 
 def _from_object(plugin: object) -> PluginCandidate:
     if isinstance(plugin, ModuleType):
-        return PluginCandidate(plugin.__name__, given=plugin, source=_distribution_of(plugin.__name__, installed()))
+        return PluginCandidate(plugin.__name__, plugin=plugin, source=_distribution_of(plugin.__name__, installed()))
     name = getattr(plugin, "name", None)
-    return PluginCandidate(name if isinstance(name, str) and name else type(plugin).__name__, given=plugin)
+    return PluginCandidate(name if isinstance(name, str) and name else type(plugin).__name__, plugin=plugin)
 
 
 def _importable(name: str) -> bool:
@@ -222,7 +227,7 @@ def _importable(name: str) -> bool:
 def _distribution_of(module: str, available: Iterable[PluginCandidate]) -> importlib.metadata.Distribution | None:
     package = module.partition(".")[0]
     for candidate in available:
-        points = (point for some in candidate.points.values() for point in some)
+        points = (point for points in candidate.points.values() for point in points)
         if any(point.module.partition(".")[0] == package for point in points):
             return candidate.source
     # `importlib.metadata.packages_distributions` reads all distributions' file lists, in half a second; these are few.

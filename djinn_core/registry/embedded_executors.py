@@ -58,10 +58,10 @@ class EmbeddedExecutor(Protocol):
     def wait_ready(self, timeout: float) -> Ready:
         """Wait until the executor listens. Return its addresses and its device. After a timeout, end the executor.
 
-        `timeout`: seconds after the engine has found a place for the executor.
+        `timeout` is in seconds, and begins when the engine has found resources for the executor.
 
         Raises:
-            StartupError: the executor did not start, or the engine has no place; the message names cause and remedy.
+            StartupError: the executor did not start, or the engine lacks resources; the message names cause and remedy.
         """
 
     def issue_ticket(self, client: str) -> str:
@@ -105,7 +105,7 @@ class ExecutorStarter(Protocol):
                 import.
             engines: engines of plugins (`ExecutorEngine`), of which `settings.engine` may name one.
             joining: first number and count, for executors that join a session.
-            unused_seconds: an executor ends if no session begins within these seconds. 0: no limit.
+            unused_seconds: seconds without a session after which an executor ends; 0 for no limit.
 
         Raises:
             PluginError: no engine has the name that the settings give.

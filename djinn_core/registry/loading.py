@@ -19,7 +19,7 @@ import pluggy
 
 from djinn_core.errors import PluginError
 from djinn_core.hookspecs import PROJECT
-from djinn_core.registry.contract import complaint, version_conflict
+from djinn_core.registry.contract import object_problem, version_conflict
 from djinn_core.registry.discovery import PluginCandidate, imported, of_another_release, release_conflict
 from djinn_core.registry.kinds import EVERY_KIND, INTEGRATIONS, KINDS, Kind
 from djinn_core.registry.report import PluginRow, Status, log
@@ -106,23 +106,23 @@ class PluginLoader:
         self.plugins: list[LoadedPlugin] = []
         self.failures: list[PluginFailure] = []
         self.owners: dict[tuple[str, str], LoadedPlugin] = {}
-        declared = {package for package in {kind.package for kind in KINDS} if find_spec(package) is not None}
-        self.kinds = frozenset(kind.name for kind in KINDS if kind.name in kinds and kind.package in declared)
+        installed_packages = {package for package in {kind.package for kind in KINDS} if find_spec(package) is not None}
+        self.kinds = frozenset(kind.name for kind in KINDS if kind.name in kinds and kind.package in installed_packages)
         self.selection, self._started, self._libraries = selection, started, libraries
-        self._reported = 0  # number of failures that were already raised or logged
+        self._reported_count = 0  # number of failures that were already raised or logged
         self._objects: dict[str, tuple[Any, ...]] = {}
         self._claimed_names = dict(taken or {})
         self._names: dict[str, PluginCandidate] = {}
         self._manager = pluggy.PluginManager(PROJECT)
-        self._specified: set[str] = set()
+        self._specified_kinds: set[str] = set()
         self._lock = threading.RLock()
 
     def take(self, candidate: PluginCandidate, requested: bool = False, unselected: bool = False) -> None:
-        """Add a plugin; refuse it if its name is taken.
+        """Add a plugin, or refuse it if its name is taken.
 
         A plugin without entry points is imported now, because its kinds are unknown.
 
-        `requested`: the user named this plugin. `unselected`: the user named other plugins, but not this plugin.
+        `requested` is True if the user named this plugin, and `unselected` if the user named only other plugins.
         """
         status: Status = "unselected" if unselected else "active"
         plugin = LoadedPlugin(candidate, requested, status, kinds=candidate.kinds)
@@ -132,14 +132,14 @@ class PluginLoader:
         if plugin.status != "active":
             return
         first = self._names.setdefault(candidate.name, candidate)
-        with self._attributing(plugin):
+        with self._attribute_errors(plugin):
             if first is not candidate:
                 raise PluginError(_conflict_text("plugin name", candidate.name, first, candidate))
             if not candidate.points and self._is_of_this_release(plugin):
-                self._import(plugin, "", partial(imported, candidate.given, candidate.advice))
+                self._import(plugin, "", partial(imported, candidate.plugin, candidate.advice))
 
-    def wanted_at_once(self) -> frozenset[str]:
-        """Return the kinds with plugins that the user named or configured; all kinds if strict.
+    def kinds_to_load_now(self) -> frozenset[str]:
+        """Return the kinds of plugins that the user named or configured, or all kinds if the selection is strict.
 
         Their errors must show immediately.
         """
@@ -149,7 +149,9 @@ class PluginLoader:
         plugin_settings = self.selection.plugin_settings
         kinds: frozenset[str] = frozenset()
         for plugin in self.plugins:
-            if plugin.requested or any(is_given_to(one, plugin.candidate.name, names) for one in plugin_settings):
+            if plugin.requested or any(
+                is_given_to(setting, plugin.candidate.name, names) for setting in plugin_settings
+            ):
                 kinds = kinds.union(plugin.kinds)
         return kinds & self.kinds
 
@@ -160,11 +162,11 @@ class PluginLoader:
             PluginError: a failed plugin was named by the user or is built in, or the selection is strict.
         """
         with self._lock:
-            fresh, self._reported = self.failures[self._reported :], len(self.failures)
-        for failure in fresh:
+            new_failures, self._reported_count = self.failures[self._reported_count :], len(self.failures)
+        for failure in new_failures:
             if failure.fatal or self.selection.strict:
                 raise failure.error
-        for failure in fresh:
+        for failure in new_failures:
             failure.warn_of_hook() if self._started else failure.warn()
 
     def refuse(self, candidate: PluginCandidate, error: PluginError) -> None:
@@ -182,15 +184,15 @@ class PluginLoader:
         with collect_later, self._lock:
             if kind not in self._objects:
                 plugins: list[Any] = []
-                contract = next(one for one in KINDS if one.name == kind)
+                contract = next(k for k in KINDS if k.name == kind)
                 for plugin in self.plugins:
                     by_library = kind == INTEGRATIONS and plugin.candidate.points and not self._libraries
                     if plugin.status != "active" or kind not in plugin.kinds or by_library:
                         continue
                     if self._is_of_this_release(plugin):
-                        with self._attributing(plugin):
+                        with self._attribute_errors(plugin):
                             plugins += self._objects_of(plugin, contract)
-                self._objects[kind] = tuple(self._ordered(kind, plugins))
+                self._objects[kind] = tuple(self._in_call_order(kind, plugins))
             return self._objects[kind]
 
     def _is_of_this_release(self, plugin: LoadedPlugin) -> bool:
@@ -210,21 +212,21 @@ class PluginLoader:
             if value not in plugin.modules:
                 self._import(plugin, value, point.load)
         for value in points or plugin.modules:
-            objects += self._registered(plugin, plugin.modules[value], kind)
-        fresh: set[tuple[str, str]] = set()
+            objects += self._call_hook(plugin, plugin.modules[value], kind)
+        new_names: set[tuple[str, str]] = set()
         for item in objects:
             for key in _claimed_names(kind.name, item):
-                if key in fresh or key in self._claimed_names:
+                if key in new_names or key in self._claimed_names:
                     raise HookError(_conflict_text(*key, self._claimed_names.get(key, candidate), candidate))
-                fresh.add(key)
-        self._claimed_names.update(dict.fromkeys(fresh, candidate))
+                new_names.add(key)
+        self._claimed_names.update(dict.fromkeys(new_names, candidate))
         self.owners.update({(kind.name, item.name): plugin for item in objects})
         return objects
 
     def _import(self, plugin: LoadedPlugin, value: str, load: Callable[[], object]) -> None:
-        """Import a plugin's module, or use its object. Check it and its settings.
+        """Load a plugin's module or object with `load`, check it, and read its settings.
 
-        `value`: the value of its entry points.
+        `value` is the value of its entry points, or an empty string.
         """
         try:
             module = load()
@@ -236,22 +238,22 @@ class PluginLoader:
             raise PluginError(problem)
         kinds = self._register(plugin.candidate, module)
         points = plugin.candidate.points
-        declared = {kind for kind, some in points.items() if any(point.value == value for point in some)}
+        declared_kinds = {kind for kind, listed in points.items() if any(point.value == value for point in listed)}
         if not points:
             plugin.kinds = kinds
-        elif missing := declared.difference(kinds):
+        elif missing := declared_kinds.difference(kinds):
             raise PluginError(
                 f"its entry point in the group `djinn.{min(missing)}` is {value}, which has no djinn_register_{min(missing)}"
             )
-        elif more := set(kinds) - declared:
+        elif undeclared := set(kinds) - declared_kinds:
             raise PluginError(
-                f"{value} has djinn_register_{min(more)}, and no entry point in the group `djinn.{min(more)}`. Add one"
+                f"{value} has djinn_register_{min(undeclared)}, and no entry point in the group `djinn.{min(undeclared)}`. Add one"
             )
         plugin.modules = {**plugin.modules, value: module}
         declared_settings = read_settings(module, plugin.candidate.name, self.selection.plugin_settings)
         plugin.settings = {**plugin.settings, id(module): declared_settings}
         if not self._started:
-            names = {one.candidate.name for one in self.plugins}
+            names = {other_plugin.candidate.name for other_plugin in self.plugins}
             warn_of_unknown_variables(
                 self.selection.plugin_settings, plugin.candidate.name, declared_settings.variables, names
             )
@@ -262,11 +264,11 @@ class PluginLoader:
             raise PluginError(f"it is the class {module.__name__}; pass an instance")
         kinds = tuple(kind.name for kind in KINDS if hasattr(module, kind.hook))
         for kind in KINDS:
-            if kind.name in self.kinds.intersection(kinds) - self._specified:
+            if kind.name in self.kinds.intersection(kinds) - self._specified_kinds:
                 specification = ModuleType(kind.hook)  # pluggy looks at every attribute of a module
                 setattr(specification, kind.hook, getattr(kind.specification, kind.hook))
                 self._manager.add_hookspecs(specification)
-                self._specified.add(kind.name)
+                self._specified_kinds.add(kind.name)
         try:
             self._manager.register(module, name=f"{candidate.name} {id(module)}")
             self._check_hooks(module)
@@ -287,8 +289,8 @@ class PluginLoader:
             if caller.name not in _HOOKS:
                 close = difflib.get_close_matches(caller.name, _HOOKS, n=1, cutoff=0.0)[0]
                 raise PluginError(f"there is no hook {caller.name}; did you mean {close}?")
-            own = (one for one in caller.get_hookimpls() if one.plugin is module)
-            if any(one.hookwrapper or one.wrapper for one in own):
+            own = (implementation for implementation in caller.get_hookimpls() if implementation.plugin is module)
+            if any(implementation.hookwrapper or implementation.wrapper for implementation in own):
                 raise PluginError(f"its {caller.name} is a wrapper, but hooks of Djinn must not be wrappers")
         unmarked = sorted({name for name in _HOOKS if hasattr(module, name)} - {caller.name for caller in callers})
         if unmarked:
@@ -296,51 +298,51 @@ class PluginLoader:
         if not callers:
             raise PluginError(f"it implements no hook of Djinn. There are: {', '.join(_HOOKS)}")
 
-    def _registered(self, plugin: LoadedPlugin, module: object, kind: Kind) -> list[Any]:
+    def _call_hook(self, plugin: LoadedPlugin, module: object, kind: Kind) -> list[Any]:
         implementations = getattr(self._manager.hook, kind.hook).get_hookimpls()
-        (own,) = (one for one in implementations if one.plugin is module)
+        (own,) = (implementation for implementation in implementations if implementation.plugin is module)
         # Called without the manager, which puts plugins into a set: an unhashable object may be a plugin.
         settings = {"settings": plugin.settings[id(module)].values} if "settings" in own.argnames else {}
-        tracing = _traced(plugin, kind) if self.selection.trace else nullcontext()
+        tracing = _log_call(plugin, kind) if self.selection.trace else nullcontext()
         try:
             with tracing:
                 result = own.function(**settings)
-                objects = list(_listed(result, kind)) if result is not None else []
+                objects = list(_as_objects(result, kind)) if result is not None else []
         except PluginError:
             raise
         except Exception as error:
             raise HookError(f"its {kind.hook} raised {shown(error)}") from error
         for item in objects:
-            if problem := complaint(item, kind):
+            if problem := object_problem(item, kind):
                 raise HookError(f"its {kind.hook} {problem}")
         return objects
 
     @contextmanager
-    def _attributing(self, plugin: LoadedPlugin) -> Iterator[None]:
+    def _attribute_errors(self, plugin: LoadedPlugin) -> Iterator[None]:
         """Attribute a `PluginError` from the block to the plugin, and refuse the plugin. Other exceptions propagate."""
         try:
             yield
         except PluginError as error:
             candidate = plugin.candidate
             advice = of_another_release(*candidate.origin)
-            attributed = type(error)(f"{candidate.label} cannot be used: {error}{f'. {advice}' if advice else ''}")
-            attributed.__cause__ = error.__cause__
-            self._fail(plugin, attributed)
+            named_error = type(error)(f"{candidate.label} cannot be used: {error}{f'. {advice}' if advice else ''}")
+            named_error.__cause__ = error.__cause__
+            self._fail(plugin, named_error)
 
     def _fail(self, plugin: LoadedPlugin, error: PluginError) -> None:
         plugin.status, plugin.error = "failed", str(error)
         self.failures.append(PluginFailure(plugin.row, error, plugin.requested or plugin.candidate.builtin))
 
-    def _ordered(self, kind: str, objects: list[Any]) -> list[Any]:
-        def own(item: Any) -> bool:
+    def _in_call_order(self, kind: str, objects: list[Any]) -> list[Any]:
+        def is_builtin(item: Any) -> bool:
             return self.owners[kind, item.name].candidate.builtin
 
         if kind == "cost_models":
-            return sorted(objects, key=lambda model: (bool(not model.operations), own(model), model.name))
+            return sorted(objects, key=lambda model: (bool(not model.operations), is_builtin(model), model.name))
         if kind == "transports":
             return sorted(objects, key=lambda transport: (-transport.capabilities.speed, transport.name))
         if kind == "weight_formats":
-            return sorted(objects, key=lambda one: (not own(one), one.name))
+            return sorted(objects, key=lambda weight_format: (not is_builtin(weight_format), weight_format.name))
         return sorted(objects, key=lambda item: item.name)
 
 
@@ -358,14 +360,14 @@ def _claimed_names(kind: str, item: Any) -> Iterator[tuple[str, str]]:
 
 
 def _conflict_text(what: str, name: str, first: PluginCandidate, second: PluginCandidate) -> str:
-    claimed = f"name {name!r} among {what.replace('_', ' ')}" if what in EVERY_KIND else f"{what} {name!r}"
+    what_is_taken = f"name {name!r} among {what.replace('_', ' ')}" if what in EVERY_KIND else f"{what} {name!r}"
     return (
-        f"the {claimed} is taken twice: {first.label} has it, {second.label} is refused. "
+        f"the {what_is_taken} is taken twice: {first.label} has it, {second.label} is refused. "
         "Uninstall or disable one of them, or rename what it offers"
     )
 
 
-def _listed(result: object, kind: Kind) -> Iterable[Any]:
+def _as_objects(result: object, kind: Kind) -> Iterable[Any]:
     if inspect.iscoroutine(result):
         result.close()  # it will not be awaited; without this Python would warn
     if isinstance(result, str) or not isinstance(result, Iterable):
@@ -376,19 +378,19 @@ def _listed(result: object, kind: Kind) -> Iterable[Any]:
 def shown(error: BaseException) -> str:
     """Return type, message and innermost line of an exception."""
     frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    location = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{location}"
 
 
 @contextmanager
-def _traced(plugin: LoadedPlugin, kind: Kind) -> Iterator[None]:
-    began, raised = time.monotonic(), None
+def _log_call(plugin: LoadedPlugin, kind: Kind) -> Iterator[None]:
+    started, raised = time.monotonic(), None
     try:
         yield
     except Exception as error:
         raised = shown(error)
         raise
     finally:
-        seconds = round(time.monotonic() - began, 6)
+        seconds = round(time.monotonic() - started, 6)
         # The user asked for this log, so its level is shown by default.
         log().warning("called a hook", plugin=plugin.candidate.name, hook=kind.hook, seconds=seconds, raised=raised)

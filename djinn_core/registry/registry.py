@@ -49,19 +49,19 @@ class Registry:
         self,
         loader: PluginLoader | None = None,
         owners: Mapping[tuple[str, str], PluginRow] | None = None,
-        surveyed: bool = False,
+        is_survey: bool = False,
         **objects: tuple[Any, ...],
     ) -> None:
         """Create a registry with the given objects. Other kinds are loaded on demand.
 
         Args:
-            loader: loader of the plugins; None: no plugins.
+            loader: loader of the plugins, or None for no plugins.
             owners: rows of the given objects, by kind and name.
-            surveyed: True if failed plugins cause no warning.
+            is_survey: True if failed plugins cause no warning.
             objects: objects by kind, which replace the objects of plugins.
         """
         self._loader, self._owners = loader, dict(owners or {})
-        self._surveyed = surveyed
+        self._is_survey = is_survey
         vars(self).update(objects)
 
     def __getattr__(self, name: str) -> tuple[Any, ...]:
@@ -87,7 +87,7 @@ class Registry:
         for kind in kinds:
             if kind not in vars(self):
                 vars(self)[kind] = loader.load(kind) if loader is not None else ()
-        if loader is not None and not self._surveyed:
+        if loader is not None and not self._is_survey:
             loader.report_failures()
 
     def has_loaded(self, kinds: Iterable[str]) -> bool:
@@ -96,8 +96,8 @@ class Registry:
 
     def evolve(self, **objects: tuple[Any, ...]) -> Registry:
         """Return a copy of the registry with replaced objects for some kinds."""
-        there = {kind: plugins for kind, plugins in vars(self).items() if kind in EVERY_KIND}
-        return Registry(self._loader, self._owners, self._surveyed, **{**there, **objects})
+        loaded = {kind: plugins for kind, plugins in vars(self).items() if kind in EVERY_KIND}
+        return Registry(self._loader, self._owners, self._is_survey, **{**loaded, **objects})
 
     @property
     def rows(self) -> tuple[PluginRow, ...]:
@@ -108,7 +108,7 @@ class Registry:
     def plugin_settings(self) -> tuple[SettingRow, ...]:
         """Return the settings of loaded plugins, each with the origin of its value."""
         plugins = self._loader.plugins if self._loader is not None else ()
-        return tuple(row for plugin in plugins for declared in plugin.settings.values() for row in declared.rows)
+        return tuple(row for plugin in plugins for settings in plugin.settings.values() for row in settings.rows)
 
     @property
     def is_selected(self) -> bool:
@@ -119,18 +119,20 @@ class Registry:
         """Return the plugin settings in the selection that belong to `plugins`."""
         settings = self._loader.selection.plugin_settings if self._loader is not None else ()
         names = [row.name for row in self.rows]
-        return frozenset(one for one in settings if any(is_given_to(one, plugin, names) for plugin in plugins))
+        return frozenset(
+            setting for setting in settings if any(is_given_to(setting, plugin, names) for plugin in plugins)
+        )
 
     def used_in(self, kinds: Collection[str], names: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Return the names of plugins whose objects of `kinds` a process uses. If `names` is None, return None."""
-        others = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
-        return None if names is None else tuple(name for name in names if name not in others)
+        unused = {row.name for row in self.rows if row.status == "active" and not {*row.kind.split(",")} & {*kinds}}
+        return None if names is None else tuple(name for name in names if name not in unused)
 
     @property
     def owners(self) -> Mapping[tuple[str, str], PluginRow]:
         """Return the rows of the plugins by kind and name of their objects."""
-        loaded = self._loader.owners if self._loader is not None else {}
-        return {**{key: plugin.row for key, plugin in loaded.items()}, **self._owners}
+        plugins = self._loader.owners if self._loader is not None else {}
+        return {**{key: plugin.row for key, plugin in plugins.items()}, **self._owners}
 
     def owner(self, kind: str, name: str) -> str:
         """Return the plugin that registered object `name` of a kind, as named in messages."""
@@ -167,7 +169,7 @@ def open_registry(
     """
     loader = _loader(selection, builtins, kinds, entry_points, started=started)
     registry = Registry(loader)
-    at_once = loader.wanted_at_once()
+    at_once = loader.kinds_to_load_now()
     registry.load(*[kind.name for kind in KINDS if kind.name in at_once])
     return registry
 
@@ -196,7 +198,7 @@ def survey(
     loader = _loader(selection, builtins, EVERY_KIND, entry_points, libraries=True)
     for kind in KINDS:
         loader.load(kind.name)
-    return Registry(loader, surveyed=True), tuple(loader.failures)
+    return Registry(loader, is_survey=True), tuple(loader.failures)
 
 
 def _loader(
@@ -209,22 +211,22 @@ def _loader(
     libraries: bool = False,
 ) -> PluginLoader:
     """Return a loader with the plugins of a selection. Plugins without entry points are imported now."""
-    own, offered = built_in(builtins), installed(entry_points)
+    builtin, offered = built_in(builtins), installed(entry_points)
     loader = PluginLoader(selection, kinds, started=started, libraries=libraries)
-    for candidate in own:
+    for candidate in builtin:
         loader.take(candidate)
     if selection.plugins is None:
         for candidate in offered:
             loader.take(candidate)
     else:
-        _take_requested(loader, selection.plugins, own, offered)
+        _take_requested(loader, selection.plugins, builtin, offered)
     if not started:
-        names = {candidate.name for candidate in (*own, *offered)} | {
+        names = {candidate.name for candidate in (*builtin, *offered)} | {
             plugin.candidate.name for plugin in loader.plugins
         }
         warn_of_unknown_plugins(selection.plugin_settings, names)
         for unknown in sorted(selection.disable - names):
-            error = f"{unknown!r}{choices(unknown, (*own, *offered))}"
+            error = f"{unknown!r}{choices(unknown, (*builtin, *offered))}"
             log().warning("the setting `disable` names an unknown plugin", plugin=unknown, error=error)
     return loader
 
@@ -232,18 +234,18 @@ def _loader(
 def _take_requested(
     loader: PluginLoader,
     requests: tuple[object, ...],
-    own: tuple[PluginCandidate, ...],
+    builtin: tuple[PluginCandidate, ...],
     offered: tuple[PluginCandidate, ...],
 ) -> None:
     candidates: list[PluginCandidate] = []
     for request in {request if isinstance(request, str) else id(request): request for request in requests}.values():
         try:
-            candidates.append(named(request, (*own, *offered)))
+            candidates.append(named(request, (*builtin, *offered)))
         except PluginError as error:
             loader.refuse(PluginCandidate(str(request)), error)
-    rest = [candidate for candidate in offered if candidate not in candidates]
-    for candidate in sorted((*candidates, *rest), key=lambda candidate: candidate.name):
-        if candidate in rest:
+    unselected = [candidate for candidate in offered if candidate not in candidates]
+    for candidate in sorted((*candidates, *unselected), key=lambda candidate: candidate.name):
+        if candidate in unselected:
             loader.take(candidate, unselected=True)
-        elif candidate not in own:
+        elif candidate not in builtin:
             loader.take(candidate, requested=True)

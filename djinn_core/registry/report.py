@@ -17,7 +17,7 @@ class PluginRow:
     """A plugin that is built in, installed, or named by the user.
 
     Attributes:
-        name: name of the entry point, or of the module or object that was given.
+        name: name of the entry point, or of the module or object.
         kind: the kinds of hook that it implements, in pipeline order, joined by commas; empty if it was not loaded.
         distribution: name of the distribution that contains it; empty if there is none.
         version: version of the distribution; empty if there is none.

@@ -29,7 +29,7 @@ class DeclaredSettings(msgspec.Struct, frozen=True):
 
 
 def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> DeclaredSettings:
-    """Return the settings of the plugin `name` from the given values, with defaults for the rest.
+    """Return the settings of the plugin `name` from the values in `given`. Missing values are defaults.
 
     Raises:
         ConfigurationError: the plugin has no setting of a given name, or a value is malformed; the message names its
@@ -37,24 +37,24 @@ def read_settings(plugin: object, name: str, given: Sequence[PluginSetting]) -> 
         PluginError: the settings class of the plugin cannot be used.
     """
     declared = getattr(plugin, ATTRIBUTE, None)
-    mine = [one for one in given if one.plugin == name]
+    own = [setting for setting in given if setting.plugin == name]
     if declared is None:
-        if mine:
+        if own:
             raise ConfigurationError(
-                f"The plugin {name!r} has no settings: remove `{mine[0].name}` from {mine[0].origin}."
+                f"The plugin {name!r} has no settings: remove `{own[0].name}` from {own[0].origin}."
             )
         return DeclaredSettings()
     fields = _fields(declared)
     variables = {variable(name, field): field for field in fields}
-    chosen: dict[str, PluginSetting] = {}
-    for one in given:
-        if one.plugin == name:
-            _check_name(name, one, fields)
-            chosen[one.name] = one
-        elif not one.plugin and one.name in variables:
-            chosen[variables[one.name]] = one
-    values = _make(declared, name, fields, chosen)
-    rows = tuple(_row(name, field, values, chosen) for field in attrs.fields(declared))
+    values_by_name: dict[str, PluginSetting] = {}
+    for setting in given:
+        if setting.plugin == name:
+            _check_name(name, setting, fields)
+            values_by_name[setting.name] = setting
+        elif not setting.plugin and setting.name in variables:
+            values_by_name[variables[setting.name]] = setting
+    values = _construct(declared, name, fields, values_by_name)
+    rows = tuple(_row(name, field, values, values_by_name) for field in attrs.fields(declared))
     return DeclaredSettings(values, rows, frozenset(variables))
 
 
@@ -65,28 +65,31 @@ def variable(plugin: str, setting: str) -> str:
 
 def warn_of_unknown_plugins(given: Iterable[PluginSetting], plugins: Collection[str]) -> None:
     """Warn of settings for plugins that are neither built in nor installed."""
-    for one in given:
-        if one.plugin and one.plugin not in plugins:
-            close = difflib.get_close_matches(one.plugin, plugins, 1)
-            _warn(f"[plugins.{one.plugin}] ({one.origin})", f"[plugins.{close[0]}]" if close else "")
-        elif not one.plugin and not _owner(one.name, plugins):
+    for setting in given:
+        if setting.plugin and setting.plugin not in plugins:
+            close = difflib.get_close_matches(setting.plugin, plugins, 1)
+            _warn(f"[plugins.{setting.plugin}] ({setting.origin})", f"[plugins.{close[0]}]" if close else "")
+        elif not setting.plugin and not _owner(setting.name, plugins):
             prefixes = {variable(plugin, ""): plugin for plugin in plugins}
-            close = difflib.get_close_matches(one.name, prefixes, 1, cutoff=0.3)
-            _warn(PLUGIN_PREFIX + one.name, f"one that begins with {PLUGIN_PREFIX}{close[0]}" if close else "")
+            close = difflib.get_close_matches(setting.name, prefixes, 1, cutoff=0.3)
+            _warn(PLUGIN_PREFIX + setting.name, f"one that begins with {PLUGIN_PREFIX}{close[0]}" if close else "")
 
 
 def warn_of_unknown_variables(
     given: Iterable[PluginSetting], plugin: str, variables: Collection[str], plugins: Collection[str]
 ) -> None:
     """Warn of environment variables that have a plugin's prefix but match no setting."""
-    for one in given:
-        if not one.plugin and one.name not in variables and _owner(one.name, plugins) == plugin:
-            close = difflib.get_close_matches(one.name, variables, 1)
-            _warn(PLUGIN_PREFIX + one.name, PLUGIN_PREFIX + close[0] if close else "")
+    for setting in given:
+        if not setting.plugin and setting.name not in variables and _owner(setting.name, plugins) == plugin:
+            close = difflib.get_close_matches(setting.name, variables, 1)
+            _warn(PLUGIN_PREFIX + setting.name, PLUGIN_PREFIX + close[0] if close else "")
 
 
 def is_given_to(setting: PluginSetting, plugin: str, plugins: Collection[str]) -> bool:
-    """Return True if a setting belongs to a plugin. `plugins`: all plugin names, which may be prefixes of each other."""
+    """Return True if a setting belongs to a plugin.
+
+    `plugins` has all plugin names, which may be prefixes of each other.
+    """
     return setting.plugin == plugin or (not setting.plugin and _owner(setting.name, plugins) == plugin)
 
 
@@ -120,9 +123,9 @@ def _converter(name: str, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return partial(one_of, get_args(hint))
     if get_origin(hint) in {Union, types.UnionType}:
-        others = [part for part in get_args(hint) if part is not type(None)]
-        if len(others) == 1 and len(get_args(hint)) == 2:
-            convert = _converter(name, others[0])
+        types_without_none = [part for part in get_args(hint) if part is not type(None)]
+        if len(types_without_none) == 1 and len(get_args(hint)) == 2:
+            convert = _converter(name, types_without_none[0])
             return lambda value: None if value is None or value == "" else convert(value)
     raise PluginError(
         f"its setting `{name}` has the type {hint}: a setting is a bool, int, float, str, Path, tuple[str, ...], a Literal of "
@@ -130,31 +133,33 @@ def _converter(name: str, hint: Any) -> Any:
     )
 
 
-def _check_name(plugin: str, given: PluginSetting, fields: Mapping[str, Any]) -> None:
-    if given.name in fields:
+def _check_name(plugin: str, setting: PluginSetting, fields: Mapping[str, Any]) -> None:
+    if setting.name in fields:
         return
-    close = difflib.get_close_matches(given.name, fields, 1)
+    close = difflib.get_close_matches(setting.name, fields, 1)
     hint = f"did you mean `{close[0]}`?" if close else f"it has {', '.join(f'`{name}`' for name in fields)}."
-    raise ConfigurationError(f"The plugin {plugin!r} has no setting `{given.name}` ({given.origin}): {hint}")
+    raise ConfigurationError(f"The plugin {plugin!r} has no setting `{setting.name}` ({setting.origin}): {hint}")
 
 
-def _make(declared: Any, plugin: str, fields: Mapping[str, Any], chosen: Mapping[str, PluginSetting]) -> Any:
+def _construct(
+    declared: Any, plugin: str, fields: Mapping[str, Any], values_by_name: Mapping[str, PluginSetting]
+) -> Any:
     values: dict[str, Any] = {}
     arguments = {field.name: field.alias for field in attrs.fields(declared)}
-    for name, setting in chosen.items():
+    for name, setting in values_by_name.items():
         try:
             convert = fields[name]
             values[arguments[name]] = setting.value if convert is None else convert(setting.value)
             declared(**{arguments[name]: values[arguments[name]]})  # runs the validators of one setting at a time
         except (ValueError, TypeError) as error:
-            shown = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(setting.value)
+            value_text = HIDDEN if not attrs.fields_dict(declared)[name].repr else repr(setting.value)
             raise ConfigurationError(
-                f"The setting `plugins.{plugin}.{name}` {_error_text(error)}, and not {shown} ({setting.origin})."
+                f"The setting `plugins.{plugin}.{name}` {_error_text(error)}, and not {value_text} ({setting.origin})."
             ) from None
     try:
         return declared(**values)
     except (ValueError, TypeError) as error:
-        origins = ", ".join(sorted({setting.origin for setting in chosen.values()})) or "all of them defaults"
+        origins = ", ".join(sorted({setting.origin for setting in values_by_name.values()})) or "all of them defaults"
         raise ConfigurationError(
             f"The settings of the plugin {plugin!r} contradict each other ({origins}): {error}."
         ) from None
@@ -166,8 +171,8 @@ def _error_text(error: Exception) -> str:
     return text if text.startswith("must") else f"is refused: {text}"
 
 
-def _row(plugin: str, field: Any, values: Any, chosen: Mapping[str, PluginSetting]) -> SettingRow:
+def _row(plugin: str, field: Any, values: Any, values_by_name: Mapping[str, PluginSetting]) -> SettingRow:
     value = getattr(values, field.name)
     text = HIDDEN if not field.repr and value else str(value) if isinstance(value, (str, Path)) else repr(value)
-    origin = chosen[field.name].origin if field.name in chosen else "default"
+    origin = values_by_name[field.name].origin if field.name in values_by_name else "default"
     return SettingRow(f"plugins.{plugin}.{field.name}", text, origin)

@@ -33,8 +33,11 @@ def djinn_version() -> str:
 
 
 @lru_cache(maxsize=256)
-def described(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
-    """Return the name and version of a distribution, and the only version of Djinn that it accepts (empty: it accepts several)."""
+def name_and_versions(distribution: importlib.metadata.Distribution) -> tuple[str, str, str]:
+    """Return the name and version of a distribution, and the only version of Djinn that it accepts.
+
+    The last is empty if it accepts several.
+    """
     metadata = distribution.metadata
     pins = (pin[1] for one in metadata.get_all("Requires-Dist") or () if (pin := _PIN.fullmatch(one)))
     return metadata["Name"], metadata["Version"], next(pins, "")

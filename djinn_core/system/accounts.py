@@ -27,9 +27,9 @@ if sys.platform == "win32":
 else:
 
     def find_account(name: str) -> tuple[int, int] | None:
-        """Return user id and group id of a user; None if there is no such user.
+        """Return user id and group id of a user, or None if the user does not exist.
 
-        `name`: a name, or a user id. For an id without an account, the group id equals the user id.
+        `name` is a name or a user id. For an id without an account, the group id equals the user id.
         """
         import pwd  # Unix only; the simulated Windows has no such module either
 
@@ -45,10 +45,10 @@ else:
         Raises:
             OSError: this process may not do that.
         """
-        for place, _, files in os.walk(folder, topdown=False):
+        for path, _, files in os.walk(folder, topdown=False):
             for name in files:
-                os.chown(Path(place, name), user, group, follow_symlinks=False)
-            os.chown(place, user, group)
+                os.chown(Path(path, name), user, group, follow_symlinks=False)
+            os.chown(path, user, group)
 
 
 def missing_right() -> str:

@@ -20,7 +20,7 @@ def shows_html() -> bool:
     return getattr(shell(), "kernel", None) is not None
 
 
-def called(file: str) -> str:
+def display_name(file: str) -> str:
     """Return the name of a source file in messages: `Cell In[7]` for a cell, as in IPython's tracebacks."""
     if not re.search(_CELL, file):
         return file

@@ -59,12 +59,12 @@ class GcPause:
             if last:
                 self._resume()
         if not last:
-            self._collect_what_is_due()
+            self._collect_due()
 
     def catch_up(self) -> None:
         """Run the collections that are due, during a long wait of a thread that holds no locks."""
         if self.thread.only_waits:
-            self._collect_what_is_due()
+            self._collect_due()
 
     @property
     def busy(self) -> bool:
@@ -88,7 +88,7 @@ class GcPause:
         if gc.get_threshold()[0] == _NEVER:  # otherwise the program has set its own threshold meanwhile
             gc.set_threshold(*self._thresholds)
 
-    def _collect_what_is_due(self) -> None:
+    def _collect_due(self) -> None:
         """Run the collection that would have run automatically by now, if any."""
         if not gc.isenabled():
             return

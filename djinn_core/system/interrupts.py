@@ -209,7 +209,7 @@ def raise_outside_torch(number: int, frame: FrameType | None) -> None:
 
 
 def _raise(number: int, frame: FrameType | None, at_signal: bool) -> None:
-    if (at_signal and native_stack.stands_between(b"libtorch")) or _is_dropped(frame):
+    if (at_signal and native_stack.is_on_stack(b"libtorch")) or _is_dropped(frame):
         _thread.start_new_thread(_resend_interrupt, ())
     else:
         signal.default_int_handler(number, frame)

@@ -20,7 +20,7 @@ class _Symbol(ctypes.Structure):
     )
 
 
-def stands_between(library: bytes) -> bool:
+def is_on_stack(library: bytes) -> bool:
     """Return True if a library with `library` in its file name is on the C stack between the caller and the next Python code.
 
     Return False if the platform cannot tell. No step of this function can lose an interrupt.
@@ -58,7 +58,7 @@ class _Calls:
         return self.look()
 
 
-def _measured_entry() -> int | None:
+def _find_entry() -> int | None:
     """Return the C function through which C enters Python: the outermost function that different kinds of calls share.
 
     It is measured, because the interpreter's functions have no names since Python 3.14, and compilers split and merge
@@ -70,7 +70,7 @@ def _measured_entry() -> int | None:
     return (same[-1] or None) if same else None
 
 
-def _looked_up() -> tuple[Any, Any, Any]:
+def _linker_functions() -> tuple[Any, Any, Any]:
     """Return `backtrace`, `dladdr`, and a function that finds a function's start address. Return None if one is missing."""
     try:
         program = ctypes.CDLL(None)
@@ -87,5 +87,5 @@ def _looked_up() -> tuple[Any, Any, Any]:
 
 
 # Looked up at import: a signal handler must not run code that an interrupt could abort.
-_backtrace, _dladdr, _function_at = _looked_up()
-_entry: Final = _measured_entry() if _backtrace and _dladdr and _function_at else None
+_backtrace, _dladdr, _function_at = _linker_functions()
+_entry: Final = _find_entry() if _backtrace and _dladdr and _function_at else None

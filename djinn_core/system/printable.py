@@ -13,7 +13,7 @@ _OBEYED: Final = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2
 
 def printable(text: str) -> str:
     """Return at most `LONGEST` characters of `text`, with control characters escaped, except newlines."""
-    text_shown = re.sub(_OBEYED, _written_out, text[:LONGEST])
+    text_shown = re.sub(_OBEYED, _escape, text[:LONGEST])
     return text_shown if len(text) <= LONGEST else f"{text_shown} ... ({len(text):,} characters)"
 
 
@@ -22,8 +22,8 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n")
 
 
-def _written_out(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape").decode("ascii")
+def _escape(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode("ascii")
 
 
 def size_text(count: int) -> str:

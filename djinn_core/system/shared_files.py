@@ -64,7 +64,7 @@ def version_of(path: Path) -> FileVersion:
 def locked(path: Path, seconds: float | None = None) -> Iterator[None]:
     """Hold the lock file of `path` while the caller changes the file. Only one process at a time can hold it.
 
-    `seconds`: maximum wait for another process that holds the lock. None: no limit.
+    `seconds` is the maximum wait for another process that holds the lock, or None for no limit.
 
     Raises:
         BlockingIOError: another process held the lock for longer.

@@ -45,7 +45,7 @@ _LINUX_LINK: Final = struct.Struct("=148xI8xQ")
 def link_figures(sock: socket.socket) -> tuple[float, float]:
     """Return the recent minimum round trip in seconds, and the delivery rate in bytes per second, of a TCP connection.
 
-    0: the system does not report it.
+    A number is 0 if the system does not report it.
 
     Raises:
         OSError: the socket is closed, or not a TCP socket.
@@ -73,7 +73,7 @@ def address_is_gone(sock: socket.socket) -> bool:
     return False
 
 
-def unacknowledged(sock: socket.socket) -> int:
+def unacknowledged_bytes(sock: socket.socket) -> int:
     """Return the number of unacknowledged bytes of a TCP connection that is shut down for sending.
 
     Return 0 if the connection is broken or the system does not report it: there is nothing to wait for.
@@ -83,8 +83,8 @@ def unacknowledged(sock: socket.socket) -> int:
     """
     if sys.platform == "linux":
         if sock.family in _INTERNET and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_CLOSE:
-            (left,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
-            return max(0, int(left) - 1)  # the FIN is counted, too
+            (unsent_bytes,) = struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+            return max(0, int(unsent_bytes) - 1)  # the FIN is counted, too
     return 0
 
 
@@ -98,7 +98,7 @@ class Poll(Protocol):
         """Remove a socket or descriptor."""
 
     def poll(self, timeout: float | None = None, /) -> Sequence[object]:
-        """Return the readable sockets after a wait of at most `timeout` milliseconds. None: no limit."""
+        """Return the readable sockets. Wait at most `timeout` milliseconds, or forever if it is None."""
 
 
 class _Select:
@@ -148,13 +148,13 @@ if sys.platform == "win32":
         """Wait briefly after a write raised `BlockingIOError`, because the write itself did not wait."""
         select.select((), (sock,), (), _TURN_SECONDS)
 
-    def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
+    def gathering_send(sock: Any) -> Callable[[Sequence[Buffer]], int]:
         """Return a function that joins small buffers, because Windows has no gathering write."""
         return getattr(sock, "sendmsg", None) or partial(_send_joined, sock)
 
     def send_now(sock: Any, buffers: Sequence[Buffer]) -> int:
         """Send the first bytes of several buffers without a wait. Return their number."""
-        return gathering(sock)(buffers)
+        return gathering_send(sock)(buffers)
 
     def hung_up(sock: socket.socket) -> bool:
         """Return True if the socket is closed at this end. Windows reports nothing else without a read."""
@@ -179,7 +179,7 @@ else:
     def wait_writable(sock: Any) -> None:
         """Do nothing: the write that raised `BlockingIOError` has waited itself."""
 
-    def gathering(sock: Any) -> Callable[[Sequence[Buffer]], int]:
+    def gathering_send(sock: Any) -> Callable[[Sequence[Buffer]], int]:
         """Return a function that sends the first bytes of several buffers, and returns their number."""
         return sock.sendmsg  # type: ignore[no-any-return]
 
@@ -231,8 +231,11 @@ def keep_alive(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def widen(sock: socket.socket, size: int) -> None:
-    """Request socket buffers of `size` bytes. Linux caps the size. macOS refuses sizes above its limit: then try half."""
+def set_buffer_sizes(sock: socket.socket, size: int) -> None:
+    """Request socket buffers of `size` bytes.
+
+    Linux caps the size. macOS refuses sizes above its limit, so halve the size until it accepts.
+    """
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         new_size = size
         while new_size >= 1 << 16:
@@ -255,7 +258,7 @@ class PeerSilence:
         self._since = 0.0
 
     def seconds(self, sock: socket.socket) -> float:
-        """Return the seconds of silence. 0: nothing is unacknowledged, or the system does not report it.
+        """Return the seconds of silence, or 0 if all data is acknowledged or the system does not report it.
 
         Raises:
             OSError: the socket is closed.

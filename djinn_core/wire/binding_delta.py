@@ -27,13 +27,13 @@ _HANDLE_LIMIT = 1 << 63
 
 def pack_handles(handles: Iterable[int]) -> Handles:
     """Encode handles as differences."""
-    packed: list[int] = []
-    before = 0
+    differences: list[int] = []
+    previous = 0
     for handle in handles:
         storage = handle >> VIEW_BITS
-        packed += (storage - before, (handle - storage) & VIEW_MASK)
-        before = storage
-    return tuple(packed)
+        differences += (storage - previous, (handle - storage) & VIEW_MASK)
+        previous = storage
+    return tuple(differences)
 
 
 def unpack_handles(packed: Handles) -> list[int]:
@@ -50,7 +50,7 @@ def unpack_handles(packed: Handles) -> list[int]:
             if 0 <= handle < _HANDLE_LIMIT:
                 return [handle]
     if len(packed) > 2 * limits.HANDLES:
-        raise ProtocolError(f"a list of {len(packed) // 2:,} handles; at most {limits.HANDLES:,} are read at a time")
+        raise ProtocolError(f"a list has {len(packed) // 2:,} handles; the limit is {limits.HANDLES:,}")
     if len(packed) % 2:
         raise ProtocolError("a list of handles is truncated")
     views = packed[1::2]
@@ -66,13 +66,13 @@ def _handle(storage: int, view: int) -> int:
 
 def pack_inputs(positions: Sequence[int], handles: Sequence[int]) -> InputChanges:
     """Encode the new handles at ascending positions as differences."""
-    packed: list[int] = []
+    differences: list[int] = []
     position = storage = 0
-    for at, handle in zip(positions, handles, strict=True):
-        before, storage = storage, handle >> VIEW_BITS
-        packed += (at - position, storage - before, (handle - storage) & VIEW_MASK)
-        position = at
-    return tuple(packed)
+    for new_position, handle in zip(positions, handles, strict=True):
+        previous_storage, storage = storage, handle >> VIEW_BITS
+        differences += (new_position - position, storage - previous_storage, (handle - storage) & VIEW_MASK)
+        position = new_position
+    return tuple(differences)
 
 
 def apply_input_changes(before: list[int], changes: InputChanges) -> None:

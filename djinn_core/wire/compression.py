@@ -26,11 +26,11 @@ def supported_compressions() -> tuple[str, ...]:
 
 
 def compressed(data: Buffer, item: int) -> bytes:
-    """Return `data`, which consists of elements of `item` bytes, compressed. Incompressible data becomes slightly larger."""
+    """Compress `data`, which consists of elements of `item` bytes. Incompressible data becomes slightly larger."""
     octets = np.frombuffer(data, np.uint8)
     planes = np.ascontiguousarray(octets.reshape(-1, item).T) if item > 1 else octets
-    written: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(planes)
-    return written
+    compressed_bytes: bytes = _zstandard().ZstdCompressor(level=_LEVEL).compress(planes)
+    return compressed_bytes
 
 
 def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryview:
@@ -40,7 +40,7 @@ def expanded(data: Buffer, compression: str, item: int, length: int) -> memoryvi
         ProtocolError: the compression is unknown, or the result does not have `length` bytes.
     """
     if compression not in supported_compressions():
-        raise ProtocolError(f"data has the compression {compression[:64]!r}, which this end cannot read")
+        raise ProtocolError(f"the data has the compression {compression[:64]!r}, which this end cannot read")
     if length > LARGEST or length % item:
         raise ProtocolError(f"{length:,} bytes cannot be one buffer of elements of {item} bytes")
     planes = allocate(length)

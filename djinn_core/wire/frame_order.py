@@ -61,7 +61,7 @@ class Prefix(msgspec.Struct, frozen=True):
     """Prefix of a frame's head.
 
     Attributes:
-        number: number of this frame. A note has the number of the last frame before it.
+        number: number of this frame. A note has the number of the last frame that was sent before it.
         received: number of frames that were received from the other end.
         wish: the flags of a note.
         asked: number of the note that a reply answers, because several notes may be in flight.
@@ -119,7 +119,7 @@ class Outbox:
     """Sending side: numbered frames that the other end has not acknowledged.
 
     Attributes:
-        borrows: True if some of the kept bodies refer to memory that the caller owns.
+        borrows: True if bodies of unacknowledged frames refer to memory that the caller owns.
         ahead: during a replay, the number of frames that the other end has received from an earlier process. New frames
             up to this number count as acknowledged. Otherwise None.
     """
@@ -136,7 +136,9 @@ class Outbox:
         return self._sent & COUNT_MASK
 
     def put(self, frame: Frame) -> int:
-        """Keep a frame until it is acknowledged. Return its number. A large body is borrowed until `copy_borrowed`.
+        """Keep a frame until it is acknowledged, and return its number.
+
+        A large body is borrowed until `copy_borrowed`.
 
         Raises:
             ProtocolError: the other end acknowledges nothing.
@@ -147,13 +149,13 @@ class Outbox:
         if self.ahead is not None and (self.ahead - self._sent) & COUNT_MASK < _HALF:
             return self.sent
         self.ahead = None
-        nbytes, borrowed, own = 0, False, True
+        nbytes, borrowed, immutable = 0, False, True
         for buffer in frame.body:  # usually at most one buffer, so avoid a generator
             nbytes += memoryview(buffer).nbytes
-            own = own and type(buffer) is bytes
+            immutable = immutable and type(buffer) is bytes
         if nbytes > COPIED_AT_ONCE:
             borrowed = self.borrows = True
-        elif not own:
+        elif not immutable:
             frame = _copied(frame)
         self._kept.append(_UnacknowledgedFrame(frame, nbytes, borrowed))
         return self._sent & COUNT_MASK
@@ -161,13 +163,16 @@ class Outbox:
     def restore(self, sent: int, kept: Sequence[Frame]) -> None:
         """Continue after an earlier process that sent `sent` frames.
 
-        `kept`: the last frames, which are unacknowledged.
+        `kept` has the unacknowledged frames, oldest first.
         """
         self._sent = sent
         self._kept = deque(_UnacknowledgedFrame(frame, body_bytes(frame), borrowed=False) for frame in kept)
 
     def repeat(self, received: int) -> None:
-        """Begin a replay: frames up to number `received` were already received by the peer and are neither kept nor sent again."""
+        """Begin a replay.
+
+        Frames up to number `received` reached the peer before, and are neither kept nor sent again.
+        """
         if 0 < (received - self._sent) & COUNT_MASK < _HALF:
             self._kept.clear()
             self.ahead = received
@@ -189,20 +194,20 @@ class Outbox:
         if self.ahead is not None:
             self.ahead = received
             return
-        waiting = (self._sent - received) & COUNT_MASK
-        kept = self._kept
-        over = len(kept) - waiting
-        if over < 0:
-            if waiting < _HALF:
+        unacknowledged = (self._sent - received) & COUNT_MASK
+        frames = self._kept
+        received_count = len(frames) - unacknowledged
+        if received_count < 0:
+            if unacknowledged < _HALF:
                 return  # an old acknowledgement arrived late
             raise ProtocolError(f"the peer has received {received} frames of {self.sent} that were sent")
-        for _ in range(over):
-            kept.popleft()
-        if not waiting:
+        for _ in range(received_count):
+            frames.popleft()
+        if not unacknowledged:
             self.borrows = False
 
     def copy_borrowed(self) -> None:
-        """Copy borrowed bodies, because their memory is about to change."""
+        """Copy borrowed bodies. Call this before their memory changes."""
         if self.borrows:
             for kept_frame in self._kept:
                 if kept_frame.borrowed:
@@ -210,7 +215,7 @@ class Outbox:
             self.borrows = False
 
     def kept(self) -> list[tuple[int, Frame]]:
-        """Unreceived frames with their numbers, oldest first."""
+        """Return the unacknowledged frames with their numbers, oldest first."""
         first = self._sent - len(self._kept) + 1
         return [((first + i) & COUNT_MASK, kept_frame.frame) for i, kept_frame in enumerate(self._kept)]
 
@@ -220,7 +225,7 @@ class Outbox:
         return (self._sent - len(self._kept)) & COUNT_MASK
 
     def lost(self, received: int) -> int:
-        """Return the number of acknowledged frames that the other end has not received, if it has received `received` frames."""
+        """Return the number of acknowledged frames that the other end lost, if it has only `received` frames."""
         count = (self.acknowledged - received) & COUNT_MASK
         return count if count < _HALF else 0
 
@@ -257,7 +262,7 @@ class Inbox:
         self.received = 0
 
     def judge(self, number: int) -> FrameOrder:
-        """Return whether the frame of this number is the next, a repetition, or follows a missing frame."""
+        """Return whether frame `number` is the next frame, a repeated frame, or after a missing frame."""
         ahead = (number - self.received - 1) & COUNT_MASK
         if not ahead:
             return FrameOrder.NEXT

@@ -205,7 +205,8 @@ class FrameDecoder:
         frames: complete frames, oldest first.
         takes_striped: True if striped frames are accepted.
         waiting: an incomplete striped frame, and the frames after it.
-        place: returns memory for a buffer, from its frame's head and its length. None: this class allocates.
+        place: function that returns memory for a buffer, given its frame's head and its length. If it is None, this
+            class allocates memory.
         when_large: callback with the bytes of each large body that begins to arrive.
     """
 
@@ -238,9 +239,9 @@ class FrameDecoder:
     @property
     def buffered_bytes(self) -> int:
         """Bytes of incomplete frames, and of frames that the caller has not taken. Thread-safe."""
-        begun = [part for part in list(self._body) if not isinstance(part, int)]
+        begun_parts = [part for part in list(self._body) if not isinstance(part, int)]
         frames = [*list(self.frames), *[frame for frame in list(self.waiting) if isinstance(frame, Frame)]]
-        return sum(map(weight, frames)) + sum(map(len, begun[:-1])) + self._filled
+        return sum(map(weight, frames)) + sum(map(len, begun_parts[:-1])) + self._filled
 
     def finish_striped(self, whole: Frame | None) -> None:
         """Replace the first frame of `waiting` by the complete frame `whole`.
@@ -256,7 +257,7 @@ class FrameDecoder:
         if not waiting:
             self._arrived = self.frames
 
-    def read_little(self, nbytes: int) -> None:
+    def limit_read_ahead(self, nbytes: int) -> None:
         """Read at most `nbytes` ahead, because large data follows and is read directly into its own memory."""
         self._scratch = self._scratch[:nbytes]
         self._direct_bytes = min(nbytes, _DIRECT_BYTES)  # so that the end of a large buffer is not read in small pieces
@@ -295,12 +296,12 @@ class FrameDecoder:
                     end = lengths + 8 * buffers + body
                     if end > count:
                         break
-                    cut: Sequence[Buffer] = ()
+                    body_parts: Sequence[Buffer] = ()
                     if buffers == 1 and body < _SMALL_BYTES and data[lengths : lengths + 8] == _SHORT_LENGTHS[body]:
-                        cut = [memoryview(bytearray(data[lengths + 8 : end]))]  # the most frequent kind of reply
+                        body_parts = [memoryview(bytearray(data[lengths + 8 : end]))]  # the most frequent kind of reply
                     elif buffers:
-                        cut = self._cut_body(data, lengths, buffers, body)
-                    self._arrived.append(Frame(bytes(data[start:lengths]), cut))
+                        body_parts = self._cut_body(data, lengths, buffers, body)
+                    self._arrived.append(Frame(bytes(data[start:lengths]), body_parts))
                     position = end
             if position < count:
                 self._distribute(data, position)
@@ -313,13 +314,13 @@ class FrameDecoder:
 
         It raises the errors of `received`.
         """
-        rest = flatten(data)
-        while rest:
-            place = self.buffer()
-            count = min(len(place), len(rest))
-            place[:count] = rest[:count]
+        remaining = flatten(data)
+        while remaining:
+            target = self.buffer()
+            count = min(len(target), len(remaining))
+            target[:count] = remaining[:count]
             self.received(count)
-            rest = rest[count:]
+            remaining = remaining[count:]
 
     def _distribute(self, data: memoryview, position: int) -> None:
         while position < len(data):
@@ -338,16 +339,16 @@ class FrameDecoder:
             lengths = struct.unpack_from(f"<{buffers}Q", data, position)
             _check_lengths(lengths, body)
         position += 8 * buffers
-        cut = []
+        body_parts = []
         for length in lengths:
             part = data[position : position + length]
             position += length
             if length < _SMALL_BYTES:
-                cut.append(memoryview(bytearray(part)))
+                body_parts.append(memoryview(bytearray(part)))
             else:
-                cut.append(self._reserve(length))
-                cut[-1][:] = part
-        return cut
+                body_parts.append(self._reserve(length))
+                body_parts[-1][:] = part
+        return body_parts
 
     def _fill(self, count: int) -> None:
         self._filled += count
@@ -403,8 +404,10 @@ class FrameDecoder:
             if self._striped and length >= STRIPED_BYTES:
                 self._body.append(length)
                 continue
-            placed = self.place(bytes(self._opening[: self._head_length]), length) if self.place is not None else None
-            buffer = self._reserve(length) if placed is None else placed
+            caller_memory = (
+                self.place(bytes(self._opening[: self._head_length]), length) if self.place is not None else None
+            )
+            buffer = self._reserve(length) if caller_memory is None else caller_memory
             self._body.append(buffer)
             if length:
                 self._start_part(buffer, FrameDecoder._next_buffer)

@@ -63,7 +63,7 @@ class DeviceInfo(msgspec.Struct, frozen=True):
         pressure: memory pressure, as an index into `PRESSURE`.
         flops: peak floating-point operations per second; 0 if unknown.
         bandwidth: peak memory bandwidth in bytes per second; 0 if unknown.
-        dtypes: supported dtypes; empty: all.
+        dtypes: supported dtypes; empty if all are supported.
         unsupported: unsupported ops.
         utilization: from 0 to 1; None if unknown.
         temperature: degrees Celsius; None if unknown.
@@ -90,7 +90,7 @@ class Hello(Message, frozen=True):
     """First message to a gateway: identifies the client.
 
     Attributes:
-        device: the requested device; empty: the gateway's default.
+        device: the requested device; empty for the gateway's default.
         client: the client's name in `djinn status`; it affects no decision.
         hint: describes the work, for the choice of an executor.
         secondary: True if the session does not count as future load, because the client has a primary session
@@ -118,8 +118,8 @@ class Welcome(Message, frozen=True):
             or a proxy, and may not reach `urls`.
         devices: ids of all devices of the server.
         number: number of the ticket's device. `Hello` may name a device by number.
-        fingerprint: fingerprint of the executor's own certificate; the executor may be on another machine. Empty: it
-            uses the gateway's certificate, on the gateway's machine.
+        fingerprint: fingerprint of the executor's own certificate; the executor may be on another machine. Empty if the
+            executor uses the gateway's certificate, on the gateway's machine.
     """
 
     ticket: Ticket
@@ -436,12 +436,12 @@ class ProtocolClose(PrintableFields, Message, frozen=True):
 
 
 class TemplateDecision(msgspec.Struct, frozen=True, array_like=True):
-    """An executor's decision whether it runs a template in some way, such as with graphs.
+    """An executor's decision whether it runs a template with a strategy, such as CUDA graphs.
 
     Attributes:
         template: the first digits of the template's digest.
         ops: number of the template's ops.
-        strategy: the way to run it.
+        strategy: name of the run strategy.
         decision: whether the strategy is used, and why.
     """
 
@@ -630,7 +630,7 @@ def status_facts(status: Status) -> dict[str, Any]:
 
 
 class Kill(Message, frozen=True):
-    """Ask a gateway to end a session, given by an unambiguous prefix of its name."""
+    """Request that a gateway ends a session. `session` is an unambiguous prefix of its name."""
 
     protocol: int
     token: Secret

@@ -27,7 +27,7 @@ class StateHeader(PrintableFields, Message, frozen=True):
     The pieces of the state follow. A header without lengths also replaces a further piece if a value cannot be read.
 
     Attributes:
-        lengths: bytes of its parts; each part travels in frames of `PIECE` bytes at most. Empty: no state is
+        lengths: bytes of its parts; each part is sent in frames of `PIECE` bytes at most. Empty if no state is
             available.
         reason: reason why no state is available.
     """

@@ -27,8 +27,8 @@ def cut(buffer: memoryview) -> Iterator[memoryview]:
 
 def pieces(number: int, buffers: Sequence[memoryview]) -> Iterator[Frame]:
     """Yield the pieces of the large buffers of striped frame `number`."""
-    every = (piece for buffer in buffers for piece in cut(buffer))
-    for position, piece in enumerate(every):
+    all_pieces = (piece for buffer in buffers for piece in cut(buffer))
+    for position, piece in enumerate(all_pieces):
         yield Frame(_HEAD.pack(number, position), [piece])
 
 
@@ -64,7 +64,7 @@ class Reassembly:
         return Frame(self._head, self._body)
 
     def place(self, head: bytes, length: int) -> memoryview | None:
-        """Return the memory that receives a piece of this frame. Return None for a piece of a later frame.
+        """Return the memory that receives a piece of this frame, or None for a piece of a later frame.
 
         Raises:
             ProtocolError: no such piece is missing.

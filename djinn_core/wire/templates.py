@@ -38,12 +38,12 @@ class TemplateCache(Generic[V]):
 
     def __init__(self, templates: int = TEMPLATES_LIMIT, instructions: int = INSTRUCTIONS_LIMIT) -> None:
         self._limit = instructions
-        self._kept: LruCache[Hashable, tuple[V, int]] = LruCache(templates)
+        self._entries: LruCache[Hashable, tuple[V, int]] = LruCache(templates)
         self._instructions = 0
         self._newest: Hashable = None  # the last used key, which is in place already
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     @property
     def instructions(self) -> int:
@@ -52,45 +52,45 @@ class TemplateCache(Generic[V]):
 
     def get(self, key: Hashable) -> V | None:
         """Return the value for the template with this key, or None. Mark it as the most recently used."""
-        kept = self._kept
-        template = kept.get(key)
+        entries = self._entries
+        template = entries.get(key)
         if template is None:
             return None
         if key != self._newest:
-            kept.move_to_end(key)
+            entries.move_to_end(key)
             self._newest = key
         return template[0]
 
     def replace(self, key: Hashable, value: V) -> V | None:
         """Replace the value of a cached template and return the former value. If the template is not cached, return None."""
-        kept = self._kept
-        template = kept.get(key)
+        entries = self._entries
+        template = entries.get(key)
         if template is None:
             return None
-        kept[key] = value, template[1]
+        entries[key] = value, template[1]
         if key != self._newest:
-            kept.move_to_end(key)
+            entries.move_to_end(key)
             self._newest = key
         return template[0]
 
     def put(self, key: Hashable, value: V, instructions: int) -> None:
         """Cache `value` for a template of `instructions` instructions."""
-        self._instructions += instructions - self._kept.pop(key, (None, 0))[1]
+        self._instructions += instructions - self._entries.pop(key, (None, 0))[1]
         self._newest = key
-        for _, count in self._kept.store(key, (value, instructions)):
+        for _, count in self._entries.store(key, (value, instructions)):
             self._instructions -= count
-        while len(self._kept) > 1 and self._instructions > self._limit:
-            self._instructions -= self._kept.pop(next(iter(self._kept)))[1]
+        while len(self._entries) > 1 and self._instructions > self._limit:
+            self._instructions -= self._entries.pop(next(iter(self._entries)))[1]
 
     def drop(self, key: Hashable) -> None:
         """Evict the entry with this key, if there is one."""
-        self._instructions -= self._kept.pop(key, (None, 0))[1]
+        self._instructions -= self._entries.pop(key, (None, 0))[1]
 
-    def everything(self) -> list[tuple[Hashable, V]]:
+    def entries(self) -> list[tuple[Hashable, V]]:
         """Return all keys and values, least recently used first."""
-        return [(key, value) for key, (value, _) in self._kept.items()]
+        return [(key, value) for key, (value, _) in self._entries.items()]
 
     def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
+        """Evict all entries."""
+        self._entries.clear()
         self._instructions = 0

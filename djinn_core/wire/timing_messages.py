@@ -24,7 +24,7 @@ class TimingsReply(Message, frozen=True):
 
 
 class TransferTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of a `SendValues`, or of an `AwaitTransfer` (`incoming`): when its session began and ended to handle it, and its bytes."""
+    """Begin, end and bytes of the handling of a `SendValues`, or of an `AwaitTransfer` if `incoming` is True."""
 
     transfer: Count
     peer: Count
@@ -35,14 +35,14 @@ class TransferTimes(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ExecutionTimes(msgspec.Struct, frozen=True, array_like=True):
-    """Times of a submission by the clock of an executor process (`instance`).
+    """Times of a submission in seconds, by the clock of the executor process `instance`.
 
     Attributes:
-        taken: the session begins to read it.
-        ready: it begins to wait for the device.
-        begun: the device begins it.
-        executed: its last instruction has run.
-        done: its results are ready.
+        taken: time at which the session begins to read the submission.
+        ready: time at which the submission begins to wait for the device.
+        begun: time at which the device begins the submission.
+        executed: time at which its last instruction has run.
+        done: time at which its results are ready.
         memory: bytes of the session's values at the end.
         ops: for each instruction of the template, as two little-endian float32, seconds from `begun` to its start, and
             its duration in seconds; negative if not measured. Empty if not requested.

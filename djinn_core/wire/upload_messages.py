@@ -43,7 +43,10 @@ class BlobOffer(Message, frozen=True):
 
 
 class BlobQuery(Message, frozen=True):
-    """Ask which blobs (size and digest) the executor has. The executor keeps found blobs until their offer or the next query."""
+    """Ask which blobs (size and digest) the executor has.
+
+    The executor keeps these blobs until their offer or the next query.
+    """
 
     sizes: Annotated[tuple[Count, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]
     digests: Annotated[tuple[Digest, ...], msgspec.Meta(max_length=limits.BLOBS_ASKED)]

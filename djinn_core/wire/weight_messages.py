@@ -26,7 +26,7 @@ class OpenWeights(Message, frozen=True):
     """Request the list of tensors at an address. The reply is `OpenWeightsReply`.
 
     Attributes:
-        patience: seconds after which the executor replies even if the address is not open yet. 0: no limit.
+        patience: seconds after which the executor replies even if the address is not open yet; 0 for no limit.
     """
 
     address: WeightAddress
@@ -38,9 +38,9 @@ class OpenWeightsReply(PrintableFields, Message, frozen=True):
 
     Attributes:
         refused: reason of a refusal.
-        address: exact address of these files; empty: the requested address.
+        address: exact address of these files; empty if it is the requested address.
         unfinished: True if the address is not open yet. The client asks again.
-        done: downloaded bytes, if unfinished.
+        done: downloaded bytes so far, if unfinished.
         expected: bytes to download in total, if unfinished.
     """
 
@@ -120,7 +120,7 @@ class SaveWeights(Message, frozen=True):
     """Write values to a safetensors file at an address, under these names. The reply is `SaveWeightsReply`.
 
     Attributes:
-        seconds: lifetime at an address `published:`. 0: as long as the executor allows.
+        seconds: lifetime at an address `published:`; 0 for as long as the executor allows.
     """
 
     address: WeightAddress

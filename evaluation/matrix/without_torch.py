@@ -21,7 +21,7 @@ def check_native_stack() -> None:
 
     assert max([1], key=lambda _: entries() - here) if (here := entries()) else True
     assert [*map(lambda _: entries() - here, [0])] == [1]  # noqa: C417 - called by C is what is looked at
-    assert not native_stack.stands_between(b"libtorch")
+    assert not native_stack.is_on_stack(b"libtorch")
 
 
 def check_syntax() -> None:

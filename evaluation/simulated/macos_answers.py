@@ -45,11 +45,11 @@ assert 0 < memory.free_bytes() <= memory.total_bytes()
 assert not resident.has_peak
 assert refused(resident.restart_peak)
 assert refused(processes.ThreadTimes, os.getppid())
-assert not native_stack.stands_between(b"libtorch")
+assert not native_stack.is_on_stack(b"libtorch")
 with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
     tcp.keep_alive(sock)
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 10
-    tcp.widen(sock, 4 << 20)
+    tcp.set_buffer_sizes(sock, 4 << 20)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) >= 1 << 17
     assert refused(tcp.PeerSilence().seconds, sock), "Linux has no such option"
 logging.getLogger("djinn").addHandler(kept := LogLines())

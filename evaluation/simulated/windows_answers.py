@@ -35,7 +35,7 @@ limits.leave_no_cores()
 assert limits.processors() == os.cpu_count()
 assert isinstance(memory.resident(), memory.OtherResident)
 assert 0 < memory.free_bytes() <= memory.total_bytes()
-assert not native_stack.stands_between(b"libtorch")
+assert not native_stack.is_on_stack(b"libtorch")
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "file")

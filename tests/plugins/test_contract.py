@@ -9,7 +9,7 @@ import pytest
 
 from djinn_core.hookspecs.patterns import Pattern
 from djinn_core.hookspecs.placement_policies import PlacementPolicy
-from djinn_core.registry.contract import complaint
+from djinn_core.registry.contract import object_problem
 from djinn_core.registry.kinds import KINDS, Kind
 
 KIND = {kind.name: kind for kind in KINDS}
@@ -26,8 +26,8 @@ def pattern(**members: Any) -> Any:
 
 
 def test_valid_object_passes() -> None:
-    assert complaint(pattern(), KIND["patterns"]) == ""
-    assert complaint(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
+    assert object_problem(pattern(), KIND["patterns"]) == ""
+    assert object_problem(pattern(match=lambda self, graph, candidates, deep=False: []), KIND["patterns"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_valid_object_passes() -> None:
     ],
 )
 def test_invalid_member_is_named(members: dict[str, Any], message: str) -> None:
-    assert message in complaint(pattern(**members), KIND["patterns"])
+    assert message in object_problem(pattern(**members), KIND["patterns"])
 
 
 def test_attribute_of_union_type() -> None:
     def policy(**members: Any) -> Any:
         return made(PlacementPolicy, name="made", place=lambda self, context: None, **members)
 
-    assert complaint(policy(), KIND["placement_policies"]) == ""
-    assert complaint(policy(preference=3), KIND["placement_policies"]) == ""
-    assert "its `preference` is 'high', but must be a int | None" in complaint(
+    assert object_problem(policy(), KIND["placement_policies"]) == ""
+    assert object_problem(policy(preference=3), KIND["placement_policies"]) == ""
+    assert "its `preference` is 'high', but must be a int | None" in object_problem(
         policy(preference="high"), KIND["placement_policies"]
     )
 
@@ -61,16 +61,16 @@ def test_missing_method_is_named_at_construction() -> None:
 
 
 def test_class_instead_of_instance_is_refused() -> None:
-    assert complaint(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
+    assert object_problem(type(pattern()), KIND["patterns"]).endswith("must return instances: Made()")
 
 
 def test_commands_must_be_click_commands() -> None:
-    assert complaint(click.Command("sound"), KIND["commands"]) == ""
-    assert "derive its class from click.Command" in complaint(pattern(), KIND["commands"])
-    assert "with an empty `name`" in complaint(click.Command(None), KIND["commands"])
+    assert object_problem(click.Command("sound"), KIND["commands"]) == ""
+    assert "derive its class from click.Command" in object_problem(pattern(), KIND["commands"])
+    assert "with an empty `name`" in object_problem(click.Command(None), KIND["commands"])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_foreign_object_names_base_class(kind: Kind) -> None:
     package = "click" if kind.name == "commands" else "djinn.hooks"
-    assert f"derive its class from {package}.{kind.base_name}" in complaint(object(), kind)
+    assert f"derive its class from {package}.{kind.base_name}" in object_problem(object(), kind)

@@ -127,7 +127,7 @@ def test_refused_buffer_size_is_reduced():
             self.given[option] = value
 
     sock = Refusing()
-    tcp.widen(sock, 1 << 22)
+    tcp.set_buffer_sizes(sock, 1 << 22)
     assert sock.given == {socket.SO_SNDBUF: 1 << 18, socket.SO_RCVBUF: 1 << 18}
 
 

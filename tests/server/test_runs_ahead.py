@@ -441,7 +441,7 @@ def test_started_run_ahead_continues_compiled(compiled):
 
 def test_watched_template_does_not_run_ahead(compiled):
     found, _ = compiled
-    (known,) = [known for _, known in found.session._templates.everything()]
+    (known,) = [known for _, known in found.session._templates.entries()]
     assert found.session._runs.ahead._may_run(known)
     compilation = hot(found)
     compilation.phase = CheckingPhase(compilation, compilation.phase.job, compilation.phase.compiled)

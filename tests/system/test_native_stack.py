@@ -33,14 +33,14 @@ def in_torch():
 
 
 def test_stack_of_function_called_by_cpp(in_torch):
-    assert in_torch(lambda: native_stack.stands_between(b"libtorch"))
+    assert in_torch(lambda: native_stack.is_on_stack(b"libtorch"))
 
 
 def test_stack_of_function_called_through_c(in_torch):
     """As a signal's handler in Python code that PyTorch runs."""
-    assert not in_torch(lambda: by_way_of_c(lambda: native_stack.stands_between(b"libtorch")))
-    assert not by_way_of_c(lambda: native_stack.stands_between(b"libtorch"))
-    assert not native_stack.stands_between(b"libtorch")
+    assert not in_torch(lambda: by_way_of_c(lambda: native_stack.is_on_stack(b"libtorch")))
+    assert not by_way_of_c(lambda: native_stack.is_on_stack(b"libtorch"))
+    assert not native_stack.is_on_stack(b"libtorch")
 
 
 def test_each_entry_from_c_is_seen_once():
@@ -70,7 +70,7 @@ def test_each_entry_from_c_is_seen_once():
 
 def test_stack_on_unsupported_platform(monkeypatch, in_torch):
     monkeypatch.setattr(native_stack, "_entry", None)
-    assert not in_torch(lambda: native_stack.stands_between(b"libtorch"))
+    assert not in_torch(lambda: native_stack.is_on_stack(b"libtorch"))
 
 
 def test_ctrl_c_in_hook_raises_at_once():

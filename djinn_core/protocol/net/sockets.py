@@ -26,12 +26,12 @@ from djinn_core.system.tcp import (
     PeerSilence,
     Poll,
     address_is_gone,
-    gathering,
+    gathering_send,
     hung_up,
     link_figures,
     poller,
     send_now,
-    unacknowledged,
+    unacknowledged_bytes,
     wait_in_kernel,
     wait_writable,
 )
@@ -74,7 +74,7 @@ def send_buffers(
         OSError: the error of the socket; `TimeoutError` after the deadline.
     """
     parts = [] if parts is None else parts
-    pending, send = list(buffers), gathering(sock)
+    pending, send = list(buffers), gathering_send(sock)
     first, skip = 0, sum(parts)
     while True:
         while first < len(pending) and skip >= len(pending[first]):
@@ -338,7 +338,7 @@ class SocketConnection(StripingConnection):
         If a socket is closed with unread bytes, the kernel resets the connection, and drops unsent bytes.
         """
         pause = 0.0005
-        while self._process == os.getpid() and unacknowledged(self._socket) and time.monotonic() < deadline:
+        while self._process == os.getpid() and unacknowledged_bytes(self._socket) and time.monotonic() < deadline:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 

@@ -208,7 +208,7 @@ class StripingConnection(StreamConnection):
     def take_pieces(self, place: Callable[[bytes, int], memoryview | None], nbytes: int) -> None:
         """Receive pieces of striped frames, and read at most `nbytes` ahead. `place` returns the memory for a piece."""
         self._decoder.place = place
-        self._decoder.read_little(nbytes)
+        self._decoder.limit_read_ahead(nbytes)
 
     @property
     def ended(self) -> str:

@@ -16,7 +16,7 @@ from djinn_client.interception.native.library import ops
 from djinn_client.interception.recording.recorder import Recorder
 from djinn_client.runtime.sending.template import PreparedTemplate
 from djinn_core.ir.program import Program
-from djinn_core.system.front_end import called
+from djinn_core.system.front_end import display_name
 from djinn_core.wire.messages import Timing
 from djinn_core.wire.timing_messages import ExecutionTimes
 from djinn_profiler.timeline.module_changes import Keys
@@ -38,7 +38,7 @@ class UserLine:
     function: str = ""
 
     def __str__(self) -> str:
-        return f"{called(self.file)}:{self.line} in {self.function}" if self.file else ""
+        return f"{display_name(self.file)}:{self.line} in {self.function}" if self.file else ""
 
 
 @attrs.define

@@ -13,7 +13,7 @@ from typing import Final
 import attrs
 
 from djinn_client.interception.tap import Cause, Tap, taps
-from djinn_core.system.front_end import called, preformatted
+from djinn_core.system.front_end import display_name, preformatted
 from djinn_profiler.timeline.durations import duration, unit_of
 from djinn_profiler.timeline.user_places import ADVICE, UserPlace, UserPlaces, line_of
 
@@ -101,7 +101,9 @@ class WaitReport(Tap):
         lines = [f"{sum(wait.times for wait in waits)} round trips, {duration(self.seconds)}"]
         scale, unit = unit_of(self.seconds)
         for wait in waits:
-            place = f"{called(wait.file)}:{wait.line} in {wait.function}" if wait.file else "outside of Python code"
+            place = (
+                f"{display_name(wait.file)}:{wait.line} in {wait.function}" if wait.file else "outside of Python code"
+            )
             lines += [
                 f"{wait.seconds * scale:9.3f} {unit} {wait.times:6} x  {wait.cause:22} {place}",
                 f"{'':22}{wait.text}" if wait.text else "",
