@@ -52,7 +52,7 @@ def test_writable_configuration_is_refused(tmp_path):
     environ = {"DJINN_CONFIG": str(path)}
     assert resolve(environ=environ).settings.servers
     path.chmod(0o646)
-    with pytest.raises(ConfigurationError, match="who could have any code run"):
+    with pytest.raises(ConfigurationError, match="who could make Djinn run their code"):
         resolve(environ=environ)
 
 
