@@ -213,7 +213,7 @@ class _Range:
 
 
 class ReplayState:
-    """Count the runs of a template. After `BUILT_AT` runs, build its native program if the library is loaded."""
+    """Count the runs of a template. After `BUILD_AFTER_RUNS` runs, build its native program if the library is loaded."""
 
     __slots__ = ("_native", "_runs", "_tried_at")
 

@@ -208,7 +208,7 @@ def test_dead_uploads_are_not_held(blind):
         del dropped
         (kept + 1).tolist()
     djinn.synchronize()
-    assert not blind._uploads._held_blobs
+    assert not blind._uploads._held
 
 
 def interrupted(*_, **__):
