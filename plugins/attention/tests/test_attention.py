@@ -26,13 +26,13 @@ class TestPlugin(PluginConformance):
         return djinn_attention
 
 
-def matches(graph):
+def match_graph(graph):
     pattern = AttentionPattern()
     candidates = [n for n in graph.nodes if n.operation in pattern.operations]
     return list(pattern.match(graph, candidates))
 
 
-def traced(function, *inputs):
+def trace_graph(function, *inputs):
     parameters = dict(function.named_parameters()) if isinstance(function, nn.Module) else {}
 
     def run(parameters, *inputs):
@@ -42,13 +42,13 @@ def traced(function, *inputs):
         return fx_graph(make_fx(run, tracing_mode="fake")(parameters, *inputs))
 
 
-def exported(module, *inputs):
+def export_graph(module, *inputs):
     with torch.no_grad():
         return fx_graph(torch.export.export(module.eval(), inputs))
 
 
 class Block(nn.Module):
-    """Attention between what `query` and `key` project, written in the way of `mix`."""
+    """Attention in the style of `mix`, between the projections `query`, `key` and `value`."""
 
     def __init__(self, mix, kv_heads=HEADS, cross=False):
         super().__init__()
@@ -81,7 +81,7 @@ def triangle(q, k, v):
     return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
 
 
-def counted(q, k, v):
+def causal_bias_attention(q, k, v):
     allowed = torch.arange(k.shape[-2])[None] <= torch.arange(q.shape[-2])[:, None]
     bias = torch.where(allowed, 0.0, torch.finfo(q.dtype).min)
     return F.softmax((q @ k.mT + bias).float(), -1).to(q.dtype) @ v
@@ -92,7 +92,7 @@ def einsums(q, k, v):
     return torch.einsum("bhqk,bhkd->bhqd", weights, v)
 
 
-def dropped(q, k, v):
+def dropout_attention(q, k, v):
     return F.dropout(plain_weights(q, k), 0.1, training=True) @ v
 
 
@@ -100,7 +100,7 @@ def plain_weights(q, k):
     return torch.softmax(q @ k.mT, -1)
 
 
-def capped(q, k, v):
+def capped_attention(q, k, v):
     return torch.softmax(torch.tanh(q @ k.mT / 30) * 30, -1) @ v
 
 
@@ -118,7 +118,17 @@ def fused_causal(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-WAYS = [plain, triangle, counted, einsums, dropped, capped, in_place, fused, fused_causal]
+WAYS = [
+    plain,
+    triangle,
+    causal_bias_attention,
+    einsums,
+    dropout_attention,
+    capped_attention,
+    in_place,
+    fused,
+    fused_causal,
+]
 
 
 # The ways that are other ops where they are exported; where they are not, one of the rest is enough.
@@ -127,21 +137,21 @@ WHOLE = long_or([einsums, in_place, fused], WAYS)
 
 @pytest.mark.parametrize(
     ("read", "way"),
-    [*((traced, way) for way in WAYS), *((exported, way) for way in WHOLE)],
+    [*((trace_graph, way) for way in WAYS), *((export_graph, way) for way in WHOLE)],
     ids=lambda function: function.__name__,
 )
-def test_attention_in_any_form_matches_once(read, way):
+def test_attention_variants_match_once(read, way):
     block = Block(way)
-    (match,) = matches(read(block, torch.rand(1, LENGTH, WIDTH)))
+    (match,) = match_graph(read(block, torch.rand(1, LENGTH, WIDTH)))
     assert (match.details["queries"], match.details["keys"]) == (LENGTH, LENGTH)
-    assert match.details["causal"] is (way in {triangle, counted, fused_causal})
+    assert match.details["causal"] is (way in {triangle, causal_bias_attention, fused_causal})
     assert match.confidence > 0.9
 
 
 @pytest.mark.parametrize("way", [plain, fused], ids=lambda w: w.__name__)
-def test_cross_attention_to_repeated_heads_is_one_match(way):
+def test_cross_attention_with_repeated_heads_matches_once(way):
     block = Block(lambda q, k, v: way(q, repeat(k), repeat(v)), kv_heads=2, cross=True)
-    (match,) = matches(traced(block, torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH)))
+    (match,) = match_graph(trace_graph(block, torch.rand(1, LENGTH, WIDTH), torch.rand(1, 9, WIDTH)))
     assert (match.details["queries"], match.details["keys"]) == (LENGTH, 9)
 
 
@@ -152,22 +162,22 @@ def test_input_mask_leaves_causality_unknown():
         return torch.softmax(q @ k.mT + mask, -1) @ v
 
     for shape, causal in (((1, 1, LENGTH, LENGTH), None), ((1, 1, 1, LENGTH), False), ((LENGTH,), False)):
-        (match,) = matches(traced(masked, *inputs, torch.rand(shape)))
+        (match,) = match_graph(trace_graph(masked, *inputs, torch.rand(shape)))
         assert match.details["causal"] is causal, shape
 
 
 def test_single_query_has_no_causality():
-    (match,) = matches(traced(fused, torch.rand(1, 2, 1, 8), torch.rand(1, 2, 5, 8), torch.rand(1, 2, 5, 8)))
+    (match,) = match_graph(trace_graph(fused, torch.rand(1, 2, 1, 8), torch.rand(1, 2, 5, 8), torch.rand(1, 2, 5, 8)))
     assert match.details["causal"] is None
 
 
-def one(function, *inputs):
-    (match,) = matches(traced(function, *inputs))
+def match_details(function, *inputs):
+    (match,) = match_graph(trace_graph(function, *inputs))
     return match.details
 
 
-def nearest(mask_of):
-    """Attention under what `mask_of` allows; keys and queries are counted in the program."""
+def local_mask_attention(mask_of):
+    """Return an attention function whose mask is `mask_of(keys, queries)`, with both as position tensors."""
 
     def mix(q, k, v):
         keys, queries = torch.arange(k.shape[-2])[None], torch.arange(q.shape[-2])[:, None]
@@ -176,33 +186,33 @@ def nearest(mask_of):
     return mix
 
 
-def cut(q, k, v):
+def banded_attention(q, k, v):
     allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril().triu(-2)
     return (q @ k.mT).masked_fill(~allowed, -math.inf).softmax(-1) @ v
 
 
-def cut_away(q, k, v):
+def inverted_band_attention(q, k, v):
     far = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
     return (q @ k.mT).masked_fill(far.triu(1) | far.tril(-3), -math.inf).softmax(-1) @ v
 
 
 MASKS = {
-    "sliding": (nearest(lambda k, q: (k <= q) & (k > q - 3)), True),
-    "from the other side": (nearest(lambda k, q: (q >= k) & ((q - 3) < k)), True),
-    "by distance": (nearest(lambda k, q: ((q - k) >= 0) & ((q - k) <= 2)), True),
-    "both ways": (nearest(lambda k, q: (q - k).abs() <= 2), False),
-    "triangles": (cut, True),
-    "triangles apart": (cut_away, True),
-    "chunks": (nearest(lambda k, q: (k // 3 == q // 3) & (k <= q)), True),
-    "causal": (nearest(lambda k, q: k <= q), True),
-    "padding of both": (nearest(lambda k, q: (k < 5) & (q < 4)), False),
+    "sliding": (local_mask_attention(lambda k, q: (k <= q) & (k > q - 3)), True),
+    "from the other side": (local_mask_attention(lambda k, q: (q >= k) & ((q - 3) < k)), True),
+    "by distance": (local_mask_attention(lambda k, q: ((q - k) >= 0) & ((q - k) <= 2)), True),
+    "both ways": (local_mask_attention(lambda k, q: (q - k).abs() <= 2), False),
+    "triangles": (banded_attention, True),
+    "triangles apart": (inverted_band_attention, True),
+    "chunks": (local_mask_attention(lambda k, q: (k // 3 == q // 3) & (k <= q)), True),
+    "causal": (local_mask_attention(lambda k, q: k <= q), True),
+    "padding of both": (local_mask_attention(lambda k, q: (k < 5) & (q < 4)), False),
 }
 
 
 @pytest.mark.parametrize("way", MASKS)
 def test_masks_of_later_keys_are_causal(way):
     mix, causal = MASKS[way]
-    assert one(mix, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is causal
+    assert match_details(mix, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is causal
 
 
 def test_in_place_mask_counts():
@@ -211,7 +221,7 @@ def test_in_place_mask_counts():
         scores.masked_fill_(torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1), -math.inf)
         return scores.softmax(-1) @ v
 
-    assert one(in_place_mask, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is True
+    assert match_details(in_place_mask, *(torch.rand(1, 2, LENGTH, 8) for _ in range(3)))["causal"] is True
 
 
 def test_attention_sinks_are_not_keys():
@@ -220,12 +230,14 @@ def test_attention_sinks_are_not_keys():
         weights = (scores - scores.max(-1, keepdim=True).values).softmax(-1)
         return weights[..., :-1] @ v
 
-    details = one(with_sinks, torch.rand(1, 2, LENGTH, 8), *(torch.rand(1, 2, 9, 8) for _ in range(2)), torch.rand(2))
+    details = match_details(
+        with_sinks, torch.rand(1, 2, LENGTH, 8), *(torch.rand(1, 2, 9, 8) for _ in range(2)), torch.rand(2)
+    )
     assert (details["queries"], details["keys"]) == (LENGTH, 9)
 
 
 class Latent(nn.Module):
-    """Keys and values out of a narrow row for each token, as in DeepSeek."""
+    """Attention with keys and values from a low-rank row per token, as in DeepSeek."""
 
     def __init__(self, in_pieces):
         super().__init__()
@@ -247,9 +259,9 @@ class Latent(nn.Module):
 
 
 @pytest.mark.parametrize("in_pieces", [False, True])
-def test_latent_attention(in_pieces):
-    graph = traced(Latent(in_pieces), torch.rand(1, LENGTH, WIDTH))
-    assert len(matches(graph)) == 1
+def test_latent_attention_matches_once(in_pieces):
+    graph = trace_graph(Latent(in_pieces), torch.rand(1, LENGTH, WIDTH))
+    assert len(match_graph(graph)) == 1
 
 
 def softmax_layer(x, w1, w2):
@@ -264,7 +276,7 @@ def classifier(x, w):
     return torch.softmax(x @ w, -1).argmax(-1)
 
 
-def over_queries(q, k, v):
+def softmax_over_queries(q, k, v):
     return torch.softmax(q @ k.mT, -2) @ v
 
 
@@ -276,14 +288,14 @@ OTHERS = {
     softmax_layer: ((2, 8), (8, 6), (6, 3)),
     gate: ((2, 8), (4, 8), (4, 8)),
     classifier: ((2, 8), (8, 5)),
-    over_queries: ((2, 4, 4), (2, 4, 4), (2, 4, 4)),
+    softmax_over_queries: ((2, 4, 4), (2, 4, 4), (2, 4, 4)),
     unrelated: ((2, 4, 4), (2, 4, 4), (2, 4, 4)),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda o: o.__name__)
-def test_lookalikes_do_not_match(other):
-    assert not matches(traced(other, *(torch.rand(s) for s in OTHERS[other])))
+def test_other_softmax_products_do_not_match(other):
+    assert not match_graph(trace_graph(other, *(torch.rand(s) for s in OTHERS[other])))
 
 
 def test_backward_passes_match_once():
@@ -293,7 +305,7 @@ def test_backward_passes_match_once():
 
     inputs = [torch.rand(1, HEADS, LENGTH, 8) for _ in range(3)]
     graph = fx_graph(make_fx(loss, tracing_mode="fake")(*inputs))
-    assert len(matches(graph)) == 1
+    assert len(match_graph(graph)) == 1
 
 
 class TestAttention(PatternConformance):
@@ -303,4 +315,4 @@ class TestAttention(PatternConformance):
 
     @pytest.fixture
     def recognised(self):
-        return {way.__name__: traced(Block(way), torch.rand(1, LENGTH, WIDTH)) for way in WAYS}
+        return {way.__name__: trace_graph(Block(way), torch.rand(1, LENGTH, WIDTH)) for way in WAYS}

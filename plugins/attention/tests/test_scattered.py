@@ -15,8 +15,8 @@ from djinn_attention import AttentionPattern
 BATCH, LENGTH, WIDTH, HEADS = 2, 12, 32, 4
 
 
-def found(mix, module=None, length=LENGTH):
-    """Matches in what `mix` makes of queries, keys and values of several heads that layers project from the same."""
+def match_layer(mix, module=None, length=LENGTH):
+    """Return the ops of each attention match in a layer that applies `mix` to projected queries, keys and values."""
 
     class Layer(nn.Module):
         def __init__(self):
@@ -33,10 +33,10 @@ def found(mix, module=None, length=LENGTH):
 
     with torch.device("meta"):
         layer, x = Layer(), torch.zeros(BATCH, length, WIDTH)
-    return matched(layer, x)
+    return capture_and_match(layer, x)
 
 
-def matched(layer, *inputs):
+def capture_and_match(layer, *inputs):
     with djinn.capture() as captured, torch.no_grad():
         kept = layer(*inputs)
     graph = captured.graph
@@ -66,24 +66,24 @@ def positive_features(q, k, v):
 
 
 def random_features(q, k, v):
-    """As `positive_features`, by directions that are given for each head."""
+    """Return linear attention like `positive_features`, with separate random directions per head."""
     directions = torch.zeros(HEADS, WIDTH // HEADS, 6).expand(BATCH, -1, -1, -1)
     q, k = ((x @ directions).exp() + 1e-4 for x in (q, k))
     return (q @ (k.transpose(-1, -2) @ v)) / (q @ k.sum(2).unsqueeze(-1))
 
 
-def by_logsumexp(q, k, v):
+def logsumexp_attention(q, k, v):
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
     return (scores - scores.logsumexp(-1, keepdim=True)).exp() @ v
 
 
-def by_angle(q, k, v):
+def cosine_attention(q, k, v):
     q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
     return (1 - torch.acos((q @ k.transpose(-1, -2)).clamp(-0.99, 0.99)) / math.pi).pow(8) @ v
 
 
-def in_blocks(q, k, v):
-    """Three blocks of queries; those in the middle see parts of the keys, which are put together."""
+def blockwise(q, k, v):
+    """Attend in three query blocks. The middle block reads two separate slices of the keys."""
     first, middle, last = q.split(LENGTH // 3, 2)
     whole = [(x @ k.transpose(-1, -2)).softmax(-1) @ v for x in (first, last)]
     near, far = k[:, :, :4], k[:, :, 8:]
@@ -92,7 +92,7 @@ def in_blocks(q, k, v):
     return torch.cat([whole[0], mixed, whole[1]], 2)
 
 
-def landmarks(q, k, v):
+def landmark_attention(q, k, v):
     few = [x.unflatten(2, (4, -1)).mean(3) for x in (q, k)]
     one = (q @ few[1].transpose(-1, -2)).softmax(-1)
     two = (few[0] @ few[1].transpose(-1, -2)).softmax(-1)
@@ -108,12 +108,21 @@ def mixed_heads(q, k, v, weights):
     return torch.einsum("bhnm,hk->bknm", scores.softmax(-1), weights) @ v
 
 
-KINDS = [linear, efficient, positive_features, random_features, by_logsumexp, by_angle, in_blocks, landmarks]
+KINDS = [
+    linear,
+    efficient,
+    positive_features,
+    random_features,
+    logsumexp_attention,
+    cosine_attention,
+    blockwise,
+    landmark_attention,
+]
 
 
 @pytest.mark.parametrize("mix", KINDS, ids=lambda mix: mix.__name__)
 def test_attention_with_several_softmaxes_matches_once(mix):
-    graph, matches = found(mix)
+    graph, matches = match_layer(mix)
     (match,) = matches
     softmaxes = [i for o in ("_softmax", "softmax") for i in graph.by_op.get(o, ())]
     assert set(softmaxes) <= set(match.nodes)
@@ -121,13 +130,13 @@ def test_attention_with_several_softmaxes_matches_once(mix):
     assert match.confidence >= 0.8
 
 
-def test_talking_heads_attention():
+def test_talking_heads_attention_matches_once():
     with torch.device("meta"):
         weights = nn.Parameter(torch.zeros(HEADS, HEADS))
-    assert len(found(mixed_heads, weights)[1]) == 1
+    assert len(match_layer(mixed_heads, weights)[1]) == 1
 
 
-def test_additive_attention():
+def test_additive_attention_matches():
     class Additive(nn.Module):
         def __init__(self):
             super().__init__()
@@ -144,12 +153,12 @@ def test_additive_attention():
     def run(state, places):
         return layer[1](state, places.relu())
 
-    (match,) = matched(run, state, places)[1]
+    (match,) = capture_and_match(run, state, places)[1]
     assert match.confidence == 0.93
 
 
 class Gates(nn.Module):
-    """Several networks, mixed by a softmax of a layer: no attention."""
+    """Several networks, mixed by the softmax of a layer. This is not attention."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +170,7 @@ class Gates(nn.Module):
 
 
 class Adapter(nn.Module):
-    """Products of products with weights of low rank: no attention."""
+    """A product with a product of low-rank weights. This is not attention."""
 
     def __init__(self):
         super().__init__()
@@ -172,7 +181,7 @@ class Adapter(nn.Module):
 
 
 class Gram(nn.Module):
-    """Products of features with each other, as in style transfer: queries ask nothing."""
+    """Products of features with each other, as in style transfer. This is not attention."""
 
     def __init__(self):
         super().__init__()
@@ -187,7 +196,7 @@ class Gram(nn.Module):
 def test_attention_pattern_rejects_lookalikes(kind):
     with torch.device("meta"):
         layer, x = kind(), torch.zeros(BATCH, *(() if kind is Gates else (LENGTH,)), WIDTH)
-    assert matched(layer, x)[1] == []
+    assert capture_and_match(layer, x)[1] == []
 
 
 def test_linear_attention_gradients_do_not_match():

@@ -21,7 +21,7 @@ class TestPlugin(PluginConformance):
         return djinn_bitsandbytes
 
 
-def calls():
+def example_calls():
     weight, rows, code = torch.randn(64, 64), torch.randn(1, 64), torch.linspace(-1, 1, 256)
     packed, scale = torch.zeros(2048, 1, dtype=torch.uint8), torch.ones(64)
     whole, bytes_ = torch.ones(4, 8, dtype=torch.int8), torch.zeros(4096, dtype=torch.uint8)
@@ -48,4 +48,4 @@ class TestLibrary(OperatorLibraryConformance):
 
     @pytest.fixture
     def calls(self, library):
-        return {f"bitsandbytes::{name}": [given] for name, given in calls().items()}
+        return {f"bitsandbytes::{name}": [given] for name, given in example_calls().items()}

@@ -13,13 +13,13 @@ from djinn_cnn.convolution import Convolution
 DEVICE = "remote_accelerator:0"
 
 
-def found_in(graph):
+def match_graph(graph):
     pattern = Convolution()
     return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
 
 
-def recorded(model, shape, *, train=False):
-    """Return the graph as Djinn records it, on meta tensors, so that no executor is needed."""
+def record_graph(model, shape, *, train=False):
+    """Return the graph that Djinn records on meta tensors, without an executor."""
     model = model.train(train).to(DEVICE)
     with djinn.capture() as captured, torch.set_grad_enabled(train):
         result = model(torch.zeros(shape, device=DEVICE))
@@ -28,8 +28,8 @@ def recorded(model, shape, *, train=False):
     return captured.graph
 
 
-def matches(model, shape, *, train=False):
-    return found_in(recorded(model, shape, train=train))
+def match_model(model, shape, *, train=False):
+    return match_graph(record_graph(model, shape, train=train))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,12 @@ def matches(model, shape, *, train=False):
 )
 def test_convolution_kinds_match_once(layer, shape):
     for train in (False, True):
-        (match,) = matches(layer, shape, train=train)
+        (match,) = match_model(layer, shape, train=train)
         assert match.confidence == 1.0
 
 
-def test_block_includes_norm_and_activation_but_no_second_user():
-    (match,) = matches(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 9, 9))
+def test_block_ends_at_value_with_second_user():
+    (match,) = match_model(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), (1, 3, 9, 9))
     assert len(match.nodes) == 3
 
     class TwoUsers(nn.Module):
@@ -62,7 +62,7 @@ def test_block_includes_norm_and_activation_but_no_second_user():
             x = self.convolution(x)
             return self.norm(x) + x
 
-    (match,) = matches(TwoUsers(), (1, 3, 9, 9))
+    (match,) = match_model(TwoUsers(), (1, 3, 9, 9))
     assert len(match.nodes) == 1
 
 
@@ -71,13 +71,13 @@ def test_computed_kernel_lowers_confidence():
         def forward(self, x):
             return nn.functional.conv2d(x, (x[:, :, :3, :3] * 2))
 
-    (match,) = matches(Correlation(), (1, 3, 9, 9))
+    (match,) = match_model(Correlation(), (1, 3, 9, 9))
     assert match.confidence < 1.0
 
 
 def test_exported_program_has_same_matches():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.SiLU()).eval()
     with torch.no_grad():
-        (exported,) = found_in(fx_graph(torch.export.export(model, (torch.zeros(1, 3, 9, 9),))))
-    (remote,) = matches(model, (1, 3, 9, 9))
+        (exported,) = match_graph(fx_graph(torch.export.export(model, (torch.zeros(1, 3, 9, 9),))))
+    (remote,) = match_model(model, (1, 3, 9, 9))
     assert len(exported.nodes) == len(remote.nodes) == 3

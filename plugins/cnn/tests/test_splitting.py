@@ -35,7 +35,7 @@ class Block(torch.nn.Module):
         return self.act(made)
 
 
-def pictures():
+def convolution_model():
     layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1), Block(8), Block(8, 2)]
     head = [
         torch.nn.GroupNorm(2, 8),
@@ -65,11 +65,11 @@ class Patches(torch.nn.Module):
         return rows[:, 0].softmax(-1)
 
 
-MODELS = {"pictures": pictures, "patches": lambda: (Patches(), 3, 20, 20)}
+MODELS = {"pictures": convolution_model, "patches": lambda: (Patches(), 3, 20, 20)}
 
 
-def captured(model, data, **evolved):
-    """Return the context of an optimization, and the program's input tensors by value."""
+def capture_context(model, data, **evolved):
+    """Return the optimization context of a captured run of `model`, and the program's input tensors by value id."""
     ours = copy.deepcopy(model)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)
@@ -90,7 +90,7 @@ def captured(model, data, **evolved):
 def test_split_batch_equals_whole_batch(name, parts):
     model, *sizes = MODELS[name]()
     model, data = model.eval(), torch.randn(SIZE, *sizes)
-    context, here, result = captured(model, data)
+    context, here, result = capture_context(model, data)
     region = region_of(context)
     assert len(region.nodes) + len(region.shared) >= len(context.graph.nodes) - 1  # once where the token is expanded
     assert region.outputs == (result.remote.handle,)
@@ -111,7 +111,7 @@ def test_split_batch_equals_whole_batch(name, parts):
         lambda made: torch.nn.functional.batch_norm(made, None, None, training=True),
     ],
 )
-def test_ops_across_the_batch_run_for_whole_batch(mixing):
+def test_ops_across_batch_are_not_split(mixing):
     torch.manual_seed(0)
     layer = torch.nn.Linear(8, 4)
 
@@ -123,7 +123,7 @@ def test_ops_across_the_batch_run_for_whole_batch(mixing):
         def forward(self, x):
             return mixing(torch.relu(self.layer(x)))
 
-    context, here, _ = captured(Mixing(), data := torch.randn(SIZE, 8))
+    context, here, _ = capture_context(Mixing(), data := torch.randn(SIZE, 8))
     region = region_of(context)
     assert [node.operation for node, _ in region.nodes] == ["linear", "relu"]
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_ops_across_the_batch_run_for_whole_batch(mixing):
 
 
 def test_value_read_before_a_write_is_not_split():
-    class Seen(torch.nn.Module):
+    class ReadBeforeWrite(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(8, 4)
@@ -142,13 +142,13 @@ def test_value_read_before_a_write_is_not_split():
             before = made.flip(0)
             return before + made.relu_()
 
-    context, _, _ = captured(Seen(), torch.randn(SIZE, 8))
+    context, _, _ = capture_context(ReadBeforeWrite(), torch.randn(SIZE, 8))
     assert region_of(context) is None
 
 
-def test_split_refusal_reasons():
-    model, *sizes = pictures()
-    context, _, _ = captured(model.eval(), torch.randn(SIZE, *sizes))
+def test_splitting_refusal_names_reason():
+    model, *sizes = convolution_model()
+    context, _, _ = capture_context(model.eval(), torch.randn(SIZE, *sizes))
     applied = SplitBatches().optimize(context)
     assert applied.applied
     assert "ops over a batch of 6 take" in applied.reason
@@ -156,5 +156,5 @@ def test_split_refusal_reasons():
     assert "already keep all devices busy" in SplitBatches().optimize(following).reason
     cheap = Costs({d: tuple(CostEstimate(0, 0, 0, 1e-6) for _ in row) for d, row in context.costs.by_device.items()})
     assert "with transfers" in SplitBatches().optimize(attrs.evolve(context, costs=cheap)).reason
-    one, _, _ = captured(model, torch.randn(1, *sizes))
+    one, _, _ = capture_context(model, torch.randn(1, *sizes))
     assert SplitBatches().optimize(one).reason == "no ops process the inputs of a batch independently"

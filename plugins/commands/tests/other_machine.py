@@ -40,8 +40,8 @@ _COMPILERS = (
 )
 
 
-def missing() -> str:
-    """Return the reason why this machine cannot be simulated here; empty if it can."""
+def unavailable_reason() -> str:
+    """Return why this machine cannot simulate another one, or an empty string."""
     if not os.environ.get("TEST_CONNECT"):
         return "`python -m evaluation connect` runs it"
     if os.getuid() != 0:
@@ -54,7 +54,7 @@ def missing() -> str:
 
 @attrs.define
 class Network:
-    """Two network namespaces that are joined by a virtual cable. The second one has no other network."""
+    """Two network namespaces, joined by a virtual cable. The second namespace has no other network."""
 
     name: str
     address: str
@@ -133,7 +133,7 @@ class OtherMachine:
                     (self.binaries / path.name).symlink_to(path)
 
     def start(self) -> None:
-        """Start sshd. It shares files with this machine, but not the executors' addresses: Djinn uses no address behind a tunnel."""
+        """Start sshd in the machine's network namespace. It shares files with this machine, but no addresses."""
         config = self.folder / "config"
         config.write_text(
             f"ListenAddress {self.network.address}\nPort 22\nHostKey {self.folder}/host\nAuthorizedKeysFile {self.folder}/authorized\nUsePAM no\n"

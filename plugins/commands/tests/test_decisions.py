@@ -48,7 +48,7 @@ gpu NVIDIA L4, 23034 MiB, 550.54.15
 """
 
 
-def test_survey_is_parsed():
+def test_survey_fields_are_parsed():
     found = read_survey(f"a word of the login shell\n{FOUND}")
     assert (found.system, found.machine, found.libc) == ("Linux", "x86_64", "glibc 2.36")
     assert (found.free, found.memory) == (8 * GIB, 16 * GIB)
@@ -91,7 +91,7 @@ def test_unsuitable_machine_names_remedy(changed, said):
     assert objection(read_survey(FOUND), (3, 11), 2 * GIB) == ""
 
 
-def test_pytorch_without_gpu_answer_is_asked_again():
+def test_torch_query_is_repeated_if_gpu_is_unknown():
     for said, asked in (("torch 2.13.0", True), ("torch 2.13.0 available: False", True), ("torch 2.13.0 True", False)):
         found = read_survey(FOUND + said)
         assert must_ask_torch(found, ()) == asked
@@ -160,7 +160,7 @@ def test_wheels_are_downloaded_for_remote_platform():
     assert "--platform=manylinux_2_29_aarch64" not in options
 
 
-def test_job_list_is_parsed():
+def test_job_list_fields_are_parsed():
     text = "b-1\trunning\t\t20\t\t50\ttrain.py --lr 1\na-1\tfailed\t3\t10\t15\t50\tt.py\nnoise\n"
     first, second = read_jobs(text)
     assert (first.id, first.code, first.ended - first.begun, first.is_over) == ("a-1", 3, 5, True)
@@ -219,14 +219,14 @@ def test_other_names_are_not_secret(name):
     assert not is_secret(name)
 
 
-def make(root, *paths):
+def make_files(root, *paths):
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text("x" * 10)
 
 
 def test_project_files_are_selected(tmp_path):
-    make(
+    make_files(
         tmp_path,
         "train.py",
         "src/a/__init__.py",
@@ -237,7 +237,7 @@ def test_project_files_are_selected(tmp_path):
         ".env",
         "conf/db.pem",
     )
-    make(
+    make_files(
         tmp_path,
         ".git/config",
         "env/pyvenv.cfg",
@@ -268,7 +268,7 @@ def test_project_files_are_selected(tmp_path):
 
 
 def test_oversized_project_names_largest_files(tmp_path):
-    make(tmp_path, "train.py", "model.bin")
+    make_files(tmp_path, "train.py", "model.bin")
     assert too_much(find_files(tmp_path), 20) == ""
     assert "model.bin" in too_much(find_files(tmp_path), 19)
     assert "--limit-mib" in too_much(find_files(tmp_path), 19)
@@ -276,7 +276,7 @@ def test_oversized_project_names_largest_files(tmp_path):
 
 def test_home_directory_is_refused_as_project(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    make(tmp_path, "train.py")
+    make_files(tmp_path, "train.py")
     assert "is not a project" in too_much(find_files(tmp_path), 1000)
 
 
@@ -293,13 +293,13 @@ def test_project_requirements_are_found(tmp_path):
 
 
 def test_project_with_unreadable_gitignore_is_sent(tmp_path):
-    make(tmp_path, "train.py", ".git")  # in a worktree, `.git` is a file
+    make_files(tmp_path, "train.py", ".git")  # in a worktree, `.git` is a file
     (tmp_path / ".gitignore").symlink_to("nowhere")
     assert list(find_files(tmp_path).files) == [".gitignore", "train.py"]
 
 
 def test_archive_is_anonymous_and_ends_with_mark(tmp_path):
-    make(tmp_path, "train.py")
+    make_files(tmp_path, "train.py")
     packed = io.BytesIO()
     archive({"files/train.py": tmp_path / "train.py"}, {"job.json": "{}"})(packed)
     packed.seek(0)
@@ -310,7 +310,7 @@ def test_archive_is_anonymous_and_ends_with_mark(tmp_path):
 
 
 def test_files_named_by_requirements(tmp_path, monkeypatch):
-    make(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
+    make_files(tmp_path, "files/own.whl", "files/later/base.txt", "files/later/more.txt", "files/limits.txt")
     (tmp_path / "files/later/base.txt").write_text("-r more.txt\nattrs\n")
     (tmp_path / "files/later/more.txt").write_text("--requirement=base.txt\n-c ../limits.txt # versions\n")
     monkeypatch.chdir(tmp_path)

@@ -51,7 +51,7 @@ EQUAL = Verdict(equal=True, detail="bitwise")
 SETTING = table.Setting("cpu", 1)
 
 
-def measured(name="a task", verdict=EQUAL, patterns=None):
+def make_measurement(name="a task", verdict=EQUAL, patterns=None):
     run = MeasuredRun(2.0, COUNTERS)
     return Measured(
         name, "all-MiniLM-L6-v2", verdict, run, attrs.evolve(run, seconds=1.0), attrs.evolve(run, seconds=0.5), run, run,
@@ -59,7 +59,7 @@ def measured(name="a task", verdict=EQUAL, patterns=None):
     )  # fmt: skip
 
 
-def printed(results, width):
+def render_table(results, width):
     stream = io.StringIO()
     table.show(results, SETTING, Console(file=stream, width=width))
     return stream.getvalue()
@@ -103,7 +103,7 @@ def test_failed_server_start_gives_reason(forked_djinn, monkeypatch):
         pass
 
 
-def test_every_part_can_be_chosen():
+def test_demo_options_select_every_task():
     assert tuple(show.TASKS) == PARTS
 
 
@@ -113,7 +113,7 @@ def test_demo_text_is_large_enough():
     assert found["shutil.rmtree"].startswith("Recursively delete a directory tree")
 
 
-def test_training_learns():
+def test_training_task_lowers_loss():
     task = DigitTraining()
     task.move("cpu")
     trained = task.run("cpu", lambda done, total: None)
@@ -146,16 +146,18 @@ def test_recognised_patterns_are_summarised():
     assert summarise([]).lines() == ["nothing"]
 
 
-def test_the_table_shows_a_difference():
-    text = printed([measured(verdict=Verdict(equal=False, detail="far off"))], width=160)
+def test_table_shows_difference():
+    text = render_table([make_measurement(verdict=Verdict(equal=False, detail="far off"))], width=160)
     assert all(
         words in text for words in ("NO, far off", "1.5 kB, 0.50 s", "1 made, 9 reused", "7 of 8", "a highlight")
     )
 
 
-def test_three_programs_fit_eighty_columns():
+def test_table_of_three_programs_fits_80_columns():
     names = ("embeddings", "generation", "training")
-    text = printed([measured(name, patterns={"attention": 12, "kv_cache": 12}) for name in names], width=80)
+    text = render_table(
+        [make_measurement(name, patterns={"attention": 12, "kv_cache": 12}) for name in names], width=80
+    )
     assert "…" not in text
     assert [
         words for words in ("yes, bitwise", "2.00 s", "1.5 kB, 0.50 s", "12 kv_cache") if text.count(words) < 3
@@ -163,7 +165,7 @@ def test_three_programs_fit_eighty_columns():
 
 
 def test_single_differing_result_is_reported():
-    class Unsteady:
+    class UnsteadyTask:
         name, title = "unsteady", "a die"
 
         def __init__(self):
@@ -182,7 +184,7 @@ def test_single_differing_result_is_reported():
         def highlights(self, remote):
             return []
 
-    assert not measure(Unsteady(), lambda words: lambda done, total: None).verdict.equal
+    assert not measure(UnsteadyTask(), lambda words: lambda done, total: None).verdict.equal
 
 
 @pytest.mark.parametrize(("size", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (498e6, "498.0 MB")])

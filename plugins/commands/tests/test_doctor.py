@@ -24,7 +24,7 @@ def environ(tmp_path, monkeypatch):
     return {}
 
 
-def findings(environ):
+def findings_by_title(environ):
     return {finding.what: finding for finding in diagnose(environ).findings}
 
 
@@ -58,7 +58,7 @@ def test_version_mismatch_does_not_name_token():
     assert "token" not in finding.mend
 
 
-def test_an_older_torch_is_named(monkeypatch):
+def test_doctor_names_outdated_torch(monkeypatch):
     monkeypatch.setattr(torch_private, "NEEDED", (*torch_private.NEEDED, "torch._C._no_such_function"))
     (finding,) = check_torch()
     assert "torch._C._no_such_function" in finding.what
@@ -79,13 +79,13 @@ def test_an_older_torch_is_named(monkeypatch):
         ("djinn-server", "26.10.0", "djinn-server 26.10.0 does not work with djinn 26."),
     ],
 )
-def test_unsupported_versions_are_named(name, version, message):
+def test_doctor_names_unsupported_versions(name, version, message):
     (finding,) = check_versions(versions() | {name: version})
     assert message in finding.what
     assert finding.mend
 
 
-def test_all_requirements_are_listed():
+def test_doctor_lists_all_requirements():
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
     needed = {re.match(r"[\w.-]+", requirement)[0] for requirement in project["dependencies"]}
     assert set(versions()) == needed | {"python", "djinn", "djinn-native", "djinn-server"}
@@ -99,7 +99,7 @@ def test_client_only_machine_needs_server_address(environ, monkeypatch):
     assert "No server is configured, and the package djinn-server" in finding.what
     assert "pip install ./djinn_server" in finding.mend
     assert not finding.fatal
-    assert "djinn-server" not in str([*findings(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock"})])
+    assert "djinn-server" not in str([*findings_by_title(environ | {"DJINN_SERVERS": "unix:///nonexistent.sock"})])
 
 
 def test_an_unreachable_server_is_named(environ):
@@ -111,11 +111,11 @@ def test_an_unreachable_server_is_named(environ):
 
 
 def test_a_missing_connection_file_is_named(environ):
-    (finding,) = findings(environ | {"DJINN_CONNECTION_FILE": "/nonexistent.json"}).values()
+    (finding,) = findings_by_title(environ | {"DJINN_CONNECTION_FILE": "/nonexistent.json"}).values()
     assert "/nonexistent.json" in finding.what
 
 
-def test_readable_token_file_is_a_note(environ, tmp_path):
+def test_world_readable_token_file_is_a_note(environ, tmp_path):
     file = tmp_path / "djinn" / "config.toml"
     file.parent.mkdir()
     file.write_text('token = "hush"')
@@ -128,7 +128,7 @@ def test_readable_token_file_is_a_note(environ, tmp_path):
 
 
 def test_unknown_variable_is_a_note(environ):
-    found = findings(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
+    found = findings_by_title(environ | {"DJINN_SERVRES": "tcp://x", "DJINN_CPU_MINE": "1"})
     assert not any("DJINN_CPU_MINE" in what for what in found)  # a variable of the plugin `cpu`
     assert "Did you mean DJINN_SERVERS?" in [finding.mend for finding in found.values()]
 
@@ -156,17 +156,17 @@ def test_piped_output_is_not_wrapped(environ):
 
 
 def test_unknown_executor_choices_are_named(environ):
-    found = findings(environ | {"DJINN_COMPILERS": "nothing"})
+    found = findings_by_title(environ | {"DJINN_COMPILERS": "nothing"})
     finding = found["The setting `compilers` names 'nothing', which no plugin in use offers."]
     assert finding.fatal
     assert "inductor" in finding.mend
 
 
 def test_failing_transport_omits_its_line_only(environ, monkeypatch):
-    def facts(_):
+    def raise_no_library(_):
         raise RuntimeError("no library")
 
-    monkeypatch.setattr("djinn_tcp.transport.TcpTransport.facts", facts)
+    monkeypatch.setattr("djinn_tcp.transport.TcpTransport.facts", raise_no_library)
     assert diagnose(environ).transports["tcp"] == "failed: RuntimeError('no library')"
 
 

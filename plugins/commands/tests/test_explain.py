@@ -28,7 +28,7 @@ def explain(python, served_environment, tmp_path):
     return explain
 
 
-def test_json_holds_every_program_and_nothing_else(explain):
+def test_json_output_contains_every_program_only(explain):
     done = explain("--json", "an-argument", "--", "--until")
     assert done.returncode == 0, done.stderr
     programs = json.loads(done.stdout)
@@ -63,7 +63,7 @@ def test_text_says_why_a_cache_does_not_grow_in_place(explain):
 
 
 @pytest.mark.parametrize(("ending", "status"), [("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit('bye')", 1)])
-def test_exit_status_of_script_is_kept(explain, ending, status):
+def test_explain_returns_exit_status_of_script(explain, ending, status):
     done = explain(source=f"import sys\n{ending}\n")
     assert done.returncode == status
     assert "ran nothing on remote_accelerator" in done.stdout

@@ -55,8 +55,8 @@ LLAMA = {
 
 
 @pytest.fixture
-def shop(tmp_path, monkeypatch) -> Path:
-    """Make a module with functions, and configurations, in the working directory."""
+def models_folder(tmp_path, monkeypatch) -> Path:
+    """Write a module with model functions, and configurations, into the working directory."""
     (tmp_path / "shop_of_models.py").write_text(textwrap.dedent(SHOP))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     (tmp_path / "whisper.json").write_text(json.dumps({"model_type": "nobody_knows_this"}))
@@ -72,17 +72,17 @@ def explain(*arguments: str) -> Result:
     return CliRunner().invoke(djinn.load(), ["explain", *arguments])
 
 
-def described(*arguments: str) -> dict:
+def explain_json(*arguments: str) -> dict:
     done = explain(*arguments, "--json")
     assert done.exit_code == 0, done.output
     (program,) = json.loads(done.stdout)
     return program
 
 
-@pytest.mark.usefixtures("embedded", "shop")
+@pytest.mark.usefixtures("embedded", "models_folder")
 @pytest.mark.parametrize(("step", "queries"), [("forward", 16), ("decode", 1), ("train", 16)])
-def test_configuration_with_step_and_sizes(step: str, queries: int) -> None:
-    told = described(".", "--step", step, "--tokens", "16", "--batch", "2", "--until", "estimate")
+def test_explain_configuration_applies_step_and_sizes(step: str, queries: int) -> None:
+    told = explain_json(".", "--step", step, "--tokens", "16", "--batch", "2", "--until", "estimate")
     assert told["annotate"]["workload"] == ("training" if step == "train" else "llm")
     attention = next(m for m in told["annotate"]["patterns"] if m["pattern"] == "attention")
     assert attention["details"]["queries"] == queries
@@ -93,19 +93,19 @@ def test_configuration_with_step_and_sizes(step: str, queries: int) -> None:
         assert told["modules"]["parts"][0]["parts"][-2]["count"] == 4
 
 
-@pytest.mark.usefixtures("embedded", "shop")
-def test_function_returns_model_and_inputs(shop: Path) -> None:
+@pytest.mark.usefixtures("embedded", "models_folder")
+def test_explain_calls_function_for_model_and_inputs(models_folder: Path) -> None:
     done = explain("shop_of_models:tower", "--until", "estimate", "--picture", "tower.svg")
     assert done.exit_code == 0, done.output
     assert "432 parameters, without weights" in done.stderr
-    assert "0-5 x6" in (shop / "tower.svg").read_text()
+    assert "0-5 x6" in (models_folder / "tower.svg").read_text()
     done = explain("shop_of_models:tower", "--until", "annotate")
     assert "0-5 x6  Sequential" in done.stdout
     assert "1  Sequential" in explain("shop_of_models:tower", "--until", "annotate", "--unfold").stdout
-    assert described("shop_of_models:named")["modules"]["class"] == "MultiheadAttention"
+    assert explain_json("shop_of_models:named")["modules"]["class"] == "MultiheadAttention"
 
 
-@pytest.mark.usefixtures("embedded", "shop")
+@pytest.mark.usefixtures("embedded", "models_folder")
 def test_data_dependent_model_gets_zeros() -> None:
     done = explain("shop_of_models:looks", "--until", "annotate")
     assert done.exit_code == 0, done.output
@@ -113,7 +113,7 @@ def test_data_dependent_model_gets_zeros() -> None:
     assert "linear" in done.stdout
 
 
-@pytest.mark.usefixtures("embedded", "shop")
+@pytest.mark.usefixtures("embedded", "models_folder")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -142,7 +142,7 @@ def test_data_dependent_model_gets_zeros() -> None:
         (["own.json"], "has no model 'OwnModel'"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], said: str) -> None:
+def test_invalid_arguments_are_named(arguments: list[str], said: str) -> None:
     done = explain(*arguments)
     assert done.exit_code != 0
     assert said in " ".join(done.output.replace("\n", " ").split())

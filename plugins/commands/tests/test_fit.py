@@ -42,10 +42,10 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def ask(folder, monkeypatch):
-    """Return the result for a model, with a simulated server that reports this free memory for each of its devices."""
+def fit_model(folder, monkeypatch):
+    """Return the output of `djinn fit` against a simulated server whose devices have `free` bytes each."""
 
-    def ask(free, *options, devices=1, spill=0, as_json=True):
+    def fit_model(free, *options, devices=1, spill=0, as_json=True):
         described = [
             ExecutorStatus(DeviceInfo(f"cpu:{n}", "cpu", memory=64 * MIB, memory_free=free, spill=spill), 1, "ready")
             for n in range(devices)
@@ -56,7 +56,7 @@ def ask(folder, monkeypatch):
         answer = CliRunner().invoke(command, arguments, catch_exceptions=False)
         return answer.exit_code, json.loads(answer.stdout) if as_json else answer.stdout
 
-    return ask
+    return fit_model
 
 
 def test_live_server_reports_free_memory(folder, serving, monkeypatch):
@@ -70,8 +70,8 @@ def test_live_server_reports_free_memory(folder, serving, monkeypatch):
     assert "The model fits." in answer.stdout
 
 
-def test_memory_by_kind_of_a_step_that_decodes(ask):
-    code, found = ask(32 * MIB, "--step", "decode", "--batch", "2", "--new-tokens", "64")
+def test_decode_step_memory_is_listed_by_kind(fit_model):
+    code, found = fit_model(32 * MIB, "--step", "decode", "--batch", "2", "--new-tokens", "64")
     assert (code, found["fits"]) == (0, True)
     assert found["cache_bytes_per_token"] == pytest.approx(2 * 2 * 64 * 4, rel=0.01)
     assert found["memory"]["weights"] == pytest.approx(WEIGHTS, rel=0.01)
@@ -82,49 +82,49 @@ def test_memory_by_kind_of_a_step_that_decodes(ask):
     assert found["rate_unit"] == "tokens"
 
 
-def test_memory_by_kind_of_a_step_that_trains(ask):
-    adam = ask(32 * MIB, "--step", "train")[1]
-    plain = ask(32 * MIB, "--step", "train", "--optimizer", "SGD")[1]
+def test_training_step_memory_is_listed_by_kind(fit_model):
+    adam = fit_model(32 * MIB, "--step", "train")[1]
+    plain = fit_model(32 * MIB, "--step", "train", "--optimizer", "SGD")[1]
     (most,) = [one["most"] for one in adam["programs"]]
     assert most["optimizer"] == pytest.approx(2 * WEIGHTS, rel=0.01)
     assert most["gradients"] == pytest.approx(WEIGHTS, rel=0.05)
     assert adam["needed"] > plain["needed"] + 1.9 * WEIGHTS
 
 
-def test_suggestions_to_fit_are_planned(ask):
-    needed = ask(32 * MIB, "--batch", "8")[1]["needed"]
-    code, found = ask(needed - 300_000, "--batch", "8")
+def test_suggestions_to_fit_are_planned(fit_model):
+    needed = fit_model(32 * MIB, "--batch", "8")[1]["needed"]
+    code, found = fit_model(needed - 300_000, "--batch", "8")
     assert (code, found["fits"]) == (1, False)
     changes = {one["change"].rpartition(" ")[0]: one for one in found["suggestions"] if one["fits"]}
     assert {"--batch", "--tokens", "--dtype"} <= changes.keys()
     smaller = changes["--batch"]["change"].split()[1]
-    code, found = ask(needed - 300_000, "--batch", smaller)
+    code, found = fit_model(needed - 300_000, "--batch", smaller)
     assert (code, found["needed"]) == (0, changes["--batch"]["needed"])
-    assert ask(needed - 300_000, "--batch", str(int(smaller) + 1))[0] == 1
-    assert ask(needed - 300_000, "--batch", "8", "--dtype", "bfloat16")[0] == 0
+    assert fit_model(needed - 300_000, "--batch", str(int(smaller) + 1))[0] == 1
+    assert fit_model(needed - 300_000, "--batch", "8", "--dtype", "bfloat16")[0] == 0
 
 
-def test_several_executors_hold_what_one_does_not(ask):
-    needed = ask(32 * MIB)[1]["needed"]
-    _, alone = ask(int(needed * 0.8))
+def test_model_too_large_for_one_executor_fits_several(fit_model):
+    needed = fit_model(32 * MIB)[1]["needed"]
+    _, alone = fit_model(int(needed * 0.8))
     assert [one["fits"] for one in alone["suggestions"] if "executors" in one["change"]] == [True]
-    code, divided = ask(int(needed * 0.8), devices=2)
+    code, divided = fit_model(int(needed * 0.8), devices=2)
     assert (code, [one["fits"] for one in divided["executors"]]) == (0, [False, False])
     assert len(divided["together"]) == 2
     assert max(divided["together"].values()) <= needed * 0.8
 
 
-def test_text_shows_missing_bytes(ask):
-    code, text = ask(MIB, "--step", "train", as_json=False)
+def test_text_shows_missing_bytes(fit_model):
+    code, text = fit_model(MIB, "--step", "train", as_json=False)
     assert code == 1
     assert "short" in text
     assert "The model does not fit. Planned changes:" in text
     assert "--optimizer sgd" in text
 
 
-def test_spillable_memory_is_shown(ask):
-    needed = ask(32 * MIB)[1]["needed"]
-    _, found = ask(int(needed * 0.9), spill=64 * MIB)
+def test_spillable_memory_is_shown(fit_model):
+    needed = fit_model(32 * MIB)[1]["needed"]
+    _, found = fit_model(int(needed * 0.9), spill=64 * MIB)
     assert [one["fits"] for one in found["suggestions"] if one["change"] == "none: the executor spills"] == [True]
 
 
@@ -139,9 +139,9 @@ def test_spillable_memory_is_shown(ask):
         (["--step", "train", "--optimizer", "LBFGS"], "its step calls the model a variable number of times"),
     ],
 )
-def test_unknown_names_are_refused(ask, options, message):
+def test_fit_refuses_unknown_names(fit_model, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        ask(MIB, *options)
+        fit_model(MIB, *options)
 
 
 @pytest.mark.parametrize("target", ["./nowhere", "/nowhere/model", "meta-llama/Llama-3-8B", "gpt2_nowhere"])
@@ -154,15 +154,15 @@ def test_missing_model_names_accepted_forms(target):
 
 
 @pytest.fixture
-def measured(monkeypatch):
-    """Return a function that runs a case of the benchmark in an executor. It returns the predicted and the measured bytes."""
+def predict_and_measure(monkeypatch):
+    """Return a function that runs a benchmark case in an executor. It returns predicted and measured bytes."""
     from configured import configure_anew
 
     from evaluation.benchmarks import bench_fit, counted_cpu
 
-    plugins = [*(name for name in _installed() if name != "counted_cpu"), counted_cpu]
+    plugins = [*(name for name in _plugin_names() if name != "counted_cpu"), counted_cpu]
 
-    def measured(case, folder):
+    def predict_and_measure(case, folder):
         configure_anew(executor="inline", device="counted", threads=1, plugins=plugins)
         djinn.init()
         torch.manual_seed(0)
@@ -177,11 +177,11 @@ def measured(monkeypatch):
         bench_fit.run(model, case)
         return predicted, torch.remote_accelerator.max_memory_allocated()
 
-    yield bench_fit, measured
+    yield bench_fit, predict_and_measure
     configure_anew()
 
 
-def _installed():
+def _plugin_names():
     from djinn_core.registry.discovery import installed
 
     return sorted({plugin.name for plugin in installed()})
@@ -191,8 +191,8 @@ def _installed():
 @pytest.mark.parametrize(
     "name", long_or(["gpt2, SGD"], ["gpt2, SGD", "resnet"])
 )  # `python -m evaluation fit` has further models
-def test_predicted_memory_is_within_ten_percent(measured, tmp_path, name):
-    benchmark, measure = measured
+def test_predicted_memory_is_within_ten_percent(predict_and_measure, tmp_path, name):
+    benchmark, measure = predict_and_measure
     case = attrs.evolve(benchmark.CASES[name], batch=2, new=4)
     predicted, held = measure(case, tmp_path)
     assert held <= predicted <= benchmark.BAR * held

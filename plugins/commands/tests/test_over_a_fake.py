@@ -72,7 +72,7 @@ def test_dry_run_prints_commands_only(machine):
         (["alice@box", "--folder", "relative"], "must begin with / or ~/"),
     ],
 )
-def test_destinations_are_checked(machine, arguments, said):
+def test_invalid_destinations_are_refused(machine, arguments, said):
     done = CliRunner().invoke(connect, arguments)
     assert done.exit_code == 2
     assert said in done.output
@@ -85,7 +85,7 @@ def test_ssh_refusal_names_remedy(machine):
     assert "ssh-copy-id" in str(done.exception)
 
 
-def test_survey_and_wheel_upload(machine, tmp_path):
+def test_connect_surveys_machine_and_uploads_wheels(machine, tmp_path):
     connection = SshConnection(Record("box", "alice@box").destination, control_path("box"))
     assert connection.open(asks=False) == ""
     place = {"folder": "~/a folder", "environment": ""}
@@ -123,7 +123,7 @@ def test_uv_installs_wheels_if_available(machine):
     assert "--offline --no-index --find-links wheels" in (machine.home / "said").read_text()
 
 
-def test_pytorch_is_asked_again_after_gpu_appears(machine):
+def test_torch_is_queried_again_after_gpu_appears(machine):
     environment = machine.home / ".local/share/djinn/connect/env"
     python, smi = environment / "bin" / "python", machine.log.parent / "bin" / "nvidia-smi"
     python.parent.mkdir(parents=True)
@@ -156,11 +156,11 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-def state_of(job):
+def job_state(job):
     return {row["id"]: row["state"] for row in json.loads(run(jobs, "--json").stdout)}[job]
 
 
-def test_a_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path):
+def test_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path):
     told = run(submit, "train.py", "--", "--lr", "it's")
     job = told.stdout.strip()
     assert ".env" in told.stderr
@@ -168,7 +168,7 @@ def test_a_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path)
     shown = run(logs, "-f", job)
     folder = machine.home / ".local/share/djinn/connect"
     assert f"args ['--lr', \"it's\"] 42 ['src', 'train.py'] {folder}/server/connection.json" in shown.stdout
-    assert state_of(job) == "done"
+    assert job_state(job) == "done"
     run(fetch, job, "out", tmp_path / "got")
     assert (tmp_path / "got" / "out" / "model").read_text() == "trained"
     assert "broke" not in str(CliRunner().invoke(fetch, [job, "none"]).exception)
@@ -178,7 +178,7 @@ def test_a_job_runs_and_its_results_are_fetched(box, machine, project, tmp_path)
     assert CliRunner().invoke(submit, ["train.py", "-f", "--", "fail"]).exit_code == 3
 
 
-def test_a_job_survives_its_submitter_and_is_stopped(box, project):
+def test_job_survives_its_submitter_and_is_stopped(box, project):
     client = subprocess.Popen(
         [
             sys.executable,
@@ -198,11 +198,11 @@ def test_a_job_survives_its_submitter_and_is_stopped(box, project):
         while client.stdout.readline() != "step\n":
             assert client.poll() is None
         os.killpg(client.pid, signal.SIGKILL)
-    assert state_of(job) == "running"
+    assert job_state(job) == "running"
     before = run(logs, job).stdout.count("step\n")
     wait_for(lambda: run(logs, job).stdout.count("step\n") > before, "further steps")
     assert "stopped" in run(stop, job[:-2]).output
-    assert state_of(job) == "stopped"
+    assert job_state(job) == "stopped"
 
 
 def test_submit_to_server_without_ssh_is_refused(machine, project):
@@ -246,7 +246,7 @@ def test_disconnect_closes_tunnel_and_removes_record(box, machine):
     assert find_record("box") is None
 
 
-def made_job(machine, name="train-1"):
+def make_ended_job(machine, name="train-1"):
     """Return the folder of a job that has ended."""
     folder = machine.home / ".local/share/djinn/connect/jobs" / name
     (folder / "files").mkdir(parents=True)
@@ -256,7 +256,7 @@ def made_job(machine, name="train-1"):
 
 
 def test_fetched_links_stay_inside_folder(box, machine, tmp_path):
-    out = made_job(machine) / "out"
+    out = make_ended_job(machine) / "out"
     (out / "step-1").mkdir(parents=True)
     (out / "step-1" / "model").write_text("trained")
     (out / "hard").hardlink_to(out / "step-1" / "model")
@@ -283,7 +283,7 @@ def test_fetched_links_stay_inside_folder(box, machine, tmp_path):
     ],
 )
 def test_fetch_writes_requested_files_only(box, machine, tmp_path, monkeypatch, sent, wanted):
-    made_job(machine)
+    make_ended_job(machine)
     with tarfile.open(tmp_path / "sent.tar", "w") as archived:
         for name, target in sent:
             member = tarfile.TarInfo(name)
@@ -303,15 +303,15 @@ def test_fetch_writes_requested_files_only(box, machine, tmp_path, monkeypatch, 
 
 
 def test_job_with_incomplete_files_does_not_start(box, machine, project):
-    def break_off(to):
+    def fail_upload(to):
         with tarfile.open(fileobj=to, mode="w|") as archived:
             archived.add("train.py", "files/train.py")
 
     connection = SshConnection(box.destination, control_path("box"))
     assert connection.open(asks=False) == ""
     values = {**box.script_variables, "job": "train-1"}
-    assert connection.run(Script(("submit",), values), break_off).code == 3
-    assert connection.run(Script(("receive",), box.script_variables), break_off).code == 3
+    assert connection.run(Script(("submit",), values), fail_upload).code == 3
+    assert connection.run(Script(("receive",), box.script_variables), fail_upload).code == 3
     assert "no jobs" in run(jobs).output
 
 

@@ -26,7 +26,7 @@ class WorkSpace(CostModel):
         return CostEstimate(0.0, 0, 0, 0.0, self.name, workspace=work_of(graph, node).workspace)
 
 
-def planned(graph, residency=None, devices=1):
+def plan_graph(graph, residency=None, devices=1):
     topology = NetworkTopology(tuple(DeviceCapabilities(f"{n}/cpu:0", "cpu") for n in range(devices)))
     result = run_stages(
         graph, Registry(cost_models=(WorkSpace(),)), Request(topology, resident=dict.fromkeys(graph.inputs, "0/cpu:0"))
@@ -34,8 +34,8 @@ def planned(graph, residency=None, devices=1):
     return attrs.evolve(result, profile=attrs.evolve(result.profile, residency=residency or {}))
 
 
-def chain():
-    """Return the graph of an input of 1 KiB, a weight of 64 KiB, and two results of 1 KiB of which the first is freed."""
+def chain_graph():
+    """Return a graph with a 1 KiB input, a 64 KiB weight, and two 1 KiB results. The first result is freed."""
     builder = ProgramBuilder()
     x, weight = builder.input(2, 128), builder.input(128, 128)
     first = builder.op("aten::mm", x, weight, shape=(2, 128))
@@ -44,9 +44,9 @@ def chain():
     return builder.graph(), x, weight
 
 
-def test_a_peak_counts_each_storage_once_and_by_kind():
-    graph, _, weight = chain()
-    found = peak_of(planned(graph, {weight: DataResidency.PERSISTENT_WEIGHT}))
+def test_peak_counts_each_storage_once_by_kind():
+    graph, _, weight = chain_graph()
+    found = peak_of(plan_graph(graph, {weight: DataResidency.PERSISTENT_WEIGHT}))
     assert found.kinds == {"weights": 64 * KIB, "activations": 3 * KIB}
     assert found.bytes == 67 * KIB
     assert found.most["weights"] == 64 * KIB
@@ -54,21 +54,21 @@ def test_a_peak_counts_each_storage_once_and_by_kind():
     assert found.largest_step == 66 * KIB  # the matrix product: both operands and the result
 
 
-def test_unread_caches_are_activations():
-    graph, x, _ = chain()
-    result = planned(graph, {x: DataResidency.STATEFUL_KV_CACHE})
+def test_peak_counts_unread_caches_as_activations():
+    graph, x, _ = chain_graph()
+    result = plan_graph(graph, {x: DataResidency.STATEFUL_KV_CACHE})
     assert peak_of(result).kinds["cache"] == KIB
     assert "cache" not in peak_of(result, caches=False).kinds
 
 
-def test_convolutions_copy_their_operands():
+def test_peak_counts_operand_copies_of_convolutions():
     builder = ProgramBuilder()
     x, weight = builder.input(1, 4, 16, 16), builder.input(4, 4, 1, 1)
     builder.op("aten::conv2d", x, weight, shape=(1, 4, 16, 16))
-    assert peak_of(planned(builder.graph())).bytes == (4 + 4 + 4) * KIB + 2 * 64
+    assert peak_of(plan_graph(builder.graph())).bytes == (4 + 4 + 4) * KIB + 2 * 64
 
 
 def test_unscheduled_program_has_no_peak():
-    graph, *_ = chain()
+    graph, *_ = chain_graph()
     with pytest.raises(ValueError, match="schedule"):
-        peak_of(attrs.evolve(planned(graph), schedule=None))
+        peak_of(attrs.evolve(plan_graph(graph), schedule=None))

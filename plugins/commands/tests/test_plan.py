@@ -42,24 +42,24 @@ CONFIGURATION = {
 
 
 @pytest.fixture
-def planned(tmp_path):
-    """Return the output of `djinn plan` for a small Llama on devices with this memory in GiB."""
+def run_plan(tmp_path):
+    """Return a function that runs `djinn plan` for a small Llama on devices of `memory` GiB and returns its output."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIGURATION))
 
-    def planned(memory, *options):
+    def run_plan(memory, *options):
         (tmp_path / "cluster.toml").write_text(CLUSTER.replace("MEMORY", str(memory)))
         arguments = [str(tmp_path / "model"), "--cluster", str(tmp_path / "cluster.toml"), "--tokens", "16", *options]
         return CliRunner().invoke(command, arguments, catch_exceptions=False).stdout
 
-    return planned
+    return run_plan
 
 
-def test_large_model_is_split_over_devices(planned):
-    whole = json.loads(planned(1, "--json"))
+def test_large_model_is_split_over_devices(run_plan):
+    whole = json.loads(run_plan(1, "--json"))
     assert [d["device"] for d in whole["devices"]] == ["node0/cuda:0"]
     assert whole["replicas"] == whole["devices_in_cluster"] == 8
-    parts = json.loads(planned(0.012, "--json", "--step", "decode", "--batch", "2"))
+    parts = json.loads(run_plan(0.012, "--json", "--step", "decode", "--batch", "2"))
     first, *_, last = parts["devices"]
     assert "model.embed_tokens" in first["modules"]
     assert "lm_head" in last["modules"]
@@ -71,8 +71,8 @@ def test_large_model_is_split_over_devices(planned):
     assert parts["upload_bytes"] > parts["devices"][0]["inputs"]
 
 
-def test_text_shows_placement_time_and_reason(planned):
-    text = planned(0.012)
+def test_plan_shows_placement_time_and_reason(run_plan):
+    text = run_plan(0.012)
     assert "on 3 of 8 devices of" in text
     assert "node0/cuda:0: model.embed_tokens" in text
     assert "latency" in text
@@ -80,9 +80,9 @@ def test_text_shows_placement_time_and_reason(planned):
     assert re.search(r"limited by  ops on node\S+\. Time of ops on all devices: ", text)
 
 
-def test_oversized_model_is_refused_with_figures(planned):
+def test_oversized_model_is_refused_with_figures(run_plan):
     with pytest.raises(InvalidStage, match="fit into no device and cannot be cut into parts") as refused:
-        planned(0.001)
+        run_plan(0.001)
     assert re.search(r"node0/cuda:0: it would hold [\d,]+ bytes \([\d,]+ of inputs", str(refused.value))
     assert "connect a server" not in str(refused.value)
     assert re.search(r"has room for 1,073,741: [\d,]+ bytes are short", str(refused.value))
@@ -137,11 +137,11 @@ def test_machines_with_one_device_need_no_link():
     assert read_cluster(alone).link("node0/cuda:0", "node1/cuda:0").bandwidth == 10e9
 
 
-def test_modules_are_summarised_by_ranges():
+def test_plan_summarises_modules_by_ranges():
     paths = ["model", "model.embed", "model.layers.0.attn", "model.layers.1.mlp", "model.layers.3", "", "lm_head"]
     assert modules_of(paths) == ("model.embed", "model.layers.0-1", "model.layers.3", "lm_head")
 
 
-def test_built_in_plugins_plan_without_packages(planned, monkeypatch):
+def test_built_in_plugins_plan_without_packages(run_plan, monkeypatch):
     monkeypatch.setenv("DJINN_DISABLE", "parallel,cost_based")
-    assert json.loads(planned(1, "--json"))["scheduler"] == "sequential"
+    assert json.loads(run_plan(1, "--json"))["scheduler"] == "sequential"

@@ -39,7 +39,7 @@ def start(python, served_environment, plain_environment, tmp_path):
         yield start
 
 
-def end(process, status=0):
+def finish(process, status=0):
     """Return the output of a command with the expected exit status."""
     said, complaints = process.communicate(timeout=SECONDS)
     assert process.returncode == status, complaints
@@ -47,22 +47,25 @@ def end(process, status=0):
 
 
 @pytest.fixture
-def on_both(start):
-    """Return the printed results of a script, remote and on the CPU. Lines about the machine begin with `#`."""
+def run_on_both(start):
+    """Return a function that runs a script remotely and on the CPU and returns both printed results.
 
-    def on_both(script, *arguments, remote=(), local=()):
+    Lines about the machine begin with `#`.
+    """
+
+    def run_on_both(script, *arguments, remote=(), local=()):
         processes = [start("remote", SCRIPTS / script, *arguments, *remote)]
         processes.append(start("local", SCRIPTS / script, *arguments, *local))
-        return [results(end(process)[0]) for process in processes]
+        return [results(finish(process)[0]) for process in processes]
 
-    return on_both
+    return run_on_both
 
 
 def results(said):
     return [line for line in said.splitlines() if not line.startswith("#")]
 
 
-def assert_alike(remote, local, tolerance):
+def assert_numbers_close(remote, local, tolerance):
     assert len(remote) == len(local) > 1
     for ours, theirs in zip(remote, local, strict=True):
         assert NUMBER.sub("_", ours) == NUMBER.sub("_", theirs)
@@ -72,10 +75,10 @@ def assert_alike(remote, local, tolerance):
 
 
 @pytest.mark.long
-def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
+def test_mixed_precision_training_and_checkpoint_equal_local(run_on_both, tmp_path):
     files = {"remote": ("--checkpoint", "remote.pt"), "local": ("--checkpoint", "local.pt")}
     # bfloat16 has three digits, and autocast casts other ops for CUDA than for the CPU
-    assert_alike(*on_both("train_cnn.py", "--epochs", "1", "--amp", **files), 0.02)
+    assert_numbers_close(*run_on_both("train_cnn.py", "--epochs", "1", "--amp", **files), 0.02)
     with (tmp_path / "remote.pt").open("rb") as file:
         locations = set()
         torch.load(file, map_location=lambda storage, location: locations.add(location) or storage)
@@ -88,53 +91,53 @@ def test_training_in_mixed_precision_and_its_checkpoint(on_both, tmp_path):
 
 
 @pytest.mark.long
-def test_gpt2_generation(on_both):
-    remote, local = on_both("generate_gpt2.py")
+def test_gpt2_generation_equals_local(run_on_both):
+    remote, local = run_on_both("generate_gpt2.py")
     assert len(remote) == 4
     assert remote == local
 
 
-def test_gpt_training_with_scaler_workers_and_resume(on_both, tmp_path):
+def test_gpt_training_with_scaler_workers_and_resume_equals_local(run_on_both, tmp_path):
     saved = {"remote": ("--checkpoint", "remote.pt"), "local": ("--device", "cpu", "--checkpoint", "local.pt")}
-    assert_alike(*on_both("train_gpt.py", **saved), 0.02)
+    assert_numbers_close(*run_on_both("train_gpt.py", **saved), 0.02)
     again = {"remote": ("--resume", "remote.pt"), "local": ("--device", "cpu", "--resume", "local.pt")}
-    remote, local = on_both("train_gpt.py", **again)
-    assert_alike(remote, local, 0.02)
+    remote, local = run_on_both("train_gpt.py", **again)
+    assert_numbers_close(remote, local, 0.02)
     assert remote[0].startswith("step 3 ")
 
 
 @pytest.mark.long
-def test_the_trainer_with_workers(on_both):
-    assert_alike(*on_both("trainer.py", local=("--cpu",)), 0.01)
+def test_trainer_with_workers_equals_local(run_on_both):
+    assert_numbers_close(*run_on_both("trainer.py", local=("--cpu",)), 0.01)
 
 
-def test_streaming_pipeline(on_both):
-    remote, local = on_both("stream_text.py", local=("--device", "cpu"))
+def test_streaming_pipeline_equals_local(run_on_both):
+    remote, local = run_on_both("stream_text.py", local=("--device", "cpu"))
     assert remote == local
     assert len(remote) == 2
 
 
 @pytest.mark.long
-def test_compiled_models_infer_and_train(on_both):
-    assert_alike(*on_both("compiled.py", local=("--device", "cpu")), 1e-3)
+def test_compiled_models_equal_local(run_on_both):
+    assert_numbers_close(*run_on_both("compiled.py", local=("--device", "cpu")), 1e-3)
 
 
-def test_a_wrong_token_is_an_error_before_the_script_runs(python, served_environment, tmp_path):
+def test_run_refuses_wrong_token_before_script_starts(python, served_environment, tmp_path):
     (tmp_path / "script.py").write_text("print('it ran')\n")
     environ = served_environment | {"DJINN_TOKEN": "x" * 43}
     with python.start_captured(*REMOTE, "script.py", env=environ, cwd=tmp_path) as process:
-        said, told = end(process, 1)
+        said, told = finish(process, 1)
     assert said == ""
     assert "token" in told
     assert "Traceback" not in told
 
 
-def test_a_benchmark_with_events_and_streams(start, tmp_path):
+def test_benchmark_with_events_and_streams_runs(start, tmp_path):
     options = ("--stats", "--verbose", "--trace", "trace.json.gz")
     remote = start("remote", *options, SCRIPTS / "benchmark_matmul.py", served=False)
     local = start("local", SCRIPTS / "benchmark_matmul.py")
-    said, told = end(remote)
-    assert_alike(results(said), results(end(local)[0]), 1e-5)
+    said, told = finish(remote)
+    assert_numbers_close(results(said), results(finish(local)[0]), 1e-5)
     assert re.match(r"djinn: cuda:0 is cpu:0 of the executor \(.*\)\n", told)
     assert re.search(r"^djinn: round_trips [1-9]", told, re.MULTILINE)
     assert "where the time went, by cause" in told
@@ -145,8 +148,8 @@ def test_a_benchmark_with_events_and_streams(start, tmp_path):
     assert any("benchmark" in event["args"].get("ranges", "") for event in events if event.get("cat") == "execute")
 
 
-def test_cuda_calls_of_programs(start):
-    said, told = end(start("remote", SCRIPTS / "cuda_calls.py"))
+def test_cuda_calls_work_under_djinn_run(start):
+    said, told = finish(start("remote", SCRIPTS / "cuda_calls.py"))
     report = json.loads(said.splitlines()[-1])
     assert report["checked"] >= 30
     assert not report["wrong"], "\n".join(f"{name}: {trace}" for name, trace in report["wrong"].items())
@@ -172,13 +175,13 @@ def test_script_runs_as_under_python(start, tmp_path):
     for how, status in (("--fail", 1), ("--interrupt", -signal.SIGINT)):
         remote, command = start("remote", "script.py", how, served=False), [sys.executable, "script.py", how]
         local = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS, check=False)
-        assert end(remote, status) == (local.stdout, local.stderr)
+        assert finish(remote, status) == (local.stdout, local.stderr)
         assert local.returncode == status
         assert local.stdout.endswith("tidied\n")
         assert "script.py" in local.stderr
 
 
-def test_module_runs_options_and_mistakes(start, tmp_path):
+def test_run_executes_modules_and_refuses_invalid_options(start, tmp_path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__main__.py").write_text(
         "import sys\nprint(__name__, __spec__.name, sys.argv[1:])\nsys.exit(7)\n"
@@ -187,15 +190,15 @@ def test_module_runs_options_and_mistakes(start, tmp_path):
     nowhere = start("remote", "--server", "tcp://127.0.0.1:9", "--verbose", "-m", "package")
     quiet = start("remote", "--server", "tcp://127.0.0.1:9", "-m", "package")
     missing = start("remote", "nothing.py")
-    assert end(module, 7) == ("__main__ package.__main__ ['-m', '--stats']\n", "")
-    assert "tcp://127.0.0.1:9" in end(nowhere, 1)[1]
-    said, told = end(quiet, 1)
+    assert finish(module, 7) == ("__main__ package.__main__ ['-m', '--stats']\n", "")
+    assert "tcp://127.0.0.1:9" in finish(nowhere, 1)[1]
+    said, told = finish(quiet, 1)
     assert said == "", "the script has not run"
     assert "tcp://127.0.0.1:9" in told
-    assert "There is no file 'nothing.py'" in end(missing, 2)[1]
+    assert "There is no file 'nothing.py'" in finish(missing, 2)[1]
 
 
-def test_every_function_of_torch_cuda_is_accounted_for():
+def test_every_torch_cuda_function_is_classified():
     import djinn  # noqa: F401 - registers the device
 
     offered = {name for name in cuda_module.functions() if hasattr(torch.remote_accelerator, name)}
@@ -220,7 +223,7 @@ def test_run_names_incompatible_pytorch_version(monkeypatch):
         cuda_names.install()
 
 
-def test_cuda_is_absent_in_other_processes():
+def test_cuda_is_absent_outside_djinn_run():
     import djinn  # noqa: F401 - registers the device
 
     if torch.cuda.device_count():

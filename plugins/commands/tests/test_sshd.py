@@ -17,9 +17,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from other_machine import SECONDS, missing, other_machine
+from other_machine import SECONDS, other_machine, unavailable_reason
 
-if reason := missing():
+if reason := unavailable_reason():
     pytest.skip(reason, allow_module_level=True)
 
 TRAIN = """
@@ -80,7 +80,7 @@ def command_lines():
         yield " ".join(process.info["cmdline"] or ())
 
 
-def test_first_connection_and_training_step(laptop, wheels, capsys):
+def test_first_connection_runs_training_step(laptop, wheels, capsys):
     begun = time.monotonic()
     code, said, errors = laptop.run("connect", *laptop.destination, "--wheels", wheels)
     seconds = time.monotonic() - begun
@@ -128,7 +128,7 @@ def test_program_survives_broken_connection(laptop, project):
     assert steps == 80
 
 
-def test_a_submitted_training_survives_its_submitter(laptop, project, tmp_path):
+def test_submitted_training_survives_its_submitter(laptop, project, tmp_path):
     client = laptop.start("submit", project / "train.py", "--server", "box", "-f", "--", "100")
     job = client.stdout.readline().strip()
     while "step 3 " not in client.stdout.readline():
@@ -147,7 +147,7 @@ def test_a_submitted_training_survives_its_submitter(laptop, project, tmp_path):
     assert not (laptop.machine.home / ".local/share/djinn/connect/jobs" / job / "files" / ".env").exists()
 
 
-def test_a_job_is_stopped(laptop, project):
+def test_job_stop_ends_its_processes(laptop, project):
     job = laptop.succeed("submit", project / "train.py", "--server", "box", "--", "100000").strip()
     assert "stopped" in laptop.succeed("stop", job)
     assert not [process for process in laptop.machine.processes() if job in " ".join(process.cmdline())]
@@ -170,10 +170,10 @@ def test_project_requirements_are_installed(laptop, project, wheels, tmp_path):
     assert "six of this test" in said
 
 
-def test_disconnect_and_systemd_server(laptop):
+def test_systemd_server_survives_disconnect(laptop):
     laptop.succeed("disconnect", "box", "--stop")
     assert not [process for process in laptop.machine.processes() if "djinn" in " ".join(process.cmdline())]
-    # systemd is missing; these commands stand for it, and start what the unit file says
+    # systemd is unavailable_reason; these commands stand for it, and start what the unit file says
     for name, text in {
         "loginctl": "#!/bin/sh\necho yes\n",
         "systemctl": '#!/bin/sh\ncase "$*" in *enable*) setsid nohup "$(sed -n \'s/^ExecStart="\\(.*\\)"/\\1/p\' '
@@ -196,7 +196,7 @@ def test_rejected_ssh_key_error_names_remedy(laptop):
     assert "ssh-copy-id" in errors
 
 
-def test_every_step_can_break_and_be_repeated(tmp_path, wheels):
+def test_connect_can_be_repeated_after_any_failed_step(tmp_path, wheels):
     with other_machine(tmp_path, size=2300) as laptop:
         machine = laptop.machine
         call = ("connect", *laptop.destination, "--wheels", wheels)

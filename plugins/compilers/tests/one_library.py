@@ -19,6 +19,6 @@ QUICK = {
 
 
 def package(packed: bytes) -> bytes:
-    """The same as the compiler's `package`."""
+    """Return the library as `compiler.package` does, with the options in `QUICK`."""
     with config.patch(QUICK):
         return compiler.package(packed)

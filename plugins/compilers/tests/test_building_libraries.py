@@ -27,8 +27,8 @@ class File:
 
 
 @pytest.fixture
-def built(monkeypatch):
-    """Paths in the order in which they were built; files that end with `.o` wait for each other."""
+def build_order(monkeypatch):
+    """Return paths in build order. Files that end with `.o` wait for each other."""
     order, both = [], threading.Barrier(2)
 
     def build(_lock, files):
@@ -47,14 +47,14 @@ def built(monkeypatch):
     return order
 
 
-def test_files_are_compiled_concurrently_then_linked(built):
-    headers, sources, linked = set(built[:2]), set(built[2:4]), built[4:]
+def test_files_are_compiled_concurrently_then_linked(build_order):
+    headers, sources, linked = set(build_order[:2]), set(build_order[2:4]), build_order[4:]
     assert headers == {"wrapper.gch", "kernels.gch"}
     assert sources == {"wrapper.o", "kernels.o"}
     assert linked == ["library.so"]
 
 
-def test_a_worker_takes_no_memory_of_a_gpu_for_example_inputs(monkeypatch):
+def test_worker_allocates_no_gpu_memory_for_example_inputs(monkeypatch):
     given = []
     monkeypatch.setattr(
         torch_libraries, "_compile_package", lambda _, inputs, *others: given.extend(inputs) or b"library"

@@ -44,13 +44,13 @@ class TestInductor(CompilerConformance):
             monkeypatch.setattr(module, "PACKAGE", "one_library:package")
         return Inductor(process)
 
-    def test_growing_sizes_are_supported(self, compiler, torch_device, monkeypatch):
+    def test_inductor_supports_growing_sizes(self, compiler, torch_device, monkeypatch):
         super().test_growing_sizes_are_supported(compiler, torch_device)
         monkeypatch.setattr(CompileProcess, "call", lambda *_: pytest.fail("it is compiled a second time"))
         super().test_growing_sizes_are_supported(Inductor(), torch_device)
 
 
-def test_missing_toolchain_names_package(monkeypatch):
+def test_missing_toolchain_error_names_package(monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     graph = torch.fx.Graph()

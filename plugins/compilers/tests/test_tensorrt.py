@@ -45,6 +45,6 @@ def test_unsupported_programs_are_declined(fields):
 
 
 @pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is not None, reason="torch-tensorrt is installed")
-def test_missing_package_is_named():
+def test_missing_tensorrt_error_names_package():
     with pytest.raises(UnsupportedOperation, match="pip install torch-tensorrt"):
         TensorRT().compile(_context("cuda:0"))

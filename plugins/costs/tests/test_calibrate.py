@@ -70,7 +70,7 @@ def test_guide_cost_model_is_calibrated_and_validated(command, tmp_path):
     assert Path(made["file"]) == calibration_file(client.device())
     assert kept.models["my_costs"]["start"] > 0
     with djinn.capture() as captured:
-        x = captured_product()
+        x = small_product()
     del x
     costs = djinn.plan(captured, until="estimate").costs
     (row,) = costs.by_device.values()
@@ -91,7 +91,7 @@ def test_guide_cost_model_is_calibrated_and_validated(command, tmp_path):
     assert {"LSTM", "training an MLP", "measured", "predicted"} <= texts
 
 
-def captured_product():
+def small_product():
     import torch
 
     x = torch.empty(4, 4)
@@ -131,19 +131,19 @@ def test_lost_session_saves_no_calibration(command, monkeypatch, few_probes, cac
     monkeypatch.setattr("os.nice", lambda _: 0)
     take = Bench._time_probe
 
-    def kill_and_take(bench, model, probe):
+    def kill_executor_and_take(bench, model, probe):
         with contextlib.suppress(ProcessLookupError):
             os.kill(client.executor_process(), signal.SIGKILL)
         take(bench, model, probe)
 
-    monkeypatch.setattr(Bench, "_time_probe", kill_and_take)
+    monkeypatch.setattr(Bench, "_time_probe", kill_executor_and_take)
     with pytest.raises(djinn.errors.SessionLost):
         command(calibrate, "--background")
     assert not list(cache.glob("djinn/calibration/*.json"))
 
 
 def test_quick_probes_are_enough_for_every_op():
-    """Ops that were not measured are predicted from other ops."""
+    """Ops without a measurement are predicted from other ops."""
     model = MeasuredRoofline()
     quick = {probe.name: 1e-5 for probe in model.probes() if probe.quick}
     assert quick.keys() == QUICK
@@ -154,7 +154,7 @@ def test_quick_probes_are_enough_for_every_op():
             assert 0 < model.estimate(graph, node, device).seconds < 1
 
 
-def test_errors_are_relative_to_measurement():
+def test_validation_errors_are_relative_to_measurement():
     pairs = [(1.0, 1.0), (1.1, 1.0), (1.5, 1.0), (20.0, 10.0), (100.0, 100.0)]
     found = Validation(tuple(Comparison(str(i), p, m, 1, 0.0) for i, (p, m) in enumerate(pairs)))
     assert found.median_error == pytest.approx(0.1)
@@ -183,7 +183,7 @@ def test_processor_time_needs_own_executor():
     assert executor.read() >= 0
 
 
-def test_processor_time_that_is_not_known_is_refused(monkeypatch):
+def test_unknown_processor_time_is_refused(monkeypatch):
     monkeypatch.setattr(client, "executor_process", os.getpid)
     with (
         pytest.raises(ConfigurationError, match="only for an executor process on this machine"),
@@ -212,13 +212,13 @@ def test_measuring_disables_running_ahead():
     assert counts[0] == counts[1]
 
 
-def test_only_svg_is_drawn(tmp_path):
+def test_validation_plot_refuses_other_formats(tmp_path):
     done = CliRunner().invoke(validate, ["--plot", str(tmp_path / "plot.png")])
     assert done.exit_code == 2
     assert "only SVG" in done.output
 
 
-def test_progress_is_removed_at_end(monkeypatch):
+def test_calibration_progress_is_removed_at_end(monkeypatch):
     shown = Terminal()
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setenv("TERM", "xterm")

@@ -42,7 +42,7 @@ def layers(builder, x, count, width=64):
     return weights, x
 
 
-def branches(count=8):
+def branch_graph(count=8):
     builder = ProgramBuilder()
     left, a = layers(builder, builder.input(8, 64), count)
     right, b = layers(builder, builder.input(8, 64), count)
@@ -50,24 +50,24 @@ def branches(count=8):
     return builder.graph(), left, right
 
 
-def chain(count=8):
+def chain_graph(count=8):
     builder = ProgramBuilder()
     weights, _ = layers(builder, builder.input(8, 64), count)
     return builder.graph(), weights
 
 
-def used(placement):
+def used_devices(placement):
     return {d.device for d in placement.decisions}
 
 
 def test_chain_stays_on_one_device():
-    placement = CostBased().place(context(chain()[0], devices(1 << 30, 1 << 30)))
-    assert used(placement) == {"s/cpu:0"}
+    placement = CostBased().place(context(chain_graph()[0], devices(1 << 30, 1 << 30)))
+    assert used_devices(placement) == {"s/cpu:0"}
     assert {d.reason for d in placement.decisions} == {"the whole program fits on s/cpu:0"}
 
 
 def test_branches_run_concurrently_if_faster():
-    graph, left, right = branches()
+    graph, left, right = branch_graph()
     placement = CostBased().place(context(graph, devices(1 << 30, 1 << 30)))
     homes = [{placement.values[w] for w in side} for side in (left, right)]
     assert sorted(map(len, homes)) == [1, 1]
@@ -77,12 +77,12 @@ def test_branches_run_concurrently_if_faster():
 
 @pytest.mark.parametrize("circumstance", [{"seconds": 1e-5}, {"bandwidth": 1e5}], ids=["light work", "a slow link"])
 def test_branches_stay_together_if_messages_are_slow(circumstance):
-    graph, *_ = branches()
-    assert len(used(CostBased().place(context(graph, devices(1 << 30, 1 << 30), **circumstance)))) == 1
+    graph, *_ = branch_graph()
+    assert len(used_devices(CostBased().place(context(graph, devices(1 << 30, 1 << 30), **circumstance)))) == 1
 
 
 def test_branches_stay_together_without_free_memory():
-    graph, left, _ = branches()
+    graph, left, _ = branch_graph()
     room = 4 * graph.meta(left[0]).nbytes
     placement = CostBased().place(context(graph, devices(1 << 30, room)))
     there = sum(graph.meta(v).nbytes for v in graph.inputs if placement.values[v] == "s/cpu:1")
@@ -90,14 +90,17 @@ def test_branches_stay_together_without_free_memory():
 
 
 def test_token_generation_stays_on_one_device():
-    graph, *_ = branches()
+    graph, *_ = branch_graph()
     given = context(graph, devices(1 << 30, 1 << 30))
     phases = (ExecutionPhase.LLM_PREFILL,) * len(graph.nodes)
-    assert len(used(CostBased().place(attrs.evolve(given, profile=attrs.evolve(given.profile, phases=phases))))) == 1
+    assert (
+        len(used_devices(CostBased().place(attrs.evolve(given, profile=attrs.evolve(given.profile, phases=phases)))))
+        == 1
+    )
 
 
 def test_large_model_is_cut_into_contiguous_segments():
-    graph, weights = chain(12)
+    graph, weights = chain_graph(12)
     one = graph.meta(weights[0]).nbytes
     placement = CostBased().place(context(graph, devices(*[6 * one] * 4)))
     homes = [placement.values[w] for w in weights]
@@ -124,13 +127,13 @@ def test_segments_follow_last_operand():
 
 
 def test_oversized_model_is_refused_with_figures():
-    graph, weights = chain(12)
+    graph, weights = chain_graph(12)
     with pytest.raises(InvalidStage, match=r"bytes of the inputs fit into no device .*connect more devices"):
         CostBased().place(context(graph, devices(*[2 * graph.meta(weights[0]).nbytes] * 2)))
 
 
 def test_work_follows_its_weights_and_caches():
-    graph, weights = chain(4)
+    graph, weights = chain_graph(4)
     given = context(graph, devices(1 << 30, 1 << 30))
     resident = dict(zip(weights, ["s/cpu:1", "s/cpu:1", "s/cpu:0", "s/cpu:0"], strict=True))
     placement = CostBased().place(attrs.evolve(given, resident=resident))
@@ -140,13 +143,13 @@ def test_work_follows_its_weights_and_caches():
 
 
 def test_branch_gets_lasting_copy_of_weights():
-    graph, left, right = branches()
+    graph, left, right = branch_graph()
     given = context(graph, devices(1 << 30, 1 << 30))
     profile = attrs.evolve(given.profile, residency=dict.fromkeys(left + right, DataResidency.PERSISTENT_WEIGHT))
     resident = dict.fromkeys(left + right, "s/cpu:0")
     given = attrs.evolve(given, profile=profile, resident=resident)
     placement = CostBased().place(given)
-    assert used(placement) == {"s/cpu:0", "s/cpu:1"}
+    assert used_devices(placement) == {"s/cpu:0", "s/cpu:1"}
     assert {placement.values[v] for v in left + right} == {"s/cpu:0"}
     assert len(placement.copies) == 8
     assert set(placement.copies.values()) == {("s/cpu:1",)}
@@ -155,8 +158,8 @@ def test_branch_gets_lasting_copy_of_weights():
     assert again.copies == placement.copies
 
 
-def test_colocated_keys_and_values():
-    graph, *_ = branches()
+def test_placement_colocates_keys_and_values():
+    graph, *_ = branch_graph()
     given = context(graph, devices(1 << 30, 1 << 30))
     last = [graph.nodes[n].outputs[0] for n in (15, 31)]
     plan = attrs.evolve(given.plan, hints={"colocate": (tuple(last),)})
@@ -164,8 +167,8 @@ def test_colocated_keys_and_values():
     assert placement.values[last[0]] == placement.values[last[1]]
 
 
-def successive(graph, weights, there, turn, **links):
-    """Return the context of many successive inputs, with the weights on the first device and one device's turn."""
+def pipeline_context(graph, weights, there, turn, **links):
+    """Return the context of a stream of inputs, with the weights on the first device and the turn of device `turn`."""
     given = context(graph, there, **links)
     profile = attrs.evolve(given.profile, residency=dict.fromkeys(weights, DataResidency.PERSISTENT_WEIGHT))
     plan = attrs.evolve(given.plan, hints={"pipeline": (2,)})
@@ -175,8 +178,8 @@ def successive(graph, weights, there, turn, **links):
 
 
 def test_pipeline_hint_divides_chain_into_stages():
-    graph, weights = chain(8)
-    placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), ""))
+    graph, weights = chain_graph(8)
+    placement = CostBased().place(pipeline_context(graph, weights, devices(1 << 30, 1 << 30), ""))
     where = [d.device for d in placement.decisions if graph.nodes[d.node].operation == "mm"]
     assert where == ["s/cpu:0"] * 4 + ["s/cpu:1"] * 4
     assert len(placement.copies) == 4
@@ -185,47 +188,47 @@ def test_pipeline_hint_divides_chain_into_stages():
 
 @pytest.mark.parametrize("turn", ["s/cpu:0", "s/cpu:1"])
 def test_devices_alternate_inputs_if_stages_are_slower(turn):
-    graph, weights = chain(8)
-    placement = CostBased().place(successive(graph, weights, devices(1 << 30, 1 << 30), turn))
-    assert used(placement) == {turn}
+    graph, weights = chain_graph(8)
+    placement = CostBased().place(pipeline_context(graph, weights, devices(1 << 30, 1 << 30), turn))
+    assert used_devices(placement) == {turn}
     assert set(placement.copies) == (set() if turn == "s/cpu:0" else set(weights))
     assert placement.decisions[0].reason.endswith("one every 4 ms, in 2 stages every 4 ms, on one device every 8.01 ms")
 
 
-def test_stages_if_weights_do_not_fit_twice():
-    graph, weights = chain(8)
+def test_placement_uses_stages_if_weights_do_not_fit_twice():
+    graph, weights = chain_graph(8)
     small = devices(1 << 30, sum(graph.meta(w).nbytes for w in weights))  # saves less than a tenth
-    assert used(CostBased().place(successive(graph, weights, small, "s/cpu:1"))) == {"s/cpu:0", "s/cpu:1"}
+    assert used_devices(CostBased().place(pipeline_context(graph, weights, small, "s/cpu:1"))) == {"s/cpu:0", "s/cpu:1"}
 
 
 def test_weights_stay_if_copy_is_too_slow():
-    graph, weights = chain(8)
+    graph, weights = chain_graph(8)
     there = devices(1 << 30, 1 << 30)
-    placement = CostBased().place(successive(graph, weights, there, "s/cpu:1", bandwidth=1e6))
-    assert used(placement) == {"s/cpu:0"}
+    placement = CostBased().place(pipeline_context(graph, weights, there, "s/cpu:1", bandwidth=1e6))
+    assert used_devices(placement) == {"s/cpu:0"}
 
 
 def test_slower_device_gets_no_part():
-    graph, weights = chain(8)
-    given = successive(graph, weights, devices(1 << 30, 1 << 30), "s/cpu:1")
+    graph, weights = chain_graph(8)
+    given = pipeline_context(graph, weights, devices(1 << 30, 1 << 30), "s/cpu:1")
     slow = tuple(attrs.evolve(e, seconds=e.seconds * 10) for e in given.costs.by_device["s/cpu:1"])
     given = attrs.evolve(given, costs=Costs({**given.costs.by_device, "s/cpu:1": slow}))
-    assert used(CostBased().place(given)) == {"s/cpu:0"}
+    assert used_devices(CostBased().place(given)) == {"s/cpu:0"}
 
 
 def test_devices_without_a_dtype_are_skipped():
     first, second = devices(1 << 30, 1 << 30)
     there = (attrs.evolve(first, dtypes=frozenset({"float16"})), second)
-    placement = CostBased().place(context(chain()[0], there))
+    placement = CostBased().place(context(chain_graph()[0], there))
     assert {d.reason for d in placement.decisions} == {"the only device (not s/cpu:0: it lacks float32)"}
 
 
 def test_whole_program_runs_on_the_faster_device():
-    graph, _ = chain()
+    graph, _ = chain_graph()
     given = context(graph, devices(1 << 30, 1 << 30))
     quick = tuple(attrs.evolve(e, seconds=e.seconds / 4) for e in given.costs.by_device["s/cpu:1"])
     given = attrs.evolve(given, costs=Costs({**given.costs.by_device, "s/cpu:1": quick}))
-    assert used(CostBased().place(given)) == {"s/cpu:1"}
+    assert used_devices(CostBased().place(given)) == {"s/cpu:1"}
 
 
 def test_short_ops_need_free_memory():

@@ -10,7 +10,7 @@ from djinn.testing import ProgramBuilder, placement_context
 from djinn_costs.cost_based import CostBased
 
 
-def divided(seconds, resident=False):
+def place_two_chains(seconds, resident=False):
     """Return two chains of products, each with a weight, that are joined at the end, and the placement of their nodes."""
     builder = ProgramBuilder()
     weight, given = builder.input(64, 64), [builder.input(64, 64) for _ in range(2)]
@@ -35,7 +35,7 @@ def divided(seconds, resident=False):
 
 @pytest.mark.parametrize(("resident", "main"), [(False, 0), (True, 1)])
 def test_groups_have_own_devices(resident, main):
-    where, placement, names, weight = divided(10e-3, resident)
+    where, placement, names, weight = place_two_chains(10e-3, resident)
     assert where[1] == {main}
     assert len(where[0]) == 1
     assert where[0] != where[1]
@@ -44,6 +44,6 @@ def test_groups_have_own_devices(resident, main):
 
 
 def test_single_device_if_splitting_is_slower():
-    where, placement, _, _ = divided(10e-6)
+    where, placement, _, _ = place_two_chains(10e-6)
     assert where[0] == where[1]
     assert len(placement.devices) == 1

@@ -17,7 +17,7 @@ def devices(*memory):
     return tuple(DeviceCapabilities(f"s/cpu:{n}", "cpu", memory=m, memory_free=m) for n, m in enumerate(memory))
 
 
-def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None):
+def place_graph(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None):
     """Return the placement and the uses by hint. A product takes a millisecond, or ten on devices in `slow`."""
     rows = {
         device.id: tuple(
@@ -34,8 +34,8 @@ def placed(graph, there, hints, stream=None, bandwidth=1e9, slow=(), homes=None)
     return placement, {use.hint: use for use in placement.uses}
 
 
-def looked_up(rows):
-    """Return a graph with a large embedding table, and products of the looked-up rows."""
+def embedding_graph(rows):
+    """Return a graph of a large embedding table and products of its rows, and the table's value id."""
     builder = ProgramBuilder()
     table, ids = builder.input(rows, WIDTH), builder.input(ROWS)
     x = builder.op("aten::embedding", table, ids, shape=(ROWS, WIDTH))
@@ -45,10 +45,10 @@ def looked_up(rows):
 
 
 def test_dense_work_leaves_the_device_of_a_large_table():
-    graph, table = looked_up(1 << 14)  # 4 MB, more than a hundredth of a device
+    graph, table = embedding_graph(1 << 14)  # 4 MB, more than a hundredth of a device
     there, homes = devices(1 << 27, 1 << 27), {table: "s/cpu:1"}
-    plain, _ = placed(graph, there, {}, slow=(1,), homes=homes)
-    given, uses = placed(graph, there, {"tables": (table,)}, slow=(1,), homes=homes)
+    plain, _ = place_graph(graph, there, {}, slow=(1,), homes=homes)
+    given, uses = place_graph(graph, there, {"tables": (table,)}, slow=(1,), homes=homes)
     assert [d.device for d in plain.decisions] == ["s/cpu:1"] * 9
     assert [d.device for d in given.decisions] == ["s/cpu:1"] + ["s/cpu:0"] * 8
     assert given.values[table] == "s/cpu:1"
@@ -56,13 +56,13 @@ def test_dense_work_leaves_the_device_of_a_large_table():
 
 
 def test_small_table_stays_with_dense_work():
-    graph, table = looked_up(16)
-    given, uses = placed(graph, devices(1 << 22, 1 << 30), {"tables": (table,)})
+    graph, table = embedding_graph(16)
+    given, uses = place_graph(graph, devices(1 << 22, 1 << 30), {"tables": (table,)})
     assert len({d.device for d in given.decisions}) == 1
     assert "each table is smaller than a hundredth" in uses["tables"].decision
 
 
-def apart(count):
+def branch_graph(count):
     """Return a graph of two chains of products that are joined at the end."""
     builder, nodes, ends = ProgramBuilder(), [], []
     for _ in range(2):
@@ -76,8 +76,8 @@ def apart(count):
 
 
 def test_branches_have_own_devices_with_predicted_gain():
-    graph, branches = apart(8)
-    placement, uses = placed(graph, devices(1 << 30, 1 << 30), {"branches": branches})
+    graph, branches = branch_graph(8)
+    placement, uses = place_graph(graph, devices(1 << 30, 1 << 30), {"branches": branches})
     where = {d.node: d.device for d in placement.decisions}
     assert [len({where[n] for n in nodes}) for nodes in branches] == [1, 1]
     assert where[branches[0][0]] != where[branches[1][0]]
@@ -87,8 +87,8 @@ def test_branches_have_own_devices_with_predicted_gain():
 
 @pytest.mark.parametrize("there", [devices(1 << 30), devices(1 << 30, 1 << 30)], ids=["one device", "two"])
 def test_branches_without_gain_stay_together(there):
-    graph, branches = apart(1)
-    placement, uses = placed(graph, there, {"branches": branches}, bandwidth=1e4)
+    graph, branches = branch_graph(1)
+    placement, uses = place_graph(graph, there, {"branches": branches}, bandwidth=1e4)
     assert len(placement.devices) == 1
     assert uses["branches"].decision.startswith("not used")
     assert uses["branches"].seconds_before is None
@@ -103,6 +103,6 @@ def test_gain_of_branches_that_fit_no_single_device_is_over_parts():
     builder.op("aten::cat", *ends, shape=(2 * ROWS, WIDTH))
     graph, branches = builder.graph(), tuple(map(tuple, nodes))
     memory = sum(graph.meta(v).nbytes for v in graph.inputs) * 3 // 4
-    _, uses = placed(graph, devices(memory, memory), {"branches": branches})
+    _, uses = place_graph(graph, devices(memory, memory), {"branches": branches})
     use = uses["branches"]
     assert (use.seconds_before, use.seconds_after) == (pytest.approx(16 * MS, rel=0.1), pytest.approx(8 * MS, rel=0.1))

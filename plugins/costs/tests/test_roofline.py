@@ -41,7 +41,7 @@ def measured_device():
 DEVICE = measured_device()
 
 
-def seconds_of(builder, device=DEVICE):
+def predict_seconds(builder, device=DEVICE):
     graph, model = builder.graph(), MeasuredRoofline()
     return [model.estimate(graph, node, device).seconds for node in graph.nodes]
 
@@ -52,7 +52,7 @@ def product(rows, contracted, columns):
     x = builder.op("aten::empty.memory_format", shape=(rows, contracted))
     w = builder.op("aten::empty.memory_format", shape=(contracted, columns))
     builder.op("aten::mm", x, w, shape=(rows, columns))
-    return seconds_of(builder)[-1]
+    return predict_seconds(builder)[-1]
 
 
 def test_probe_names_are_unique():
@@ -86,7 +86,7 @@ def test_fit_predicts_unmeasured_elementwise_ops(elements):
     x = builder.op("aten::empty.memory_format", shape=(elements,))
     builder.op("aten::tanh", x, shape=(elements,))
     builder.op("aten::igamma", x, x, shape=(elements,))  # not measured; predicted as other ops of its kind
-    for seconds in seconds_of(builder)[1:]:
+    for seconds in predict_seconds(builder)[1:]:
         assert seconds == pytest.approx(START + ELEMENT * elements, rel=0.1)
 
 
@@ -100,7 +100,7 @@ def test_cold_weights_are_memory_bound():
     builder = ProgramBuilder()
     x, w = builder.input(1, 4096), builder.input(4096, 4096)
     builder.op("aten::mm", x, w, shape=(1, 4096))
-    assert seconds_of(builder) == pytest.approx([4096 * 4096 * 4 / BANDWIDTH], rel=0.1)
+    assert predict_seconds(builder) == pytest.approx([4096 * 4096 * 4 / BANDWIDTH], rel=0.1)
 
 
 def test_fit_is_robust_to_outliers():
@@ -133,7 +133,7 @@ def test_non_negative_least_squares_meets_kkt_conditions(seed, superfluous):
     assert np.abs(gradient[x > 1e-9]).max(initial=0.0) < 1e-6
 
 
-def test_every_kind_of_work_has_a_time():
+def test_every_kind_of_work_has_predicted_seconds():
     builder = ProgramBuilder()
     x = builder.input(8, 16)
     builder.op("aten::cumsum", x, shape=(8, 16))
@@ -141,4 +141,4 @@ def test_every_kind_of_work_has_a_time():
     builder.op("aten::_unheard_of", x, shape=(8, 16))
     graph = builder.graph()
     assert [work_of(graph, node).kind for node in graph.nodes] == ["scan", "pointwise", "other"]
-    assert all(seconds > 0 for seconds in seconds_of(builder))
+    assert all(seconds > 0 for seconds in predict_seconds(builder))

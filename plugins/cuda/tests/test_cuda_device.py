@@ -17,7 +17,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 class TwoGpus(CudaDevice):
-    """Stands for a machine with two GPUs; nothing can be computed on them."""
+    """A driver of a machine with two GPUs that cannot compute."""
 
     def count(self):
         return 2
@@ -27,7 +27,7 @@ class TwoGpus(CudaDevice):
 
 
 class NoGpu(CudaDevice):
-    """Stands for a machine without a GPU."""
+    """A driver of a machine without a GPU."""
 
     def count(self):
         return 0
@@ -45,13 +45,13 @@ class TestPlugin(PluginConformance):
         return djinn_cuda
 
 
-def test_discovers_every_gpu():
+def test_cuda_discovers_every_gpu():
     first, second = TwoGpus().discover()
     assert (first.id, second.id) == ("cuda:0", "cuda:1")
     assert (first.kind, first.name, first.memory, first.memory_free) == ("cuda", "Fake GPU 0", 80 << 30, 70 << 30)
 
 
-def test_discovers_nothing_without_a_gpu():
+def test_cuda_discovers_nothing_without_gpu():
     assert NoGpu().discover() == ()
 
 
@@ -69,7 +69,7 @@ def test_opening_missing_gpu_raises(device, index, message):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="shows what a machine without a GPU says")
-def test_broken_gpu_is_named():
+def test_error_names_broken_gpu():
     with pytest.raises(StartupError, match="cuda:1 does not work: "):
         TwoGpus().open(1)
 
@@ -85,7 +85,7 @@ def test_selecting_a_gpu_hides_the_others(monkeypatch, visible, index, left, cho
 
 
 @pytest.mark.parametrize(("known", "left", "chosen"), [(2, "1", 0), (0, None, 1)])
-def test_selecting_a_gpu_counts_those_of_the_driver(monkeypatch, known, left, chosen):
+def test_gpu_selection_uses_driver_numbering(monkeypatch, known, left, chosen):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("djinn_cuda.device._driver_count", lambda: known)
@@ -95,7 +95,7 @@ def test_selecting_a_gpu_counts_those_of_the_driver(monkeypatch, known, left, ch
 
 @needs_gpu
 def test_copies_run_beside_ops():
-    """The copy of a large tensor and a long computation together take less than one after the other."""
+    """A large copy and a long computation together take less time than in sequence."""
     runtime = CudaDevice().open(0)
     data = torch.zeros(1 << 30, dtype=torch.uint8)
     square = torch.rand(8192, 8192, device=runtime.device)
@@ -122,7 +122,7 @@ def test_copies_run_beside_ops():
 
 
 @needs_gpu
-def test_memory_grows_with_what_is_received():
+def test_memory_grows_with_received_bytes():
     runtime = CudaDevice().open(0)
     before = runtime.memory()["allocated"]
     kept = runtime.receive(torch.zeros(64 << 20, dtype=torch.uint8))

@@ -69,7 +69,7 @@ class Client:
         return message
 
 
-def until(condition):
+def wait_until(condition):
     """Wait until the condition is true."""
     deadline = time.monotonic() + 300
     while not condition():

@@ -106,7 +106,7 @@ def test_upload_parts_are_received_into_page_locked_memory(gpu):
     gpu.check(program)
 
 
-def test_bytes_without_free_block_use_other_memory(gpu):
+def test_receive_works_without_free_page_locked_block(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -123,7 +123,7 @@ def test_bytes_without_free_block_use_other_memory(gpu):
     gpu.check(program)
 
 
-def test_stored_bytes_are_not_read_back(gpu, tmp_path):
+def test_spilled_bytes_are_not_read_back(gpu, tmp_path):
     def program(folder):
         from pathlib import Path
 
@@ -270,7 +270,7 @@ def test_fetch_from_host_memory_does_not_wait(gpu):
     gpu.check(program)
 
 
-def test_use_before_commit_is_detected(gpu):
+def test_use_of_upload_before_commit_is_detected(gpu):
     def program():
         from djinn_server.hookspecs.devices import DeviceRuntime
 
@@ -300,7 +300,7 @@ def test_only_sticky_errors_lose_device(gpu, kind, lost):
 
 
 @pytest.mark.parametrize(("kind", "text"), [("sticky", "failed"), ("hang", "hangs: nothing completed for 0.5 s")])
-def test_watch_reports_within_a_second(gpu, kind, text):
+def test_device_watch_reports_fault_within_one_second(gpu, kind, text):
     def program(kind, text):
         import threading
         from types import SimpleNamespace

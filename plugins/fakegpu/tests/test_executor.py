@@ -62,7 +62,7 @@ def server(python, folder, plain_environment):
 
 
 @pytest.fixture
-def plant(folder):
+def inject_fault(folder):
     """Yield a function that injects faults until the test ends."""
     files = []
 
@@ -75,7 +75,7 @@ def plant(folder):
         file.unlink()
 
 
-def test_session_is_on_the_device():
+def test_session_runs_on_fake_device():
     assert torch.get_device_module(REMOTE).get_device_properties(0).name == "Fake GPU"
 
 
@@ -93,12 +93,12 @@ def train(device):
     return [value.cpu() for value in model.state_dict().values()]
 
 
-def test_training_equals_the_cpu():
+def test_training_equals_cpu():
     for there, here in zip(train(REMOTE), train("cpu"), strict=True):
         assert torch.equal(there, here)
 
 
-def test_convolutions_equal_the_cpu():
+def test_convolutions_equal_cpu():
     torch.manual_seed(5)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
@@ -108,7 +108,7 @@ def test_convolutions_equal_the_cpu():
         assert torch.equal(copy.deepcopy(model).to(REMOTE)(images.to(REMOTE)).cpu(), model(images))
 
 
-def test_generated_tokens_equal_the_cpu():
+def test_generated_tokens_equal_cpu():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
@@ -140,19 +140,19 @@ def test_uploads_and_downloads_share_page_locked_blocks():
     assert executor_figures()["device_pinned_bytes_peak"] <= 64 << 20
 
 
-def test_counters_reach_the_client():
+def test_device_counters_reach_client():
     value = torch.ones(1000).to(REMOTE)
 
     def fetch():
         (value * 2 + 1).cpu()
 
-    grew = counting.grown(fetch)
+    grew = counting.count_increases(fetch)
     assert grew("launches") == 2
     assert grew("bytes_device_to_host") == 4000
     assert grew("synchronizations") == 1
 
 
-def test_short_form_of_the_evaluation_meets_its_bars(folder):
+def test_short_evaluation_meets_its_limits(folder):
     figures = counting.decode_figures(4) | counting.train_figures(2)
     figures |= counting.transfer_figures(24) | counting.overlap_figures(32, RemoteControl(folder))
     assert not counting.missed(figures), figures
@@ -160,15 +160,15 @@ def test_short_form_of_the_evaluation_meets_its_bars(folder):
     assert figures["train_launches_per_step"] > 100
 
 
-def test_planted_synchronization_changes_the_figures(plant):
+def test_injected_synchronization_changes_counters(inject_fault):
     decoded, trained = counting.decode_figures(2), counting.train_figures(2)
-    plant("synchronization")
+    inject_fault("synchronization")
     assert counting.decode_figures(2)["decode_syncs_per_token"] >= decoded["decode_syncs_per_token"] + 1
     assert counting.train_figures(2)["train_syncs_per_step"] > trained["train_syncs_per_step"]
 
 
-def test_planted_upload_without_a_wait_raises(plant):
-    plant("missing-wait")
+def test_injected_upload_without_wait_raises(inject_fault):
+    inject_fault("missing-wait")
     there = torch.ones(2 << 20).to(REMOTE)
     with pytest.raises(RuntimeError, match="missing wait: aten::mul"):
         (there * 2).cpu()

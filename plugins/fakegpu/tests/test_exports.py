@@ -88,7 +88,7 @@ def test_process_that_opened_memory_keeps_it_until_it_hangs_up(gpu):
     gpu.check(program)
 
 
-def serving(start_python, environment, folder, *options):
+def start_fake_server(start_python, environment, folder, *options):
     build()  # on a busy machine, the build takes longer than the start timeout of an executor
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--device", "fakegpu:1", "--drain-seconds", "1", *options]
@@ -98,7 +98,7 @@ def serving(start_python, environment, folder, *options):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, start_python, plain_environment):
     """Yield a server without journals that has an executor on each device."""
-    server = serving(start_python, plain_environment, tmp_path_factory.mktemp("gpus"), "--lease-seconds", "0")
+    server = start_fake_server(start_python, plain_environment, tmp_path_factory.mktemp("gpus"), "--lease-seconds", "0")
     yield server
     assert server.stop() == 0, server.log.read_text()
 
@@ -111,23 +111,23 @@ class Devices:
         self.reset()
 
     def reset(self):
-        self._before = self._now()
+        self._before = self._counters()
 
-    def _now(self):
+    def _counters(self):
         return [one.counters() for one in self.controls]
 
-    def grown(self, *names):
-        now = self._now()
+    def counter_growth(self, *names):
+        now = self._counters()
         return sum(a.get(n, 0) - b.get(n, 0) for a, b in zip(now, self._before, strict=True) for n in names)
 
     @property
     def through_host(self):
         ways = "host_to_device", "pageable_to_device", "device_to_host", "device_to_pageable"
-        return self.grown(*[f"bytes_{way}" for way in ways])
+        return self.counter_growth(*[f"bytes_{way}" for way in ways])
 
     @property
     def between_devices(self):
-        return self.grown("bytes_between_devices")
+        return self.counter_growth("bytes_between_devices")
 
     def allocated(self):
         return [one.allocated() for one in self.controls]
@@ -143,7 +143,7 @@ def devices(server):
         yield devices
 
 
-def values():
+def value_pair():
     """Return a tensor on the first device, and the same tensor in host memory."""
     expected = torch.arange(float(COUNT))
     x = expected.to(FIRST)
@@ -152,7 +152,7 @@ def values():
 
 
 def test_value_moves_between_executors_without_bytes_through_the_host(devices):
-    x, expected = values()
+    x, expected = value_pair()
     devices.reset()
     y = x.to(SECOND) + 1
     djinn.synchronize()
@@ -161,7 +161,7 @@ def test_value_moves_between_executors_without_bytes_through_the_host(devices):
 
 
 def test_sender_frees_exported_memory_once_the_receiver_has_it(devices):
-    x, _ = values()
+    x, _ = value_pair()
     devices.reset()
     y = x.to(SECOND)
     djinn.synchronize()
@@ -171,14 +171,14 @@ def test_sender_frees_exported_memory_once_the_receiver_has_it(devices):
 
 
 def test_receiver_that_cannot_open_memory_gets_bytes(devices):
-    x, expected = values()
+    x, expected = value_pair()
     devices.reset()
     receiver = devices.allocated().index(0)
     devices.controls[receiver].inject("out_of_memory")
     y = x.to(SECOND) + 1
     djinn.synchronize()
     assert devices.between_devices == 0
-    assert devices.grown("bytes_host_to_device", "bytes_pageable_to_device") == NBYTES
+    assert devices.counter_growth("bytes_host_to_device", "bytes_pageable_to_device") == NBYTES
     assert torch.equal(y.cpu(), expected + 1)
     z = (x + 5).to(SECOND)
     assert torch.equal(z.cpu(), expected + 5)
@@ -193,11 +193,11 @@ def test_small_values_move_as_bytes(devices):
 
 
 def test_journaled_sessions_move_bytes(start_python, plain_environment, tmp_path):
-    server = serving(start_python, plain_environment, tmp_path, "--state-dir", tmp_path / "state")
+    server = start_fake_server(start_python, plain_environment, tmp_path, "--state-dir", tmp_path / "state")
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local", "recomputation")):
         djinn.init()
         devices = Devices(tmp_path)
-        x, expected = values()
+        x, expected = value_pair()
         devices.reset()
         assert torch.equal((x.to(SECOND) * 2).cpu(), expected * 2)
         assert devices.between_devices == 0

@@ -30,29 +30,29 @@ class TestPlugin(PluginConformance):
         return djinn_fakegpu
 
 
-def test_discovers_the_devices_of_the_settings():
+def test_fakegpu_discovers_configured_devices():
     found = FakeGpuDevice(Settings(devices=3, memory_mib=512)).discover()
     assert [(one.id, one.memory) for one in found] == [(f"fakegpu:{index}", 512 << 20) for index in range(3)]
 
 
-def test_opening_a_device_that_is_not_there():
+def test_opening_missing_device_raises():
     with pytest.raises(StartupError, match=r"no device fakegpu:2: the setting plugins\.fakegpu\.devices is 2"):
         FakeGpuDevice().open(2)
 
 
-def test_executors_take_it_only_by_name():
+def test_executor_uses_fake_device_only_if_named():
     devices = [CpuDevice(), FakeGpuDevice()]
     assert open_device(devices, "").capabilities.id == "cpu:0"
 
 
-def test_programs_run_where_pytest_is_missing(monkeypatch, tmp_path):
+def test_fakegpu_runs_without_pytest(monkeypatch, tmp_path):
     (tmp_path / "pytest.py").write_text("raise ImportError")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with FakeGpuProcess() as process:
         process.check("assert pytest is None\nassert torch.ones(3, device='fakegpu').sum().item() == 3")
 
 
-def test_program_is_a_file_that_its_owner_alone_reads(gpu):
+def test_program_file_is_readable_by_owner_only(gpu):
     @gpu.check
     def _():
         import stat
@@ -62,7 +62,7 @@ def test_program_is_a_file_that_its_owner_alone_reads(gpu):
         assert stat.S_IMODE(Path(sys.argv[0]).stat().st_mode) == 0o600
 
 
-def test_conformance(gpu):
+def test_device_passes_conformance_suite(gpu):
     @gpu.check
     def _():
         import inspect
@@ -124,7 +124,7 @@ def test_training_equals_the_cpu_bitwise(gpu):
             assert torch.equal(there, here)
 
 
-def test_random_numbers_are_those_of_the_cpu(gpu):
+def test_random_numbers_equal_cpu(gpu):
     @gpu.check
     def _():
         def draw(device):
@@ -191,7 +191,7 @@ def test_mixed_devices_raise(gpu):
 
 
 def test_host_access_to_device_memory_ends_the_process(gpu):
-    """Injected fault: the host reads device memory."""
+    """Inject a fault: the host reads device memory."""
 
     def read():
         import ctypes
@@ -204,7 +204,7 @@ def test_host_access_to_device_memory_ends_the_process(gpu):
 
 
 def test_freed_block_in_use_raises(gpu):
-    """Injected fault: an op on a tensor whose memory was freed and not reused."""
+    """Inject a fault: an op reads a tensor whose memory was freed and not reused."""
 
     @gpu.check
     def _():
@@ -220,7 +220,7 @@ def test_freed_block_in_use_raises(gpu):
 
 
 def test_missing_wait_names_op_and_streams(gpu):
-    """Injected fault: a kernel and a copy read memory that another stream writes, without waiting for its event."""
+    """Inject a fault: a kernel and a copy read memory that another stream writes, without an event wait."""
 
     @gpu.check
     def _():
@@ -255,7 +255,7 @@ def test_stream_that_writes_waits_for_readers(gpu):
 
 
 def test_block_freed_while_another_stream_uses_it_is_reported(gpu):
-    """Injected fault: a missing `record_stream`."""
+    """Inject a fault: `record_stream` is missing."""
 
     @gpu.check
     def _():
@@ -303,7 +303,7 @@ def test_host_that_changes_memory_during_an_upload_is_reported(gpu):
         assert "changed 16777216 bytes of page-locked memory while an upload read them" in str(raised.value)
 
 
-def test_page_locked_memory_may_be_used_again_in_stream_order(gpu):
+def test_page_locked_memory_is_reusable_in_stream_order(gpu):
     @gpu.check
     def _():
         pinned, there = torch.ones(1 << 20, pin_memory=True), torch.zeros(1 << 20, device="fakegpu")
@@ -392,7 +392,7 @@ def test_uploads_overlap_with_compute(gpu):
         assert longer < both < 1.1 * longer, (both, longer)
 
 
-def test_counters_of_launches_copies_and_waits(gpu):
+def test_counters_count_launches_copies_and_waits(gpu):
     @gpu.check
     def _():
         pinned = torch.ones(1000, pin_memory=True)

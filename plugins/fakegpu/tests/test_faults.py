@@ -19,7 +19,7 @@ def gpu():
         yield process
 
 
-def test_memory_is_limited(gpu):
+def test_allocation_over_memory_limit_raises(gpu):
     @gpu.check
     def _():
         kept = torch.zeros(40 << 20, dtype=torch.uint8, device="fakegpu")
@@ -114,7 +114,7 @@ def test_paced_clock_takes_real_time(gpu):
         assert time.monotonic() - begin > 0.29
 
 
-def test_copies_between_devices_are_ordered(gpu):
+def test_copies_between_devices_run_in_stream_order(gpu):
     @gpu.check
     def _():
         first = torch.arange(1 << 20, dtype=torch.float32, device="fakegpu:0") + 1
@@ -126,7 +126,7 @@ def test_copies_between_devices_are_ordered(gpu):
         assert first.view(1024, 1024).t().to("fakegpu:1", torch.float64).sum().item() == first.double().sum().item()
 
 
-def test_another_process_opens_device_memory(gpu):
+def test_device_memory_can_be_opened_in_another_process(gpu):
     @gpu.check
     def _():
         import json
@@ -147,8 +147,8 @@ def test_another_process_opens_device_memory(gpu):
         assert shared[0].item() == 300
 
 
-def test_forked_process_raises_and_leaves_the_memory_alone(gpu):
-    """Injected fault: a process forks after it has used the device, and the child uses it."""
+def test_forked_process_raises_and_leaves_memory_unchanged(gpu):
+    """Inject a fault: a process forks after it used the device, and the child uses the device."""
 
     @gpu.check
     def _():
@@ -196,7 +196,7 @@ def test_forked_process_raises_and_leaves_the_memory_alone(gpu):
         assert [value.sum().item() for value in values] == 4 * [1 << 20]
 
 
-def test_import_that_fails_keeps_no_memory(gpu):
+def test_failed_import_frees_memory(gpu):
     @gpu.check
     def _():
         from pathlib import Path
@@ -230,7 +230,7 @@ def test_graph_refuses_imported_memory(gpu):
             assert imported.view(torch.float32).sum().item() == 8
 
 
-def test_graph_copies_complete_at_its_end(gpu):
+def test_graph_copies_complete_when_graph_ends(gpu):
     @gpu.check
     def _():
         stream, graph = torch.Stream("fakegpu"), torch.accelerator.Graph()
@@ -257,7 +257,7 @@ def test_graph_copies_complete_at_its_end(gpu):
                 stream.synchronize()
 
 
-def test_pinned_memory_is_cached(gpu):
+def test_freed_pinned_memory_is_reused(gpu):
     @gpu.check
     def _():
         for _ in range(10):
@@ -322,7 +322,7 @@ def test_random_ops_of_a_graph_draw_anew(gpu):
 
 
 def test_graph_on_a_moved_address_raises(gpu):
-    """Injected fault: the tensor that a graph reads was replaced."""
+    """Inject a fault: the tensor that a graph reads is replaced."""
 
     @gpu.check
     def _():
@@ -339,7 +339,7 @@ def test_graph_on_a_moved_address_raises(gpu):
             del result
 
 
-def test_host_read_during_a_capture_spoils_it(gpu):
+def test_host_read_during_capture_invalidates_graph(gpu):
     """Injected fault: the host waits while a stream is captured."""
 
     @gpu.check
@@ -398,7 +398,7 @@ def test_graphs_of_one_pool_share_unused_memory(gpu):
 
 
 @pytest.mark.parametrize("mode", ["thread_local", "global"])
-def test_wait_of_other_thread_breaks_global_capture(gpu, mode):
+def test_wait_in_other_thread_invalidates_global_capture(gpu, mode):
     def program(mode):
         import threading
 

@@ -42,8 +42,8 @@ def gpu(server):
     control.configure(memory=16 << 30)
 
 
-class Grown:
-    """Increase of the executor's counters inside a block."""
+class CounterGrowth:
+    """Measure by how much the executor's counters grow inside a block."""
 
     def __enter__(self):
         djinn.synchronize()
@@ -94,7 +94,7 @@ def assert_same(one, other):
 def test_training_step_is_one_exact_launch(gpu):
     there, here = Training(REMOTE), Training("cpu")
     there.steps(RUNS)
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         there.steps(5)
     assert there.steps(1) == here.steps(RUNS + 6)
     assert (grown["graph_launches"], grown["ops_outside_graphs"]) == (5, 0)
@@ -105,7 +105,7 @@ def test_new_inputs_are_copied_to_the_graph(gpu):
     batches = torch.randn(2 * RUNS, 8, 16)
     there, here = Training(REMOTE), Training("cpu")
     there.steps(RUNS, inputs=(batch.to(REMOTE) for batch in batches))
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         there.steps(5, inputs=(batch.to(REMOTE) for batch in batches[RUNS:]))
     here.steps(RUNS + 5, inputs=iter(batches))
     assert (grown["graph_launches"], grown["ops_outside_graphs"]) == (5, 5)  # a copy for each batch
@@ -116,7 +116,7 @@ def test_random_op_stays_outside_graph(gpu):
     there, here = Training(REMOTE, dropout=0.5), Training("cpu", dropout=0.5)
     torch.manual_seed(5)
     there.steps(RUNS)
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         there.steps(5)
     torch.manual_seed(5)
     here.steps(RUNS + 5)
@@ -125,7 +125,7 @@ def test_random_op_stays_outside_graph(gpu):
     assert_same(there, here)
 
 
-def predicting(device, depth):
+def make_network(device, depth):
     """Return a network. Each test has a separate program, because sessions share the executor's knowledge of programs."""
     torch.manual_seed(7)
     layers = [
@@ -144,7 +144,7 @@ def predict(model, inputs, runs=1):
 
 @torch.no_grad()
 def test_replaced_weight_is_never_read_at_its_old_address(gpu):
-    model, inputs = predicting("cpu", 2), torch.randn(3, 24)
+    model, inputs = make_network("cpu", 2), torch.randn(3, 24)
     there, given = copy.deepcopy(model).to(REMOTE), inputs.to(REMOTE)
     predict(there, given, RUNS)
     kept = []  # the last replaced weights live on, so that their graphs do
@@ -153,7 +153,7 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
         value = torch.full((24, 24), 0.1 * change + 0.1)
         model[0].weight = torch.nn.Parameter(value)
         there[0].weight = torch.nn.Parameter(value.to(REMOTE))
-        with Grown() as grown:
+        with CounterGrowth() as grown:
             for _ in range(5):
                 assert torch.equal(predict(there, given), predict(model, inputs))
         assert grown["captures"] == 1
@@ -161,28 +161,28 @@ def test_replaced_weight_is_never_read_at_its_old_address(gpu):
     model[0].weight, there[0].weight = kept[0]
     model[0].weight.zero_()
     there[0].weight.zero_()
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         assert torch.equal(predict(there, given), predict(model, inputs))
     assert (grown["captures"], grown["graph_launches"]) == (0, 1)  # a replay reads the weight's current bytes
 
 
 @torch.no_grad()
 def test_graph_of_other_numeric_settings_is_not_replayed(gpu):
-    """These settings select GPU kernels."""
-    model, inputs = predicting(REMOTE, 7), torch.randn(3, 24).to(REMOTE)
+    """Numeric settings select GPU kernels."""
+    model, inputs = make_network(REMOTE, 7), torch.randn(3, 24).to(REMOTE)
     predict(model, inputs, RUNS)
     benchmark = not torch.backends.cudnn.benchmark
     with (
         torch.backends.cudnn.flags(enabled=True, benchmark=benchmark),
-        Grown() as grown,
+        CounterGrowth() as grown,
     ):  # PyTorch's tests forbid to set it
         predict(model, inputs, 5)
     assert grown["captures"] == 1
 
 
 @torch.no_grad()
-def test_results_that_are_held_keep_their_values(gpu):
-    model, given = predicting(REMOTE, 3), [torch.full((3, 24), float(n)).to(REMOTE) for n in range(3)]
+def test_held_results_keep_values_after_replay(gpu):
+    model, given = make_network(REMOTE, 3), [torch.full((3, 24), float(n)).to(REMOTE) for n in range(3)]
     held = []
 
     def hold(runs):
@@ -191,9 +191,9 @@ def test_results_that_are_held_keep_their_values(gpu):
             counting.send_recorded()
 
     hold(2 * RUNS)
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         hold(6)
-    expected = [predict(predicting("cpu", 3), inputs.cpu()) for inputs in given]
+    expected = [predict(make_network("cpu", 3), inputs.cpu()) for inputs in given]
     assert grown["graph_launches"] == 6
     for run, result in enumerate(held):
         assert torch.equal(result.cpu(), expected[run % 3])
@@ -217,33 +217,33 @@ def test_program_with_device_wait_is_not_captured(gpu, server):
 
 
 @torch.no_grad()
-def test_sizes_that_vary_are_not_recorded(gpu):
-    model = predicting(REMOTE, 4)
-    with Grown() as grown:
+def test_program_with_varying_sizes_is_not_captured(gpu):
+    model = make_network(REMOTE, 4)
+    with CounterGrowth() as grown:
         for size in range(2, RUNS):
             assert torch.equal(
-                predict(model, torch.ones(size, 24).to(REMOTE)), predict(predicting("cpu", 4), torch.ones(size, 24))
+                predict(model, torch.ones(size, 24).to(REMOTE)), predict(make_network("cpu", 4), torch.ones(size, 24))
             )
     assert grown["captures"] == 0
 
 
 @torch.no_grad()
-def test_graph_ends_with_its_session(gpu, server):
-    model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
+def test_graph_is_freed_at_session_end(gpu, server):
+    model, given = make_network(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
     result = predict(model, given, RUNS)
     assert executor_figures()["recorded_graph_bytes"] > 0
     djinn.shut_down()
     djinn.init()
     assert executor_figures()["recorded_graph_bytes"] == 0
-    model, given = predicting(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
-    with Grown() as grown:
+    model, given = make_network(REMOTE, 5), torch.ones(3, 24).to(REMOTE)
+    with CounterGrowth() as grown:
         assert torch.equal(predict(model, given, 4), result)
     assert grown["captures"] == 1  # captured with the weights of this session
 
 
 @torch.no_grad()
-def test_graph_gives_way_when_memory_is_short(gpu):
-    model, given = predicting(REMOTE, 6), torch.ones(3, 24).to(REMOTE)
+def test_graph_is_evicted_if_memory_is_short(gpu):
+    model, given = make_network(REMOTE, 6), torch.ones(3, 24).to(REMOTE)
     result = predict(model, given, RUNS)
     assert executor_figures()["recorded_graphs"] == 1
     gpu.configure(memory=64 * MIB)
@@ -260,7 +260,7 @@ def chain(op, x):
 
 
 @torch.no_grad()
-def test_result_that_is_held_survives_replays_of_other_graphs(gpu):
+def test_held_result_survives_replays_of_other_graphs(gpu):
     values = torch.randn(1024)
     given = values.to(REMOTE)
 
@@ -272,7 +272,7 @@ def test_result_that_is_held_survives_replays_of_other_graphs(gpu):
     for _ in range(2 * RUNS):
         run(torch.sin)
         run(torch.cos)
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         for op, other in ((torch.sin, torch.cos), (torch.cos, torch.sin)):
             held = run(op)
             run(other)
@@ -292,7 +292,7 @@ def test_batch_norm_updates_statistics_once_per_run(gpu):
     given = inputs.to(REMOTE)
     for _ in range(RUNS):
         assert torch.equal(there(given).cpu(), here(inputs))
-    with Grown() as grown:
+    with CounterGrowth() as grown:
         for _ in range(3):
             assert torch.equal(there(given).cpu(), here(inputs))
     for one, other in zip(there.buffers(), here.buffers(), strict=True):
@@ -301,8 +301,8 @@ def test_batch_norm_updates_statistics_once_per_run(gpu):
 
 
 @torch.no_grad()
-def test_cached_results_are_those_of_the_last_replay(python, tmp_path, plain_environment):
-    """A replay writes into the memory of the last one's results. Their name for the cache of results ends then."""
+def test_replay_invalidates_cached_results(python, tmp_path, plain_environment):
+    """A replay overwrites the memory of the previous results, so the cache drops them."""
     plugins = {"DJINN_PLUGINS": "tcp,fakegpu,graphs,result_cache"}
     cache = {"DJINN_PLUGIN_RESULT_CACHE_GIB": "1", "DJINN_PLUGIN_RESULT_CACHE_SECONDS": "0"}
     environment = plain_environment | plugins | cache
@@ -320,8 +320,8 @@ def test_cached_results_are_those_of_the_last_replay(python, tmp_path, plain_env
 
 
 @torch.no_grad()
-def test_sessions_with_one_program_have_graphs_of_their_own(gpu, server, python, plain_environment):
-    """The other session has doubled weights. Runs of both alternate."""
+def test_sessions_with_same_program_have_separate_graphs(gpu, server, python, plain_environment):
+    """The second session has doubled weights. The sessions run alternately."""
     program = """
 import sys, torch, djinn
 weights = [torch.full((24, 24), 2.0 / n).to("remote_accelerator:0") for n in range(1, 6)]
@@ -347,7 +347,7 @@ for line in sys.stdin:
 
     with other:
         found = [both() for _ in range(RUNS)]
-        with Grown() as grown:
+        with CounterGrowth() as grown:
             found += [both() for _ in range(5)]
         assert executor_figures()["recorded_graphs"] == 2
         other.stdin.close()

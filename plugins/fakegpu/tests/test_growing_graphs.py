@@ -45,7 +45,7 @@ def session(server):
         yield
 
 
-def grown(work):
+def launch_growth(work):
     """Run `work`. Return the growth of launches and of graph launches."""
     djinn.synchronize()
     before = executor_figures()
@@ -55,41 +55,41 @@ def grown(work):
     return [after.get(f"device_{name}", 0) - before.get(f"device_{name}", 0) for name in ("launches", "graph_launches")]
 
 
-def fused(query, keys, values, _):
+def fused_attention(query, keys, values, _):
     return torch.nn.functional.scaled_dot_product_attention(query, keys, values)
 
 
-def unfused(query, keys, values, _):
+def unfused_attention(query, keys, values, _):
     scores = (query @ keys.transpose(-1, -2)) / WIDTH**0.5
     return torch.softmax(scores, -1) @ values
 
 
-def masked(query, keys, values, _):
-    """The first two keys are padding."""
+def masked_attention(query, keys, values, _):
+    """Attend to all keys except two of padding."""
     mask = torch.arange(keys.shape[-2], device=keys.device) >= 2
     return torch.nn.functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask[None, None, None])
 
 
-def biased(query, keys, values, buffer):
-    """A bias of all positions is cut to the present length."""
+def biased_attention(query, keys, values, buffer):
+    """Attend with a bias buffer that is sliced to the present length."""
     length = keys.shape[-2]
     scores = query @ keys.transpose(-1, -2) + buffer[length - 1 : length, :length]
     return torch.softmax(scores, -1) @ values
 
 
-def grouped(query, keys, values, _):
-    """Two heads of keys serve four heads of queries."""
+def grouped_attention(query, keys, values, _):
+    """Attend with four query heads over two key heads."""
     keys, values = (one[:, :2, None].expand(-1, 2, 2, -1, WIDTH).reshape(1, HEADS, -1, WIDTH) for one in (keys, values))
     return torch.nn.functional.scaled_dot_product_attention(query, keys, values)
 
 
-def averaged(query, keys, values, _):
-    """The mean of all values has no rule."""
+def mean_attention(query, keys, values, _):
+    """Combine the query with mean keys and values. The op `mean` has no padding rule."""
     return query * keys.mean(-2, keepdim=True) + values.mean(-2, keepdim=True)
 
 
 class Decoder:
-    """A loop with a cache of its own."""
+    """A decoding loop with its own growing cache."""
 
     def __init__(self, device, attend, depth=1):
         torch.manual_seed(depth)
@@ -118,46 +118,49 @@ class Decoder:
     def steps(self, count):
         return torch.tensor([self.step() for _ in range(count)])
 
-    def shown(self):
+    def results(self):
         return [self.keys.cpu(), self.values.cpu(), self.row.cpu()]
 
 
-def pair(attend, depth):
-    """Return a decoder on the device and its twin here. Tests use other depths, because sessions share what is known of programs."""
+def make_pair(attend, depth):
+    """Return a decoder on the device and its twin on the CPU.
+
+    Each test needs its own depth, because sessions share the executor's knowledge of programs.
+    """
     return Decoder(REMOTE, attend, depth), Decoder("cpu", attend, depth)
 
 
 def assert_close(there, here):
-    torch.testing.assert_close(there.shown(), here.shown())
+    torch.testing.assert_close(there.results(), here.results())
 
 
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
-    ("attend", "depth"), [(fused, 13), (unfused, 2), (masked, 3), (biased, 4), (grouped, 5)], ids=lambda one: str(getattr(one, "__name__", one))
+    ("attend", "depth"), [(fused_attention, 13), (unfused_attention, 2), (masked_attention, 3), (biased_attention, 4), (grouped_attention, 5)], ids=lambda one: str(getattr(one, "__name__", one))
 )  # fmt: skip
 def test_decode_step_is_one_graph_launch_and_copies_its_row(attend, depth):
-    there, here = pair(attend, depth)
+    there, here = make_pair(attend, depth)
     torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
-    launches, graphs = grown(lambda: there.steps(10))
+    launches, graphs = launch_growth(lambda: there.steps(10))
     here.steps(10)
     assert (launches, graphs) == (10, 10)  # the row of a step is copied to the graph in the next step
     assert_close(there, here)
 
 
 @pytest.mark.usefixtures("session")
-def test_graphs_follow_a_growing_capacity():
-    there, here = pair(fused, 6)
+def test_new_graph_is_captured_for_each_capacity():
+    there, here = make_pair(fused_attention, 6)
     torch.testing.assert_close(there.steps(200), here.steps(200))
     assert executor_figures()["device_captures"] > 1
-    launches, graphs = grown(lambda: there.steps(5))
+    launches, graphs = launch_growth(lambda: there.steps(5))
     here.steps(5)
     assert (launches, graphs) == (5, 5)
     assert_close(there, here)
 
 
 @pytest.mark.usefixtures("session")
-def test_cache_that_a_program_keeps_stays_as_it_was():
-    there, here = pair(fused, 7)
+def test_held_cache_is_unchanged_by_replay():
+    there, here = make_pair(fused_attention, 7)
     kept = [SimpleNamespace(**vars(one)) for one in (there, here) if one.steps(RUNS).numel()]
     there.steps(5), here.steps(5)
     assert_close(there, here)
@@ -170,8 +173,8 @@ def test_cache_that_a_program_keeps_stays_as_it_was():
 
 
 @pytest.mark.usefixtures("session")
-def test_other_programs_see_a_dense_cache():
-    there, here = pair(fused, 14)
+def test_other_programs_read_dense_cache():
+    there, here = make_pair(fused_attention, 14)
     for _ in range(2):
         there.steps(RUNS), here.steps(RUNS)
         seen = [torch.as_strided(one.keys, (9,), (300,), 5).cpu() for one in (there, here)]
@@ -185,8 +188,8 @@ def crop(decoder):
     decoder.keys, decoder.values = decoder.keys[:, :, :-6], decoder.values[:, :, :-6]
 
 
-def begin_again(decoder, factor):
-    """End a sequence with values that attention would multiply by zero, and begin another one."""
+def restart_sequence(decoder, factor):
+    """End a sequence with rows that are infinite or NaN, by `factor`, and begin another sequence."""
     decoder.row = decoder.row * factor
     decoder.steps(2)
     decoder.keys, decoder.values = decoder.begin
@@ -197,22 +200,22 @@ def begin_again(decoder, factor):
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize(
     ("change", "depth"),
-    [(crop, 8), (partial(begin_again, factor=math.inf), 9), (partial(begin_again, factor=math.nan), 16)],
+    [(crop, 8), (partial(restart_sequence, factor=math.inf), 9), (partial(restart_sequence, factor=math.nan), 16)],
     ids=["cropped", "after infinity", "after nan"],
 )
 def test_entries_behind_the_length_are_not_read(change, depth):
-    there, here = pair(fused, depth)
+    there, here = make_pair(fused_attention, depth)
     for decoder in (there, here):
         decoder.steps(RUNS)
         change(decoder)
     torch.testing.assert_close(there.steps(8), here.steps(8))
     assert_close(there, here)
     # the comparison with the ops at another length has found no difference
-    assert grown(lambda: there.steps(2))[1] == 2
+    assert launch_growth(lambda: there.steps(2))[1] == 2
 
 
 class BeamDecoder(Decoder):
-    """Two sequences that change places after each step, and a table of their numbers that each step writes into."""
+    """Two sequences that swap after each step, and an index table that each step writes."""
 
     def __init__(self, device, attend, depth=1):
         super().__init__(device, attend, depth)
@@ -228,12 +231,12 @@ class BeamDecoder(Decoder):
         self.row = self.row + self.table[:, :before].sum() * 1e-6
         self.keys, self.values = (one.index_select(0, self.order) for one in (self.keys, self.values))
 
-    def shown(self):
-        return [*super().shown(), self.table.cpu()]
+    def results(self):
+        return [*super().results(), self.table.cpu()]
 
 
 class PreallocatedDecoder(Decoder):
-    """A cache of fixed size, whose next position is a number of the program."""
+    """A decoder with a cache of fixed size. The next position is a slot of the program."""
 
     def __init__(self, device, attend, depth=1):
         super().__init__(device, attend, depth)
@@ -257,18 +260,21 @@ class PreallocatedDecoder(Decoder):
 @pytest.mark.usefixtures("session")
 @pytest.mark.parametrize("steps", [RUNS, 140])  # the longer one outgrows its first capacity
 def test_step_with_a_preallocated_cache_is_a_graph(steps):
-    there, here = PreallocatedDecoder(REMOTE, fused, 23 + steps % 7), PreallocatedDecoder("cpu", fused, 23 + steps % 7)
+    there, here = (
+        PreallocatedDecoder(REMOTE, fused_attention, 23 + steps % 7),
+        PreallocatedDecoder("cpu", fused_attention, 23 + steps % 7),
+    )
     torch.testing.assert_close(there.steps(steps), here.steps(steps))
-    assert grown(lambda: there.steps(5))[1] == 5
+    assert launch_growth(lambda: there.steps(5))[1] == 5
     here.steps(5)
     assert_close(there, here)
 
 
 @pytest.mark.usefixtures("session")
-def test_beams_change_places_in_the_buffers():
-    there, here = BeamDecoder(REMOTE, fused, 20), BeamDecoder("cpu", fused, 20)
+def test_beam_swap_reorders_buffers():
+    there, here = BeamDecoder(REMOTE, fused_attention, 20), BeamDecoder("cpu", fused_attention, 20)
     torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
-    launches, graphs = grown(lambda: there.steps(10))
+    launches, graphs = launch_growth(lambda: there.steps(10))
     here.steps(10)
     assert graphs == 10
     assert launches <= 20  # inputs are copied to the graph, and results that the next step needs
@@ -276,8 +282,8 @@ def test_beams_change_places_in_the_buffers():
 
 
 @pytest.mark.usefixtures("session")
-def test_cache_that_a_program_keeps_is_not_overwritten_by_beams():
-    there, here = BeamDecoder(REMOTE, fused, 21), BeamDecoder("cpu", fused, 21)
+def test_held_cache_is_not_overwritten_by_beams():
+    there, here = BeamDecoder(REMOTE, fused_attention, 21), BeamDecoder("cpu", fused_attention, 21)
     kept = []
     for _ in range(RUNS):
         for decoder in (there, here):
@@ -288,26 +294,28 @@ def test_cache_that_a_program_keeps_is_not_overwritten_by_beams():
         torch.testing.assert_close([one.cpu() for one in ours], [*theirs])
 
 
-def without_last(query, before, values):
+def drop_last_key(query, before, values):
     del before
     return torch.nn.functional.scaled_dot_product_attention(query, values[:, :, :-1], values[:, :, :-1])
 
 
-def before_append(query, before, values):
+def attend_before_append(query, before, values):
     del values
     return torch.nn.functional.scaled_dot_product_attention(query, before, before)
 
 
-def copied_before_append(query, before, values):
+def attend_to_copy_before_append(query, before, values):
     del values
     twice = before[:, :, None].expand(-1, -1, 2, -1, -1).reshape(1, 2, -1, 8)
     return torch.nn.functional.scaled_dot_product_attention(query, twice, twice)
 
 
 @pytest.mark.usefixtures("session")
-@pytest.mark.parametrize(("attend", "depth"), [(without_last, 30), (before_append, 31), (copied_before_append, 32)])
-def test_entry_that_is_not_read_may_be_infinite(attend, depth):
-    there, here = pair(None, 1)
+@pytest.mark.parametrize(
+    ("attend", "depth"), [(drop_last_key, 30), (attend_before_append, 31), (attend_to_copy_before_append, 32)]
+)
+def test_unread_entry_may_be_infinite(attend, depth):
+    there, here = make_pair(None, 1)
     begin = here.keys[:, :1, :, :8]
     values = {REMOTE: begin.to(REMOTE), "cpu": begin}
 
@@ -325,28 +333,28 @@ def test_entry_that_is_not_read_may_be_infinite(attend, depth):
 
     for number in range(RUNS):
         compare(number / 8)
-    assert grown(lambda: compare(1.0))[1] == 1
+    assert launch_growth(lambda: compare(1.0))[1] == 1
     compare(math.inf)
 
 
 @pytest.mark.usefixtures("session")
-def test_two_sequences_in_turns():
-    there, here = pair(fused, 10)
-    others = Decoder(REMOTE, fused, 10), Decoder("cpu", fused, 10)
+def test_alternating_sequences_equal_cpu():
+    there, here = make_pair(fused_attention, 10)
+    others = Decoder(REMOTE, fused_attention, 10), Decoder("cpu", fused_attention, 10)
     for decoder, other in zip((there, here), others, strict=True):
         other.weights, other.row = decoder.weights, -decoder.row
         for _ in range(RUNS):
             decoder.step(), other.step()
     assert_close(there, here)
     assert_close(*others)
-    assert grown(lambda: [there.step(), others[0].step()])[1] == 2
+    assert launch_growth(lambda: [there.step(), others[0].step()])[1] == 2
 
 
 @pytest.mark.usefixtures("session")
-def test_op_without_a_rule_keeps_the_step_as_it_is(server):
-    there, here = pair(averaged, 11)
+def test_op_without_padding_rule_prevents_graph(server):
+    there, here = make_pair(mean_attention, 11)
     torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
-    assert grown(lambda: there.steps(3))[1] == 0
+    assert launch_growth(lambda: there.steps(3))[1] == 0
     reason = "aten::mean.dim has no rule for a size that grows"
     assert reason in server.log.read_text()
     decided = open_session().router.ask(StatsRequest(decisions=True), StatsReply, 0).decisions
@@ -362,14 +370,14 @@ def test_generate_takes_three_launches_for_a_token():
     expected = run_families.generate(here, 60, "dynamic")
     for _ in range(2):
         assert torch.equal(run_families.generate(there, 60, "dynamic"), expected)
-    longer, shorter = (grown(partial(run_families.generate, there, count, "dynamic")) for count in (60, 50))
+    longer, shorter = (launch_growth(partial(run_families.generate, there, count, "dynamic")) for count in (60, 50))
     assert [more - less for more, less in zip(longer, shorter, strict=True)] == [20, 10]
 
 
 @pytest.mark.usefixtures("session")
-def test_memory_of_a_graph_is_free_after_its_session():
+def test_graph_memory_is_freed_at_session_end():
     before = executor_figures()["device_allocated"]
-    Decoder(REMOTE, fused, 22).steps(RUNS)
+    Decoder(REMOTE, fused_attention, 22).steps(RUNS)
     assert executor_figures()["recorded_graph_bytes"] > 1 << 12
     djinn.shut_down()
     djinn.init()
@@ -379,9 +387,9 @@ def test_memory_of_a_graph_is_free_after_its_session():
 def test_exact_session_records_no_graph_of_a_capacity(server):
     with configured(servers=[server.url("tcp")], token=server.token, disable=("local",)):
         djinn.init()
-        there, here = pair(fused, 12)
+        there, here = make_pair(fused_attention, 12)
         assert torch.equal(there.steps(RUNS), here.steps(RUNS))
-        assert grown(lambda: there.steps(3))[1] == 0
+        assert launch_growth(lambda: there.steps(3))[1] == 0
 
 
 def test_cached_result_of_a_graph_is_dense(python, tmp_path, plain_environment):
@@ -393,7 +401,7 @@ def test_cached_result_of_a_graph_is_dense(python, tmp_path, plain_environment):
     ):
         RemoteControl(tmp_path).configure(launch=0.1)
         djinn.init()
-        there, here = pair(fused, 15)
+        there, here = make_pair(fused_attention, 15)
         first = [dict(vars(one)) for one in (there, here)]
         torch.testing.assert_close(there.steps(RUNS), here.steps(RUNS))
         later = [vars(one) | {"keys": one.keys.clone(), "values": one.values.clone()} for one in (there, here)]

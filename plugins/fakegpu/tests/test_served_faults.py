@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def serving(start_python, environment, folder, *options):
+def run_fake_server(start_python, environment, folder, *options):
     build()  # on a busy machine, the build takes longer than the start timeout of an executor
     command = ["-m", "djinn_core.cli", "serve", "--connection-file", folder / "connection.json", "--threads", "1"]
     command += ["--device", "fakegpu:0", "--drain-seconds", "1", *options]
@@ -35,7 +35,7 @@ def serving(start_python, environment, folder, *options):
 def server(tmp_path_factory, start_python, plain_environment):
     folder = tmp_path_factory.mktemp("gpu")
     options = "--hang-seconds", "1", "--state-dir", folder / "state"
-    with serving(start_python, plain_environment, folder, *options) as server:
+    with run_fake_server(start_python, plain_environment, folder, *options) as server:
         yield server
 
 
@@ -85,49 +85,49 @@ def test_hung_copy_restarts_executor(gpu, server):
 
 
 @pytest.fixture
-def small(gpu):
-    """Yield a device with 64 MiB."""
+def small_gpu(gpu):
+    """Yield the device, limited to 64 MiB."""
     gpu.configure(memory=64 * MIB)
     return gpu
 
 
-def filled(mib, value):
+def make_tensor(mib, value):
     return torch.full((mib * MIB // 4,), float(value)).to(REMOTE)
 
 
-def test_op_without_memory_runs_once_others_were_evicted(small):
-    a, b = filled(20, 1), filled(20, 2)
+def test_op_without_memory_runs_after_eviction(small_gpu):
+    a, b = make_tensor(20, 1), make_tensor(20, 2)
     c = a + 2
     d = b * c
     assert (c.sum().item(), a.sum().item()) == (15 * MIB, 5 * MIB)
     for _ in range(2):
         assert [int(one[-1]) for one in (a, b, c, d)] == [1, 2, 3, 6]
     assert torch.equal((a * d).cpu(), torch.full((5 * MIB,), 6.0))
-    assert small.counters()["out_of_memory"] > 0
+    assert small_gpu.counters()["out_of_memory"] > 0
     assert executor_figures()["evictions"] > 0
-    assert small.allocated() <= 64 * MIB
+    assert small_gpu.allocated() <= 64 * MIB
 
 
-def test_op_without_memory_fails_alone(small, server):
-    a, before = filled(8, 1), restarts(server)
-    attempts = small.counters().get("out_of_memory", 0)
+def test_op_without_memory_fails_only_itself(small_gpu, server):
+    a, before = make_tensor(8, 1), restarts(server)
+    attempts = small_gpu.counters().get("out_of_memory", 0)
     b = a + 1
     too_large = a.repeat(10)
     c = b * 3
     with pytest.raises(torch.OutOfMemoryError, match=r"aten::repeat|fakegpu out of memory"):
         too_large.cpu()
-    assert small.counters()["out_of_memory"] == attempts + 2, "it is tried twice"
+    assert small_gpu.counters()["out_of_memory"] == attempts + 2, "it is tried twice"
     assert c[0].item() == 6
     assert restarts(server) == before
 
 
-def test_upload_without_memory_evicts_values(small):
-    values = [filled(20, number) for number in range(5)]
+def test_upload_without_memory_evicts_values(small_gpu):
+    values = [make_tensor(20, number) for number in range(5)]
     assert [int(value[0]) for value in values] == list(range(5))
     assert executor_figures()["memory_away"] > 0
 
 
-def test_sessions_evict_each_other_and_free_memory(small, python, plain_environment, server):
+def test_sessions_evict_each_other_and_free_memory(small_gpu, python, plain_environment, server):
     """Two programs alternate; each uses 40 of 64 MiB."""
     program = """
 import sys, torch, djinn
@@ -138,7 +138,7 @@ for line in sys.stdin:
 """
     known = {"DJINN_SERVERS": server.url("tcp"), "DJINN_TOKEN": server.token, "DJINN_THREADS": "1"}
     other = python.start_talking("-c", program, env={**plain_environment, **known})
-    mine = [filled(20, number) for number in range(2)]
+    mine = [make_tensor(20, number) for number in range(2)]
     with other:
         for turn in range(1, 4):
             other.stdin.write("\n")
@@ -154,15 +154,15 @@ for line in sys.stdin:
     assert executor_figures()["memory_away"] == 0
 
 
-def test_session_with_memory_failure_is_recovered(small):
+def test_session_with_memory_failure_is_recovered(small_gpu):
     """When the op is repeated, there is enough memory, but the op fails again, as the client was told."""
-    a = filled(8, 1)
+    a = make_tensor(8, 1)
     too_large = a.repeat(10)
     with pytest.raises(torch.OutOfMemoryError):
         too_large.cpu()
     djinn.synchronize()
-    small.configure(memory=16 << 30)
-    small.inject("sticky", "aten::cos")
+    small_gpu.configure(memory=16 << 30)
+    small_gpu.inject("sticky", "aten::cos")
     with pytest.raises(djinn.errors.DjinnError, match="aten::cos"):
         a.cos().sum().item()
     assert a.sum().item() == 2 * MIB
@@ -172,7 +172,7 @@ def test_session_with_memory_failure_is_recovered(small):
 
 def test_session_without_journal_names_failed_op(start_python, plain_environment, tmp_path):
     with (
-        serving(start_python, plain_environment, tmp_path, "--lease-seconds", "0") as server,
+        run_fake_server(start_python, plain_environment, tmp_path, "--lease-seconds", "0") as server,
         configured(servers=[server.url("tcp")], token=server.token, disable=("local",)),
     ):
         x = torch.ones(8).to(REMOTE)

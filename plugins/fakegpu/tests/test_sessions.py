@@ -28,7 +28,7 @@ def test_waiting_fetch_does_not_block_other_sessions(gpu, way):
         import sys
 
         sys.path.insert(0, folder)
-        from in_process import Client, executor, until
+        from in_process import Client, executor, wait_until
 
         context = executor()
         waiting, busy = Client(context, 1 << 20), Client(context, 16)
@@ -43,7 +43,7 @@ def test_waiting_fetch_does_not_block_other_sessions(gpu, way):
         name = "copies_device_to_host" if way == "fetch" else "launches"
         before = control.counters().get(name, 0)
         waiting.submit(fetch=way == "fetch", synchronize=way == "synchronize")
-        until(lambda: control.counters().get(name, 0) > before)
+        wait_until(lambda: control.counters().get(name, 0) > before)
         for _ in range(50):
             busy.submit()
             busy.reply()
@@ -101,7 +101,7 @@ def test_session_rate_beside_waiting_fetch(gpu):
         import sys
 
         sys.path.insert(0, folder)
-        from in_process import Client, executor, until
+        from in_process import Client, executor, wait_until
 
         context = executor()
         waiting, busy = Client(context, 1 << 20), Client(context, 1 << 16)
@@ -120,7 +120,7 @@ def test_session_rate_beside_waiting_fetch(gpu):
         control.inject("hang", "a download")
         before = control.counters().get("copies_device_to_host", 0)
         waiting.submit(fetch=True)
-        until(lambda: control.counters().get("copies_device_to_host", 0) > before)
+        wait_until(lambda: control.counters().get("copies_device_to_host", 0) > before)
         assert alone / seconds_of_100() >= 0.95
         with pytest.raises(TimeoutError):
             waiting.reply(0.0)
@@ -128,7 +128,7 @@ def test_session_rate_beside_waiting_fetch(gpu):
     gpu.check(program, folder=HERE)
 
 
-def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
+def test_load_and_replies_agree_with_device_counters(gpu):
     """One session queues long kernels quickly; the other waits for each of its short kernels."""
 
     def program(folder):
@@ -151,19 +151,19 @@ def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
         assignment.time = SimpleNamespace(monotonic=control.now)
         meter, turns, replied, found = assignment.LoadMeter(), context.device.turns, 0.0, []
 
-        def look():
+        def read_times():
             counters = {"device_seconds": turns.device_seconds()}
             meter.update(Sessions(1, DeviceInfo("fakegpu:0", "fakegpu"), (), ExecutorMetrics(counters)))
             return control.counters()["busy_ns"] / 1e9, control.now(), counters["device_seconds"]
 
-        def idle(seconds):
+        def advance_clock(seconds):
             control.configure(issue=seconds)
             context.device.runtime.mark()
             control.configure(issue=4e-6)
 
-        busy, now, used = look()
+        busy, now, used = read_times()
         for count, each, pause in ((4, 5, 0.0), (0, 20, 0.0), (0, 20, 0.1), (1, 0, 0.2)):
-            idle(pause)
+            advance_clock(pause)
             for _ in range(count):
                 long.submit()
             for _ in range(each):
@@ -172,7 +172,7 @@ def test_load_and_replies_agree_with_the_counters_of_the_device(gpu):
             if count:
                 long.submit(synchronize=True)
                 replied += sum(long.reply().timing.execute for _ in range(count + 1))
-            before, (busy, now, used) = (busy, now, used), look()
+            before, (busy, now, used) = (busy, now, used), read_times()
             expected = (busy - before[0]) / (now - before[1])
             assert 0.95 * expected <= meter.load().busy <= min(1.0, 1.05 * expected), (meter.load().busy, expected)
             assert used - before[2] <= now - before[1]
@@ -189,7 +189,7 @@ def test_quota_ends_the_session_with_long_kernels(gpu):
         import sys
 
         sys.path.insert(0, folder)
-        from in_process import Client, executor, until
+        from in_process import Client, executor, wait_until
 
         from djinn_core.errors import QuotaExceeded
         from djinn_server.hookspecs.quotas import Quota
@@ -217,7 +217,7 @@ def test_quota_ends_the_session_with_long_kernels(gpu):
         while long.ended is None:
             long.submit()
             issued += 1
-            until(is_over)
+            wait_until(is_over)
         assert isinstance(long.ended, QuotaExceeded)
         assert 8 <= issued <= 10, issued  # of 80 ms each
         assert short.ended is None

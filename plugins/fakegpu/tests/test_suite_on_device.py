@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 SHORT = ("tests/models/test_everyday.py", "-k", "not save_remote_model and not workers and not optimizers_equal")
 
 
-def test_tests_of_executors_pass_on_the_device(python, plain_environment):
+def test_executor_tests_pass_on_device(python, plain_environment):
     # A fork has modules of plugins of pytest imported already.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
     environment = plain_environment | {"SERVED_DEVICE": "fakegpu"}

@@ -22,7 +22,7 @@ from djinn_http.exchange import Endpoint
 LIMITS = Limits()
 
 
-class Served:
+class HttpServer:
     def __init__(self, url="http://127.0.0.1:0", accept=None):
         self.connections = []
         self.clients = []
@@ -51,14 +51,14 @@ class Served:
 
 
 @pytest.fixture
-def served():
-    served = Served()
-    yield served
-    served.close()
+def http_server():
+    http_server = HttpServer()
+    yield http_server
+    http_server.close()
 
 
-def post(served, path, headers=(), body=b""):
-    host, port = served.listener.url.removeprefix("http://").split(":")
+def post(http_server, path, headers=(), body=b""):
+    host, port = http_server.listener.url.removeprefix("http://").split(":")
     plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("POST", path, body, {"Content-Type": dialect.CONTENT_TYPE} | dict(headers))
     response = plain.getresponse()
@@ -67,8 +67,8 @@ def post(served, path, headers=(), body=b""):
     return response.status, text
 
 
-def channel_of(served):
-    host, port = served.listener.url.removeprefix("http://").split(":")
+def open_plain_channel(http_server):
+    host, port = http_server.listener.url.removeprefix("http://").split(":")
     plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("POST", dialect.PATH + dialect.OPEN, b"", {"Content-Type": dialect.CONTENT_TYPE})
     response = plain.getresponse()
@@ -90,13 +90,13 @@ def channel_of(served):
         ("/djinn/v1/send", {"Djinn-Channel": "guess", "Djinn-Sequence": "0"}, 410),
     ],
 )
-def test_invalid_requests_are_refused(served, path, headers, status):
-    assert post(served, path, headers)[0] == status
-    assert not served.connections
+def test_invalid_requests_are_refused(http_server, path, headers, status):
+    assert post(http_server, path, headers)[0] == status
+    assert not http_server.connections
 
 
-def test_get_is_refused(served):
-    host, port = served.listener.url.removeprefix("http://").split(":")
+def test_get_request_is_refused(http_server):
+    host, port = http_server.listener.url.removeprefix("http://").split(":")
     plain = http.client.HTTPConnection(host, int(port), timeout=60)
     plain.request("GET", dialect.PATH + dialect.OPEN)
     assert plain.getresponse().status == 405
@@ -132,36 +132,36 @@ def test_channel_id_is_not_in_url():
     assert all(b"Djinn-Channel: secret" in request for request in seen[1:])
 
 
-def test_channel_ids_are_long_and_unique(served):
-    ids = {channel_of(served) for _ in range(5)}
+def test_channel_ids_are_long_and_unique(http_server):
+    ids = {open_plain_channel(http_server) for _ in range(5)}
     assert len(ids) == 5
     assert all(len(channel) >= 32 for channel in ids)
 
 
 @pytest.mark.parametrize("sequence", ["", "-1", "1e3", "99999999999999999999", "5000"])
-def test_invalid_sequence_number_is_refused(served, sequence):
-    client, server = served.connect()
+def test_invalid_sequence_number_is_refused(http_server, sequence):
+    client, server = http_server.connect()
     channel = server.id
     for action in ("send", "receive"):
-        status, _ = post(served, dialect.PATH + action, {dialect.CHANNEL: channel, dialect.SEQUENCE: sequence})
+        status, _ = post(http_server, dialect.PATH + action, {dialect.CHANNEL: channel, dialect.SEQUENCE: sequence})
         assert status in {400, 409}
     client.send(Frame(b"still fine"))
     assert server.receive(60).head == b"still fine"
 
 
-def test_repeated_send_is_delivered_once(served):
-    client, server = served.connect()
+def test_repeated_send_is_delivered_once(http_server):
+    client, server = http_server.connect()
     client.send(Frame(b"once"))
     assert server.receive(60).head == b"once"
-    status, _ = post(served, dialect.PATH + "send", {dialect.CHANNEL: server.id, dialect.SEQUENCE: "0"}, b"x" * 24)
+    status, _ = post(http_server, dialect.PATH + "send", {dialect.CHANNEL: server.id, dialect.SEQUENCE: "0"}, b"x" * 24)
     assert status == 409
     client.send(Frame(b"twice"))
     assert server.receive(60).head == b"twice"
 
 
-def test_out_of_order_sends_are_reordered(served):
-    channel = channel_of(served)
-    assert served.arrived.acquire(timeout=60)
+def test_out_of_order_sends_are_reordered(http_server):
+    channel = open_plain_channel(http_server)
+    assert http_server.arrived.acquire(timeout=60)
     from djinn.hooks import encode_frame
 
     bodies = [b"".join(encode_frame(Frame(b"%d" % n), LIMITS)) for n in range(3)]
@@ -169,16 +169,16 @@ def test_out_of_order_sends_are_reordered(served):
         answers = []
         for n in (2, 1, 0):
             headers = {dialect.CHANNEL: channel, dialect.SEQUENCE: str(n)}
-            answers.append(pool.submit(post, served, dialect.PATH + "send", headers, bodies[n]))
+            answers.append(pool.submit(post, http_server, dialect.PATH + "send", headers, bodies[n]))
             time.sleep(0.05)
         assert [answer.result(60)[0] for answer in answers] == [204] * 3
-    assert [served.connections[0].receive(60).head for _ in range(3)] == [b"0", b"1", b"2"]
+    assert [http_server.connections[0].receive(60).head for _ in range(3)] == [b"0", b"1", b"2"]
 
 
-def test_a_broken_request_ends_the_channel(served):
-    channel = channel_of(served)
-    assert served.arrived.acquire(timeout=60)
-    host, port = served.listener.url.removeprefix("http://").split(":")
+def test_broken_request_ends_channel(http_server):
+    channel = open_plain_channel(http_server)
+    assert http_server.arrived.acquire(timeout=60)
+    host, port = http_server.listener.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as sock:
         sock.sendall(
             f"POST /djinn/v1/send HTTP/1.1\r\nHost: localhost\r\nContent-Type: {dialect.CONTENT_TYPE}\r\n"
@@ -186,20 +186,20 @@ def test_a_broken_request_ends_the_channel(served):
         )
         time.sleep(0.1)
     with pytest.raises(TransportError, match="middle of a frame"):
-        served.connections[0].receive(60)
+        http_server.connections[0].receive(60)
 
 
-def test_wait_longer_than_request_limit(served, monkeypatch):
+def test_receive_can_wait_longer_than_request_limit(http_server, monkeypatch):
     monkeypatch.setattr(dialect, "WAIT_SECONDS", 0.1)
-    client, server = served.connect()
+    client, server = http_server.connect()
     with pytest.raises(TimeoutError):
         client.receive(0.5)
     server.send(Frame(b"at last"))
     assert client.receive(60).head == b"at last"
 
 
-def test_computing_client_is_kept(served):
-    client, server = served.connect()
+def test_busy_client_does_not_expire(http_server):
+    client, server = http_server.connect()
     for _ in range(5):
         server._last_seen -= dialect.EXPIRY_SECONDS - 20
         client.pulse()  # what the thread does every few seconds
@@ -208,7 +208,7 @@ def test_computing_client_is_kept(served):
     assert client.receive(60).head == b"welcome back"
 
 
-def test_pulse_thread_releases_callback(monkeypatch):
+def test_pulse_thread_does_not_keep_callback_alive(monkeypatch):
     monkeypatch.setattr(pulse, "PULSE_SECONDS", 0.02)
     called = threading.Event()
 
@@ -231,15 +231,15 @@ def test_pulse_thread_releases_callback(monkeypatch):
     assert gone() is None
 
 
-def test_absent_client_expires(served, monkeypatch):
+def test_silent_client_expires(http_server, monkeypatch):
     monkeypatch.setattr(dialect, "EXPIRY_SECONDS", 0.5)
-    channel_of(served)
-    assert served.arrived.acquire(timeout=60)
+    open_plain_channel(http_server)
+    assert http_server.arrived.acquire(timeout=60)
     with pytest.raises(TransportError, match="has sent nothing for"):
-        served.connections[0].receive(60)
+        http_server.connections[0].receive(60)
 
 
-def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environment):
+def test_killed_client_is_detected(http_server, monkeypatch, python, plain_environment):
     monkeypatch.setattr(dialect, "LINGER_SECONDS", 0.5)
     script = (
         "import sys; from djinn.hooks import Limits, Frame\n"
@@ -248,28 +248,28 @@ def test_a_killed_client_is_noticed(served, monkeypatch, python, plain_environme
         "c = HttpConnection(open_channel(where, Limits(), 10, 's'), where, Limits(), 10, 's')\n"
         "c.send(Frame(b'here')); c.receive()"
     )
-    process = python.start("-c", script, served.listener.url, env=plain_environment)
+    process = python.start("-c", script, http_server.listener.url, env=plain_environment)
     try:
-        assert served.arrived.acquire(timeout=60)
-        assert served.connections[0].receive(60).head == b"here"
+        assert http_server.arrived.acquire(timeout=60)
+        assert http_server.connections[0].receive(60).head == b"here"
         process.send_signal(signal.SIGKILL)
         with pytest.raises(TransportError, match="has sent nothing for"):
-            served.connections[0].receive(60)
+            http_server.connections[0].receive(60)
     finally:
         process.kill()
         process.wait()
 
 
-def test_broken_connection_is_reopened(served):
-    client, server = served.connect()
+def test_broken_connection_is_reopened(http_server):
+    client, server = http_server.connect()
     time.sleep(0.1)
     client._receive._socket.shutdown(socket.SHUT_RDWR)
     server.send(Frame(b"by another road"))
     assert client.receive(60).head == b"by another road"
 
 
-def test_idle_connection_is_not_reused(served, monkeypatch):
-    client, server = served.connect()
+def test_idle_connection_is_not_reused(http_server, monkeypatch):
+    client, server = http_server.connect()
     client.send(Frame(b"1"))
     assert server.receive(60).head == b"1"
     before = client._sends[0]._socket
@@ -280,8 +280,8 @@ def test_idle_connection_is_not_reused(served, monkeypatch):
     assert client._sends[0]._socket is not before
 
 
-def test_pending_frames_at_server_are_bounded(served):
-    client, _ = served.connect()
+def test_pending_frames_at_server_are_bounded(http_server):
+    client, _ = http_server.connect()
     sent = 0
 
     def flood():
@@ -302,8 +302,8 @@ def test_pending_frames_at_server_are_bounded(served):
             flooding.result(60)
 
 
-def test_large_reply_is_freed_by_close(served):
-    client, server = served.connect()
+def test_close_frees_large_reply(http_server):
+    client, server = http_server.connect()
     client.receive  # noqa: B018 - the client does not fetch anything
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(lambda: [server.send(Frame(b"", [bytes(16 << 20)])) for _ in range(4)])
@@ -355,7 +355,7 @@ def test_non_http_server_is_refused(reply):
 @pytest.mark.parametrize(
     ("page", "told"), [(b"<html>\n<h1>No</h1></html>", "(?m)HTTP 403$"), (b"go\naway", "(?m)HTTP 403: go away$")]
 )
-def test_reply_of_other_server_is_one_line(page, told):
+def test_error_shows_reply_of_other_server_on_one_line(page, told):
     def answer(server):
         with server:
             sock, _ = server.accept()
@@ -377,21 +377,21 @@ def test_silent_server_times_out():
 
 
 @pytest.mark.parametrize("url", ["http://user:word@host:1", "http://", "http://host:99999", "http://h:1/?q=1"])
-def test_malformed_addresses(url):
+def test_malformed_addresses_are_refused(url):
     with pytest.raises(TransportError) as caught:
         HttpTransport().connect(url, LIMITS, 1)
     assert "word" not in str(caught.value) or "password" in str(caught.value)
 
 
-def test_pieces_are_cut_without_copying():
+def test_buffers_are_split_without_copying():
     buffers = [b"a" * 5, b"b" * 12, b"", b"c" * 3]
     cut = list(pieces(buffers, 8))
     assert [b"".join(piece) for piece in cut] == [b"aaaaabbb", b"bbbbbbbb", b"bccc"]
     assert cut[0][0].obj is buffers[0]
 
 
-def test_forked_child_does_not_close_connection(served):
-    client, server = served.connect()
+def test_forked_child_does_not_close_connection(http_server):
+    client, server = http_server.connect()
     child = os.fork()
     if child == 0:
         try:

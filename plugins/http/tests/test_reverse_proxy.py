@@ -16,7 +16,10 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", 
 
 
 class Proxy:
-    """Maps /gpu to the server, refuses bodies over 1 MiB, re-chunks answers, hangs up after every 20th request."""
+    """Map /gpu to the server like a web proxy.
+
+    The proxy refuses bodies over 1 MiB, re-chunks replies, and hangs up after every 20th request.
+    """
 
     def __init__(self, target, refuses_upgrades=False):
         self.target = target
@@ -78,7 +81,7 @@ class Proxy:
 
 
 class ThroughProxy(HttpTransport):
-    """The transport, with every client on the far side of a proxy."""
+    """The HTTP transport, with each client behind a proxy."""
 
     def __init__(self):
         self.proxies = {}
@@ -122,7 +125,7 @@ class TestThroughProxy(TransportConformance):
         pytest.skip("the proxy keeps the address, and descriptors")
 
 
-def test_the_proxy_sees_no_secret():
+def test_proxy_sees_no_secret():
     opened = threading.Event()
     connections = []
 

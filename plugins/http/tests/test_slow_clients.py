@@ -11,8 +11,8 @@ HEADERS = "POST /djinn/v1/{} HTTP/1.1\r\nHost: localhost\r\nContent-Type: applic
 
 
 @pytest.fixture
-def listening(monkeypatch):
-    """A server that waits for half a second in place of six, and looks ten times a second; echoes what trusted clients send."""
+def echo_url(monkeypatch):
+    """Yield the URL of an echo server with a 0.5 s authentication timeout, checked every 0.1 s."""
     monkeypatch.setattr(pace, "UNAUTHENTICATED_SECONDS", 0.5)
     monkeypatch.setattr(server, "_SWEEP_SECONDS", 0.1)
 
@@ -26,8 +26,8 @@ def listening(monkeypatch):
     listener.close()
 
 
-def sent_until_closed(url, data, pause):
-    """Send `data` a byte at a time until the server hangs up; how many bytes were sent by then."""
+def send_bytewise(url, data, pause):
+    """Send `data` one byte at a time until the server hangs up. Return the number of sent bytes."""
     host, port = url.removeprefix("http://").split(":")
     over = threading.Event()
     with socket.create_connection((host, int(port)), 300) as slow:
@@ -57,9 +57,9 @@ def sent_until_closed(url, data, pause):
 @pytest.mark.parametrize(
     "data", [b"", HEADERS.format("open").encode() + b"X-Padding: " + b"x" * 1000], ids=["silent", "headers"]
 )
-def test_bytewise_sender_is_disconnected(listening, data):
-    client = HttpTransport().connect(listening, Limits(), 5)
-    assert sent_until_closed(listening, data, 0.1) < max(len(data), 1)
+def test_bytewise_sender_is_disconnected(echo_url, data):
+    client = HttpTransport().connect(echo_url, Limits(), 5)
+    assert send_bytewise(echo_url, data, 0.1) < max(len(data), 1)
     client.send(Frame(b"still served"))
     assert client.receive(60).head == b"still served"
     client.close()

@@ -86,7 +86,7 @@ def test_listener_without_descriptors_answers_503(listener):
     plain = http.client.HTTPConnection(*client_address(listener), timeout=60)
     plain.connect()
     wait_for(lambda: listener._connections, "the listener to accept")
-    with no_descriptors():
+    with exhaust_descriptors():
         plain.request("POST", dialect.PATH + dialect.OPEN, b"", asking)
         response = plain.getresponse()
         assert (response.status, response.read()) == (503, b"too many connections")
@@ -103,8 +103,8 @@ def client_address(listener):
 
 
 @contextlib.contextmanager
-def no_descriptors():
-    """This process can open no further file, also if another thread closes one: a new one gets a number below the limit."""
+def exhaust_descriptors():
+    """Let this process open no further file in the block. Another thread's close frees no usable descriptor."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:

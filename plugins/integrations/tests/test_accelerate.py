@@ -17,22 +17,22 @@ LABELS = torch.randint(0, 4, (32,), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(autouse=True)
-def _remote(embedded):
+def _embedded_device(embedded):
     assert embedded == REMOTE
 
 
 @pytest.fixture
-def make():
+def make_accelerator():
     """Return a new `Accelerator`, as in a new process."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState, GradientState
 
-    def make(**options):
+    def make_accelerator(**options):
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         return Accelerator(**options)
 
-    yield make
+    yield make_accelerator
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -66,9 +66,9 @@ def train(accelerator):
 
 
 @pytest.mark.parametrize("options", [{"gradient_accumulation_steps": 2}, {"mixed_precision": "bf16"}])
-def test_training_loop_equals_local(make, options):
-    expected, answered, _ = train(make(cpu=True, **options))
-    accelerator = make(**options)
+def test_accelerate_training_equals_local(make_accelerator, options):
+    expected, answered, _ = train(make_accelerator(cpu=True, **options))
+    accelerator = make_accelerator(**options)
     assert accelerator.device == torch.device(REMOTE)
     losses, answers, _ = train(accelerator)
     tolerance = 2e-2 if "mixed_precision" in options else 1e-4
@@ -76,8 +76,8 @@ def test_training_loop_equals_local(make, options):
     torch.testing.assert_close(answers, answered, rtol=tolerance, atol=tolerance)
 
 
-def test_a_state_that_is_saved_and_loaded_includes_random_numbers(make, tmp_path):
-    accelerator = make()
+def test_saved_state_includes_random_states(make_accelerator, tmp_path):
+    accelerator = make_accelerator()
     _, _, model = train(accelerator)
     accelerator.save_state(tmp_path)
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
@@ -90,9 +90,9 @@ def test_a_state_that_is_saved_and_loaded_includes_random_numbers(make, tmp_path
     assert torch.rand(3, device=REMOTE).tolist() == drawn
 
 
-def test_a_state_that_is_saved_on_the_server_stays_there(make, tmp_path, monkeypatch):
+def test_state_saved_on_server_is_not_downloaded(make_accelerator, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    accelerator = make()
+    accelerator = make_accelerator()
     _, _, model = train(accelerator)
     (optimizer,) = accelerator._optimizers
     accelerator.save_state(f"file:{tmp_path}/there")
@@ -121,30 +121,30 @@ def test_device_maps_use_device_memory():
     assert get_max_memory({"cpu": "1KB", 0: "2KB"}) == {0: 2000, "cpu": 1000}
 
 
-def same_as_here(model):
+def assert_equals_local(model):
     with torch.no_grad():
         torch.testing.assert_close(model(ROWS.to(REMOTE)).cpu(), network()(ROWS), rtol=1e-4, atol=1e-5)
 
 
-def test_models_are_split(tmp_path):
+def test_device_map_splits_model(tmp_path):
     from accelerate import dispatch_model, init_empty_weights, load_checkpoint_and_dispatch
     from safetensors.torch import save_file
 
-    same_as_here(dispatch_model(network(), {"0": 0, "1": 0, "2": 0, "3": "cpu"}, main_device=0))
+    assert_equals_local(dispatch_model(network(), {"0": 0, "1": 0, "2": 0, "3": "cpu"}, main_device=0))
     save_file(network().state_dict(), tmp_path / "model.safetensors", metadata={"format": "pt"})
     for where in ("auto", {"": REMOTE}, {"0": REMOTE, "1": REMOTE, "2": REMOTE, "3": "disk"}):
         with init_empty_weights():
             model = network()
         options = {"device_map": where, "offload_folder": tmp_path / "offloaded"}
-        same_as_here(load_checkpoint_and_dispatch(model, str(tmp_path / "model.safetensors"), **options))
+        assert_equals_local(load_checkpoint_and_dispatch(model, str(tmp_path / "model.safetensors"), **options))
 
 
-def test_models_are_offloaded():
+def test_cpu_offload_equals_local():
     from accelerate import cpu_offload, cpu_offload_with_hook
 
-    same_as_here(cpu_offload(network(), execution_device=REMOTE))
+    assert_equals_local(cpu_offload(network(), execution_device=REMOTE))
     model, hook = cpu_offload_with_hook(network(), execution_device=REMOTE)
-    same_as_here(model)
+    assert_equals_local(model)
     assert next(model.parameters()).device == torch.device(REMOTE)
     hook.offload()
     assert next(model.parameters()).device == torch.device("cpu")

@@ -114,7 +114,7 @@ print("equal", rank)
 """
 
 
-def test_collectives_over_two_processes(python, plain_environment, tmp_path):
+def test_collectives_work_between_two_processes(python, plain_environment, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = plain_environment | {"OMP_NUM_THREADS": "1", "DJINN_THREADS": "1"}
     started = [
@@ -130,7 +130,7 @@ def test_collectives_over_two_processes(python, plain_environment, tmp_path):
             assert f"equal {rank}" in out
 
 
-def test_without_the_package_the_error_names_it(embedded, monkeypatch):
+def test_missing_package_error_names_package(embedded, monkeypatch):
     x = torch.ones(2, device=embedded)
     monkeypatch.setattr(Collectives, "name", "another")
     with pytest.raises(djinn.errors.DjinnError, match=r"pip install \./plugins/integrations"):

@@ -35,7 +35,7 @@ def session():
 
 
 @contextmanager
-def dispatched():
+def dispatched_ops():
     """Yield the names of the ops that PyTorch dispatches in the block."""
     names = []
     with torch.autograd.profiler.profile() as profile:
@@ -43,11 +43,11 @@ def dispatched():
     names += [event.name for event in profile.function_events if event.name.startswith("aten::")]
 
 
-def compiled(function, **options):
+def compile_function(function, **options):
     return torch.compile(function, backend="djinn", fullgraph=True, **options)
 
 
-def recorded(run):
+def count_recorded_ops(run):
     """Return the number of instructions that `run` records."""
     before = djinn.stats()["ops_captured"]
     run()
@@ -63,19 +63,19 @@ def network():
 def test_compiled_model_equals_eager():
     model, given = network(), torch.randn(5, 8)
     expected = model(given)
-    run = compiled(model.to(REMOTE))
+    run = compile_function(model.to(REMOTE))
     remote = given.to(REMOTE)
     assert torch.equal(run(remote).cpu(), expected)
-    with dispatched() as names:
+    with dispatched_ops() as names:
         out = run(remote)
     assert names == []
     assert torch.equal(out.cpu(), expected)
-    assert recorded(lambda: run(remote)) == recorded(lambda: model(remote)) > 3
+    assert count_recorded_ops(lambda: run(remote)) == count_recorded_ops(lambda: model(remote)) > 3
 
 
 @torch.no_grad()
-def test_other_inputs_sizes_and_dtypes():
-    run = compiled(lambda x, y: (x @ y).relu() + x.sum(), dynamic=False)
+def test_graph_runs_with_other_sizes_and_dtypes():
+    run = compile_function(lambda x, y: (x @ y).relu() + x.sum(), dynamic=False)
     for rows in (2, 3, 2, 5, 3):
         for dtype in (torch.float32, torch.float64):
             x, y = torch.randn(rows, 4, dtype=dtype), torch.randn(4, 6, dtype=dtype)
@@ -83,8 +83,8 @@ def test_other_inputs_sizes_and_dtypes():
 
 
 @torch.no_grad()
-def test_symbolic_sizes():
-    run = compiled(lambda x: torch.cat([x, x * 2]).sum(0), dynamic=True)
+def test_graph_with_symbolic_sizes_equals_eager():
+    run = compile_function(lambda x: torch.cat([x, x * 2]).sum(0), dynamic=True)
     for rows in [*range(2, 9), 3, 2]:
         x = torch.randn(rows, 4)
         torch.testing.assert_close(run(x.to(REMOTE)).cpu(), torch.cat([x, x * 2]).sum(0))
@@ -97,13 +97,13 @@ def test_in_place_writes_take_effect():
         state[0].zero_()
         return state.sum()
 
-    run = compiled(step)
+    run = compile_function(step)
     here, there, x = torch.zeros(3, 2), torch.zeros(3, 2, device=REMOTE), torch.randn(3, 2)
     far = x.to(REMOTE)
     for turn in range(4):
         version = there._version
         expected = step(here, x)
-        with dispatched() as names:
+        with dispatched_ops() as names:
             made = run(there, far)
         assert turn == 0 or "aten::mul_" not in names
         assert torch.equal(made.cpu(), expected)
@@ -112,12 +112,12 @@ def test_in_place_writes_take_effect():
 
 
 @torch.no_grad()
-def test_inputs_sharing_memory():
+def test_graph_with_inputs_sharing_memory_equals_eager():
     def step(a, b):
         a.add_(1)
         return b * 2
 
-    run = compiled(step)
+    run = compile_function(step)
     for _ in range(3):
         for shared in (False, True):
             here = torch.zeros(4)
@@ -128,12 +128,12 @@ def test_inputs_sharing_memory():
 
 
 @torch.no_grad()
-def test_results_sharing_memory():
+def test_graph_with_results_sharing_memory_equals_eager():
     def split(x):
         y = x + 1
         return y[:1], y[1:], x[0]
 
-    run = compiled(split)
+    run = compile_function(split)
     x = torch.arange(6.0).reshape(3, 2)
     for _ in range(3):
         remote = x.to(REMOTE)
@@ -146,7 +146,7 @@ def test_results_sharing_memory():
 
 @torch.no_grad()
 def test_constants_are_uploaded_once():
-    run = compiled(lambda x: x + torch.tensor([1.0, 2.0], device=x.device))
+    run = compile_function(lambda x: x + torch.tensor([1.0, 2.0], device=x.device))
     x = torch.ones(2, device=REMOTE)
     assert run(x).tolist() == [2.0, 3.0]
     before = djinn.stats()["bytes_uploaded"]
@@ -160,7 +160,7 @@ def test_constants_are_uploaded_once():
 
 @torch.no_grad()
 def test_random_ops_equal_eager():
-    run = compiled(lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x))
+    run = compile_function(lambda x: nn.functional.dropout(x, 0.5) + torch.rand_like(x))
     for _ in range(3):
         torch.manual_seed(7)
         got = run(torch.ones(32, device=REMOTE)).cpu()
@@ -174,7 +174,7 @@ def test_random_ops_equal_eager():
 def test_compiled_training_equals_local(optimizer):
     local, x, y = network(), torch.randn(5, 8), torch.tensor([0, 1, 2, 0, 1])
     remote = copy.deepcopy(local).to(REMOTE)
-    run = compiled(remote)
+    run = compile_function(remote)
     steps = [(local, local, optimizer(local.parameters(), lr=0.1), x, y)]
     steps += [(remote, run, optimizer(remote.parameters(), lr=0.1), x.to(REMOTE), y.to(REMOTE))]
     for _ in range(5):
@@ -192,7 +192,7 @@ def test_compiled_training_equals_local(optimizer):
 
 @torch.no_grad()
 def test_intermediate_values_are_freed():
-    run = compiled(lambda x: (x + 1).relu().mul(2).sum())
+    run = compile_function(lambda x: (x + 1).relu().mul(2).sum())
     x = torch.ones(1000, device=REMOTE)
     counts = []
     for _ in range(6):
@@ -203,18 +203,18 @@ def test_intermediate_values_are_freed():
 
 @torch.no_grad()
 def test_other_scalars_record_graph_again(monkeypatch):
-    run, x = compiled(lambda x: (x + 1).relu()), torch.ones(2, device=REMOTE)
+    run, x = compile_function(lambda x: (x + 1).relu()), torch.ones(2, device=REMOTE)
     run(x)
     monkeypatch.setattr(calls, "generation", calls.generation + 1)
     for known in (False, True):
-        with dispatched() as names:
+        with dispatched_ops() as names:
             out = run(x)
         assert known == (names == [])
         assert out.tolist() == [2.0, 2.0]
 
 
 def test_inference_tensor_is_not_written_by_graph():
-    run, plain = compiled(lambda x: x.add_(1)), torch.ones(2, device=REMOTE)
+    run, plain = compile_function(lambda x: x.add_(1)), torch.ones(2, device=REMOTE)
     with torch.inference_mode():
         inference = torch.ones(2, device=REMOTE)
     with torch.no_grad():
@@ -224,18 +224,18 @@ def test_inference_tensor_is_not_written_by_graph():
 
 
 @torch.no_grad()
-def test_recordings_are_bounded():
-    run = compiled(lambda x: x * 2, dynamic=True)
+def test_number_of_recorded_graphs_is_bounded():
+    run = compile_function(lambda x: x * 2, dynamic=True)
     for size in range(2, KEPT + 20):
         assert run(torch.ones(size, device=REMOTE)).sum().item() == 2 * size
 
 
 @torch.no_grad()
-def test_without_the_plugin_a_graph_runs_op_by_op():
-    run, x = compiled(lambda x: (x + 1) * 2), torch.ones(2, device=REMOTE)
+def test_graph_runs_op_by_op_without_plugin():
+    run, x = compile_function(lambda x: (x + 1) * 2), torch.ones(2, device=REMOTE)
     run(x)
     djinn.configure(disable=("dynamo",))
-    with dispatched() as names:
+    with dispatched_ops() as names:
         assert run(x).tolist() == [4.0, 4.0]
     djinn.configure(disable=())
     assert {"aten::add", "aten::mul"} <= set(names)
@@ -243,7 +243,7 @@ def test_without_the_plugin_a_graph_runs_op_by_op():
 
 @torch.no_grad()
 def test_verify_sees_every_op_of_a_graph():
-    run, x = compiled(lambda x: ((x + 1) * 2).relu()), torch.ones(2, device=REMOTE)
+    run, x = compile_function(lambda x: ((x + 1) * 2).relu()), torch.ones(2, device=REMOTE)
     for _ in range(2):
         run(x)
     with djinn.verify() as report:
@@ -252,7 +252,7 @@ def test_verify_sees_every_op_of_a_graph():
 
 
 def test_timeline_shows_compiled_backward_in_module():
-    run, x = compiled(network().to(REMOTE)), torch.ones(2, 8, device=REMOTE)
+    run, x = compile_function(network().to(REMOTE)), torch.ones(2, 8, device=REMOTE)
     for _ in range(3):
         run(x).sum().backward()
     with djinn.profile() as timeline:
@@ -263,7 +263,7 @@ def test_timeline_shows_compiled_backward_in_module():
 
 
 @torch.no_grad()
-def test_other_backends_leave_remote_tensors_alone():
+def test_other_backends_receive_no_remote_tensors():
     asked = []
 
     def other(graph_module, inputs):
@@ -276,7 +276,7 @@ def test_other_backends_leave_remote_tensors_alone():
 
 
 @torch.no_grad()
-def test_decoding_with_a_static_cache():
+def test_compiled_decoding_with_static_cache_equals_local():
     from transformers import GPT2Config, GPT2LMHeadModel, StaticCache
 
     torch.manual_seed(0)
@@ -298,7 +298,7 @@ def test_decoding_with_a_static_cache():
     assert decode(remote, run, REMOTE) == expected
     counts = []
     for forward in (run, remote):
-        with dispatched() as names:
+        with dispatched_ops() as names:
             assert decode(remote, forward, REMOTE) == expected
         counts.append(len(names))
     assert counts[0] < counts[1] / 2  # the remaining bytes are mostly the cache and the token

@@ -26,7 +26,7 @@ SIZES = {
 VOCABULARY = {"vocab_size": 60, "bos_token_id": 1, "eos_token_id": None}
 
 
-def make(name):
+def make_model(name):
     from transformers import (
         GPT2Config,
         GPT2LMHeadModel,
@@ -71,12 +71,12 @@ def executor():
 
 @pytest.fixture(scope="module")
 def models():
-    """Return the local and remote models by name."""
+    """Return a function that returns the local and the remote model of a name."""
     made = {}
 
     def get(name):
         if name not in made:
-            local = make(name)
+            local = make_model(name)
             made[name] = local, copy.deepcopy(local).to(REMOTE)
         return made[name]
 
@@ -85,32 +85,32 @@ def models():
 
 @pytest.fixture
 def checks(monkeypatch):
-    """Return a list of all late checks, each with the result of `finish` in `undone`."""
+    """Return a list of all late checks. `undone` of each check is the result of its `finish`."""
     seen = []
     finish, begin = LateStopCheck.finish, LateStopCheck.__init__
 
-    def begun(self, *args):
+    def record_begin(self, *args):
         begin(self, *args)
         seen.append(self)
 
-    def finished(self):
+    def record_finish(self):
         self.undone = finish(self)
         return self.undone
 
-    monkeypatch.setattr(LateStopCheck, "__init__", begun)
-    monkeypatch.setattr(LateStopCheck, "finish", finished)
+    monkeypatch.setattr(LateStopCheck, "__init__", record_begin)
+    monkeypatch.setattr(LateStopCheck, "finish", record_finish)
     return seen
 
 
 @pytest.fixture
-def late(monkeypatch):
-    """Delay each reply by a number of steps, as a slow link would."""
+def delay_replies(monkeypatch):
+    """Return a function that delays each reply by a number of steps, as a slow link would."""
 
-    def be_late(steps):
+    def delay_by(steps):
         monkeypatch.setattr(StepTimes, "lateness", lambda self: steps)
         monkeypatch.setattr(Pending, "done", lambda self: False)
 
-    return be_late
+    return delay_by
 
 
 class Streamer:
@@ -141,8 +141,8 @@ def generate(model, prompt, seed=3, **options):
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
 
 
-def ends_for(model, prompt, place, **options):
-    """Return stop tokens that end the rows at this place, or earlier if they occur before."""
+def stop_tokens_at(model, prompt, place, **options):
+    """Return stop tokens that end the rows at index `place`, or earlier if a token occurs before."""
     free = generate(model, prompt, **options)
     return sorted({int(row[place + i - TOKENS]) for i, row in enumerate(free)})
 
@@ -152,7 +152,7 @@ def cache_of(cache):
     return [(layer.keys, layer.values, torch.as_tensor(layer.get_seq_length())) for layer in layers]
 
 
-def parts(output, cache):
+def output_parts(output, cache):
     """Return all parts of a result in a fixed order."""
     if isinstance(output, torch.Tensor):
         collected = {"sequences": output}
@@ -167,9 +167,9 @@ def assert_same(actual, expected):
     assert memory(actual) == memory(expected)
 
 
-def memory(parts):
+def memory(output_parts):
     """Return storage offset and storage size of each tensor."""
-    return tree_map_only(torch.Tensor, lambda t: (t.storage_offset(), t.untyped_storage().nbytes()), parts)
+    return tree_map_only(torch.Tensor, lambda t: (t.storage_offset(), t.untyped_storage().nbytes()), output_parts)
 
 
 def dynamic(config):
@@ -202,15 +202,15 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_late_stop_equals_waiting_for_each_token(case, models, late, checks):
+def test_late_stop_equals_waiting_for_each_token(case, models, delay_replies, checks):
     name, rows, steps, options, make_cache = CASES[case]
     local, remote = models("llama" if name == "eager" else name)
     prompt = prompt_of(rows)
     options = dict(options)
     streamed = options.pop("streamed", False)
     plain = {k: v for k, v in options.items() if k in {*SAMPLING, "repetition_penalty"}}
-    options["eos_token_id"] = ends_for(local, prompt, 5, **plain)
-    late(steps)
+    options["eos_token_id"] = stop_tokens_at(local, prompt, 5, **plain)
+    delay_replies(steps)
     answers = []
     for model in (local, remote):
         if name == "eager":
@@ -221,7 +221,7 @@ def test_late_stop_equals_waiting_for_each_token(case, models, late, checks):
         drawn = torch.rand(4, device=model.device)
         if name == "eager":
             model.set_attn_implementation("sdpa")
-        answers.append((parts(output, cache), drawn, streamer.got if streamed else None))
+        answers.append((output_parts(output, cache), drawn, streamer.got if streamed else None))
     (check,) = checks
     assert check.undone > 0, "nothing was surplus, and nothing is shown"
     (expected, drawn_here, heard_here), (actual, drawn, heard) = answers
@@ -234,24 +234,26 @@ def test_late_stop_equals_waiting_for_each_token(case, models, late, checks):
 
 
 @pytest.mark.parametrize("place", [0, 6, TOKENS - 1])
-def test_stop_at_any_step(place, models, late):
+def test_stop_at_any_step(place, models, delay_replies):
     local, remote = models("gpt2")
     prompt = prompt_of(2)
-    ends = ends_for(local, prompt, place, do_sample=True)
-    late(1 + place)
+    ends = stop_tokens_at(local, prompt, place, do_sample=True)
+    delay_replies(1 + place)
     expected = generate(local, prompt, do_sample=True, eos_token_id=ends)
     drawn = torch.rand(2)
     assert generate(remote, prompt, do_sample=True, eos_token_id=ends).tolist() == expected.tolist()
     assert torch.equal(torch.rand(2, device=REMOTE).cpu(), drawn)
 
 
-def test_cache_continues_after_late_stop(models, late):
+def test_cache_continues_after_late_stop(models, delay_replies):
     local, remote = models("mistral")
-    late(4)
+    delay_replies(4)
     answers = []
     for model in (local, remote):
         cache = dynamic(model.config)
-        first = generate(model, prompt_of(1), past_key_values=cache, eos_token_id=ends_for(local, prompt_of(1), 7))
+        first = generate(
+            model, prompt_of(1), past_key_values=cache, eos_token_id=stop_tokens_at(local, prompt_of(1), 7)
+        )
         more = torch.cat([first.cpu(), prompt_of(1)], dim=1)
         answers.append(generate(model, more, past_key_values=cache).tolist())
     assert answers[1] == answers[0]
@@ -260,27 +262,27 @@ def test_cache_continues_after_late_stop(models, late):
 @pytest.mark.parametrize("length", [3, 9], ids=["short", "long"])  # the window is 6
 @pytest.mark.parametrize("place", [0, 1, 4, None])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_returned_cache_has_layout_of_local(name, place, length, models, late, checks):
+def test_returned_cache_has_layout_of_local(name, place, length, models, delay_replies, checks):
     local, remote = models(name)
-    late(2)
+    delay_replies(2)
     prompt = torch.randint(2, 60, (2, length), generator=torch.Generator().manual_seed(1))
-    ends = None if place is None else ends_for(local, prompt, place)
+    ends = None if place is None else stop_tokens_at(local, prompt, place)
     options = {"return_dict_in_generate": True, "eos_token_id": ends}
-    expected, actual = (parts(generate(model, prompt, **options), None) for model in (local, remote))
+    expected, actual = (output_parts(generate(model, prompt, **options), None) for model in (local, remote))
     assert bool(checks[-1].undone) == (place is not None)
     assert_same(actual, expected)
 
 
-def test_late_stop_respects_max_length(models, late, checks):
+def test_late_stop_respects_max_length(models, delay_replies, checks):
     _, remote = models("gpt2")
-    late(5)
+    delay_replies(5)
     assert generate(remote, prompt_of(1), max_new_tokens=4).shape[1] == 4 + 4
     assert (checks[-1].steps, checks[-1].undone) == (4, 0)
 
 
-def test_late_stop_respects_model_positions(models, late, checks, caplog):
+def test_late_stop_respects_model_positions(models, delay_replies, checks, caplog):
     local, remote = models("gpt2")
-    late(5)
+    delay_replies(5)
     long = torch.randint(2, 60, (1, 62), generator=torch.Generator().manual_seed(1))
     last = generate(local, long, max_new_tokens=2)[0, -1].item()
     expected = generate(local, long, max_new_tokens=9, eos_token_id=last)
@@ -289,10 +291,10 @@ def test_late_stop_respects_model_positions(models, late, checks, caplog):
     assert not caplog.records
 
 
-def test_failures_in_surplus_steps_are_undone(models, late, checks):
+def test_failures_in_surplus_steps_are_undone(models, delay_replies, checks):
     local, remote = models("gpt2")
-    late(4)
-    ends = ends_for(local, prompt_of(1), 3)
+    delay_replies(4)
+    ends = stop_tokens_at(local, prompt_of(1), 3)
     expected = generate(local, prompt_of(1), eos_token_id=ends)
     actual = generate(remote, prompt_of(1), eos_token_id=ends, pad_token_id=4711)  # invalid token: surplus steps fail
     assert actual.tolist() == expected.tolist()
@@ -301,11 +303,11 @@ def test_failures_in_surplus_steps_are_undone(models, late, checks):
     djinn.synchronize()
 
 
-def test_errors_of_surplus_steps_are_dropped(models, late, checks, monkeypatch):
+def test_errors_of_surplus_steps_are_dropped(models, delay_replies, checks, monkeypatch):
     local, remote = models("llama")
-    late(4)
+    delay_replies(4)
     options = {**ALL, **SAMPLING}
-    ends = ends_for(local, prompt_of(1), 3, **SAMPLING)
+    ends = stop_tokens_at(local, prompt_of(1), 3, **SAMPLING)
     expected = generate(local, prompt_of(1), eos_token_id=ends, **options)
     drawn = torch.rand(2)
     last = len(expected.scores)
@@ -323,7 +325,7 @@ def test_errors_of_surplus_steps_are_dropped(models, late, checks, monkeypatch):
     allowed = last + 2
     actual = generate(remote, prompt_of(1), eos_token_id=ends, **options)
     assert len(calls) == allowed + 1
-    assert_same(parts(actual, None), parts(expected, None))
+    assert_same(output_parts(actual, None), output_parts(expected, None))
     assert torch.equal(torch.rand(2, device=REMOTE).cpu(), drawn)
     calls.clear()
     allowed = last - 1
@@ -331,9 +333,9 @@ def test_errors_of_surplus_steps_are_dropped(models, late, checks, monkeypatch):
         generate(remote, prompt_of(1), eos_token_id=ends, **options)
 
 
-def test_remote_failure_of_a_step_is_raised(models, late, monkeypatch):
+def test_remote_failure_of_a_step_is_raised(models, delay_replies, monkeypatch):
     _, remote = models("gpt2")
-    late(3)
+    delay_replies(3)
     calls = []
     forward = remote.transformer.wte.forward
 
@@ -347,9 +349,9 @@ def test_remote_failure_of_a_step_is_raised(models, late, monkeypatch):
     djinn.synchronize()
 
 
-def test_raising_callback_sees_exact_state(models, late):
+def test_raising_callback_sees_exact_state(models, delay_replies):
     local, remote = models("llama")
-    late(3)
+    delay_replies(3)
     answers = []
     for model in (local, remote):
         cache = dynamic(model.config)

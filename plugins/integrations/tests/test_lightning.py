@@ -24,7 +24,7 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def _remote(embedded):
+def _embedded_device(embedded):
     assert embedded == REMOTE
 
 
@@ -37,7 +37,7 @@ def lightning():
 
 
 @pytest.fixture
-def make(lightning):
+def make_classifier(lightning):
     import torchmetrics
 
     class Classifier(lightning.LightningModule):
@@ -66,57 +66,57 @@ def make(lightning):
     return Classifier
 
 
-def data():
+def make_loader():
     return DataLoader(TensorDataset(ROWS, LABELS), batch_size=16)
 
 
-def fit(lightning, model, folder, **options):
+def fit_classifier(lightning, model, folder, **options):
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = lightning.Trainer(
         default_root_dir=folder, max_epochs=2, **{"enable_checkpointing": False, **quiet, **options}
     )
-    trainer.fit(model, data(), data())
+    trainer.fit(model, make_loader(), make_loader())
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return trainer, torch.stack(model.losses).float().cpu(), metrics
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}], ids=["full", "mixed"])
-def test_trainer_losses_equal_local(lightning, make, tmp_path, options):
-    _, expected, here = fit(lightning, make(), tmp_path, accelerator="cpu", **options)
-    model = make()
-    trainer, losses, there = fit(lightning, model, tmp_path, **options)
+def test_trainer_losses_equal_local(lightning, make_classifier, tmp_path, options):
+    _, expected, here = fit_classifier(lightning, make_classifier(), tmp_path, accelerator="cpu", **options)
+    model = make_classifier()
+    trainer, losses, there = fit_classifier(lightning, model, tmp_path, **options)
     assert trainer.strategy.root_device == torch.device(REMOTE)
     tolerance = 3e-2 if "precision" in options else 1e-3
     torch.testing.assert_close(losses, expected, rtol=tolerance, atol=tolerance)
     assert there == pytest.approx(here, rel=tolerance, abs=tolerance)
 
 
-def test_checkpoint_loads_on_either_device(lightning, make, tmp_path):
+def test_checkpoint_loads_on_either_device(lightning, make_classifier, tmp_path):
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     saving = {"callbacks": [ModelCheckpoint(tmp_path, save_last=True)], "enable_checkpointing": True}
-    model = make()
-    fit(lightning, model, tmp_path, accelerator="remote_accelerator", devices=1, **saving)
+    model = make_classifier()
+    fit_classifier(lightning, model, tmp_path, accelerator="remote_accelerator", devices=1, **saving)
     weights = {name: value.cpu() for name, value in model.state_dict().items()}
     for device in (REMOTE, "cpu"):
-        loaded = make.load_from_checkpoint(tmp_path / "last.ckpt", map_location=device)
+        loaded = make_classifier.load_from_checkpoint(tmp_path / "last.ckpt", map_location=device)
         assert loaded.net[0].weight.device == torch.device(device)
         torch.testing.assert_close({name: value.cpu() for name, value in loaded.state_dict().items()}, weights)
 
 
-def test_a_program_for_any_gpu_runs_on_the_device(lightning, make, tmp_path):
-    trainer, _, _ = fit(lightning, make(), tmp_path, accelerator="gpu", devices=1)
+def test_accelerator_gpu_selects_remote_device(lightning, make_classifier, tmp_path):
+    trainer, _, _ = fit_classifier(lightning, make_classifier(), tmp_path, accelerator="gpu", devices=1)
     assert trainer.strategy.root_device == torch.device(REMOTE)
     assert lightning.Fabric(accelerator="gpu", devices=1).device == torch.device(REMOTE)
 
 
-def test_fabric_precision_and_device(lightning):
+def test_fabric_uses_precision_and_device(lightning):
     fabric = lightning.Fabric(precision="bf16-mixed")
     assert fabric.device == torch.device(REMOTE)
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for rows, labels in fabric.setup_dataloaders(data()):
+    for rows, labels in fabric.setup_dataloaders(make_loader()):
         answers = model(rows)
         loss = nn.functional.cross_entropy(answers, labels)
         fabric.backward(loss)
@@ -134,7 +134,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("kind", METRICS)
-def test_torchmetrics_on_device(kind):
+def test_torchmetrics_on_device_equal_local(kind):
     import torchmetrics
 
     torch.manual_seed(0)

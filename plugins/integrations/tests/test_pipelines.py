@@ -35,7 +35,7 @@ def caches(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(caches, tmp_path_factory, python, plain_environment):
+def model_server(caches, tmp_path_factory, python, plain_environment):
     folder = tmp_path_factory.mktemp("served")
     options = ("--models", str(caches[0]), "--save-weights", str(folder), "--threads", "1")
     server = start_server(python.start, folder, *options, env=plain_environment)
@@ -56,7 +56,7 @@ def weights_of(pipeline):
     return [parameter for module in modules for parameter in module.parameters()]
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("model_server")
 def test_pipeline_is_loaded_by_server(caches):
     from diffusers import DiffusionPipeline
 
@@ -74,7 +74,7 @@ def test_pipeline_is_loaded_by_server(caches):
     torch.testing.assert_close(image(found), expected)
 
 
-@pytest.mark.usefixtures("served")
+@pytest.mark.usefixtures("model_server")
 def test_pipeline_model_in_other_dtype(caches):
     from diffusers import UNet2DConditionModel
 
@@ -87,8 +87,8 @@ def test_pipeline_model_in_other_dtype(caches):
         assert torch.equal(one.cpu(), other), name
 
 
-@pytest.mark.usefixtures("served")
-def test_pipeline_saved_at_address(caches, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("model_server")
+def test_pipeline_is_saved_at_server_address(caches, tmp_path, monkeypatch):
     from diffusers import DiffusionPipeline
 
     monkeypatch.chdir(tmp_path)
@@ -107,10 +107,10 @@ def test_pipeline_saved_at_address(caches, tmp_path, monkeypatch):
     assert torch.equal(image(again), expected)
 
 
-def test_missing_weights_are_uploaded(served, caches):
+def test_missing_weights_are_uploaded(model_server, caches):
     from diffusers import DiffusionPipeline
 
-    with configured(connection_file=served.file, weights_from="client"):
+    with configured(connection_file=model_server.file, weights_from="client"):
         djinn.reset_stats()
         found = DiffusionPipeline.from_pretrained(
             "org/pipe", cache_dir=caches[0], local_files_only=True, device_map=REMOTE

@@ -12,7 +12,7 @@ SENTENCES = ["the cat sat on a mat", "a dog ran far", "the dog sat", "far and on
 
 
 @pytest.fixture(autouse=True)
-def _remote(embedded):
+def _embedded_device(embedded):
     assert embedded == REMOTE
 
 
@@ -40,11 +40,11 @@ def test_cross_encoder_scores_equal_local(folder, monkeypatch):
 
     told, load = [], BertForSequenceClassification.from_pretrained
 
-    def loaded(*args, device_map=None, **options):
+    def load_recording_map(*args, device_map=None, **options):
         told.append(device_map)
         return load(*args, device_map=device_map, **options)
 
-    monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", loaded)
+    monkeypatch.setattr(BertForSequenceClassification, "from_pretrained", load_recording_map)
     pairs = [(SENTENCES[0], SENTENCES[2]), (SENTENCES[1], SENTENCES[3])]
     expected = CrossEncoder(folder, device="cpu").predict(pairs)
     remote = CrossEncoder(folder)

@@ -18,7 +18,7 @@ TEXT = {"vocab_size": len(WORDS), "max_position_embeddings": 64, **SIZES}
 
 
 @pytest.fixture(autouse=True)
-def _remote(embedded):
+def _embedded_device(embedded):
     assert embedded == REMOTE
 
 
@@ -93,7 +93,7 @@ def test_shards_follow_device_map(model, folder, where, tmp_path):
     torch.testing.assert_close(logits.cpu(), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_safetensors_read_onto_the_device(model, folder):
+def test_safetensors_are_read_onto_device(model, folder):
     from safetensors.torch import load_file
 
     found = load_file(folder / "model-00001-of-00011.safetensors", device=REMOTE)
@@ -137,7 +137,7 @@ def test_generate_equals_local(model, name):
     assert len(set(found[0][0])) > 3, "the model says the same thing all the time: nothing is shown"
 
 
-def test_generate_scores_and_streaming(model):
+def test_generate_with_scores_and_streaming_equals_local(model):
     found = []
     for device in ("cpu", REMOTE):
         pieces = []
@@ -176,14 +176,14 @@ def test_pipelines_equal_local(tokenizer, task):
     for device in (REMOTE, 0, None):
         remote = pipeline(task, model=make(), tokenizer=tokenizer, device=device)
         assert remote.device == torch.device(REMOTE)
-        assert rounded(remote(question, **options)) == rounded(expected)
+        assert approximate(remote(question, **options)) == approximate(expected)
 
 
-def rounded(answer):
+def approximate(answer):
     return pytree.tree_map_only(float, lambda number: pytest.approx(number, rel=1e-3, abs=1e-5), answer)
 
 
-def test_image_pipeline():
+def test_image_pipeline_equals_local():
     from PIL import Image
     from transformers import ViTConfig, ViTForImageClassification, pipeline
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
@@ -193,7 +193,9 @@ def test_image_pipeline():
     options = {"image_processor": ViTImageProcessorPil(size={"height": 32, "width": 32})}
     image = Image.linear_gradient("L").convert("RGB")
     expected = pipeline("image-classification", model=copy.deepcopy(model), device="cpu", **options)(image)
-    assert rounded(pipeline("image-classification", model=model, device=REMOTE, **options)(image)) == rounded(expected)
+    assert approximate(pipeline("image-classification", model=model, device=REMOTE, **options)(image)) == approximate(
+        expected
+    )
 
 
 # --- training -------------------------------------------------------------------------------------------------
@@ -257,8 +259,8 @@ def test_resumed_training_repeats_dropout(tmp_path, capsys):
     torch.testing.assert_close(losses(resumed)[-2:], losses(whole)[-2:], rtol=1e-6, atol=1e-6)
 
 
-def test_adapter_training_with_frozen_weights():
-    class Adapted(torch.nn.Module):
+def test_adapter_training_equals_local():
+    class LowRankLayer(torch.nn.Module):
         def __init__(self, inner):
             super().__init__()
             self.inner = inner.requires_grad_(False)
@@ -272,7 +274,7 @@ def test_adapter_training_with_frozen_weights():
     for device in ("cpu", REMOTE):
         model = llama().requires_grad_(False)
         for layer in model.model.layers:
-            layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+            layer.self_attn.q_proj = LowRankLayer(layer.self_attn.q_proj)
         model = model.to(device)
         trained = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -315,7 +317,7 @@ def test_models_are_saved_and_loaded_on_server(model, tmp_path, monkeypatch):
     assert found.device == torch.device("cpu")
 
 
-def test_checkpoints_of_the_trainer_stay_on_the_server(tmp_path, monkeypatch, capsys):
+def test_trainer_checkpoints_stay_on_server(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     address, options = f"file:{tmp_path}/there", {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
     whole = trainer(llama(attention_dropout=0.3), address, **options)

@@ -28,7 +28,7 @@ def executor():
 
 
 @pytest.fixture(scope="module")
-def local():
+def local_model():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -41,21 +41,21 @@ def local():
 
 
 @pytest.fixture(scope="module")
-def remote(local):
-    return copy.deepcopy(local).to(REMOTE)
+def remote_model(local_model):
+    return copy.deepcopy(local_model).to(REMOTE)
 
 
 @pytest.fixture
-def made(monkeypatch):
+def late_checks(monkeypatch):
     """Return a list of the late checks."""
     checks = []
     make = seam._make_check
 
-    def noted(*args, **kwargs):
+    def record_check(*args, **kwargs):
         checks.append(make(*args, **kwargs))
         return checks[-1]
 
-    monkeypatch.setattr(seam, "_make_check", noted)
+    monkeypatch.setattr(seam, "_make_check", record_check)
     return checks
 
 
@@ -65,7 +65,7 @@ def generate(model, **options):
     return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
 
 
-def counting():
+def counting_processors():
     from transformers import LogitsProcessor, StoppingCriteria
 
     class Criteria(StoppingCriteria):
@@ -87,17 +87,17 @@ def counting():
     return Criteria(), Processor()
 
 
-def test_custom_criteria_see_no_surplus_steps(local, remote, made):
-    criteria, processor = counting()
-    expected = generate(local, stopping_criteria=[copy.copy(criteria)])
-    assert generate(remote, stopping_criteria=[criteria]).tolist() == expected.tolist()
+def test_custom_criteria_see_no_surplus_steps(local_model, remote_model, late_checks):
+    criteria, processor = counting_processors()
+    expected = generate(local_model, stopping_criteria=[copy.copy(criteria)])
+    assert generate(remote_model, stopping_criteria=[criteria]).tolist() == expected.tolist()
     assert criteria.calls == 3
-    generate(remote, logits_processor=[processor])
+    generate(remote_model, logits_processor=[processor])
     assert processor.calls == TOKENS
-    assert not made
+    assert not late_checks
 
 
-def static_of_fixed_window(model):
+def fixed_window_static_cache(model):
     from transformers import StaticCache
     from transformers.cache_utils import StaticSlidingWindowLayer
 
@@ -111,62 +111,62 @@ WAITING = {
     "beams": lambda model: {"num_beams": 2},
     "prompt lookup": lambda model: {"prompt_lookup_num_tokens": 2},
     "assistant": lambda model: {"assistant_model": model},
-    "a cache that forgets": lambda model: {"past_key_values": static_of_fixed_window(model)},
+    "a cache that forgets": lambda model: {"past_key_values": fixed_window_static_cache(model)},
     "padding that fails in a returned cache": lambda model: {"return_dict_in_generate": True, "pad_token_id": 4711},
 }
 
 
 @pytest.mark.parametrize("case", WAITING)
-def test_unsupported_generation_waits_for_each_token(case, local, remote, made):
-    expected, actual = (generate(model, **WAITING[case](model)) for model in (local, remote))
+def test_unsupported_generation_waits_for_each_token(case, local_model, remote_model, late_checks):
+    expected, actual = (generate(model, **WAITING[case](model)) for model in (local_model, remote_model))
     if not isinstance(actual, torch.Tensor):
         expected, actual = expected.sequences, actual.sequences
     assert actual.tolist() == expected.tolist()
-    assert not made
+    assert not late_checks
 
 
-def test_hooks_training_and_captures_wait(remote, made):
+def test_late_stop_is_off_with_hooks_training_and_capture(remote_model, late_checks):
     calls = []
-    with remote.model.layers[0].register_forward_hook(lambda *_: calls.append(1)):
-        generate(remote)
+    with remote_model.model.layers[0].register_forward_hook(lambda *_: calls.append(1)):
+        generate(remote_model)
     assert len(calls) == TOKENS
     with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
-        generate(remote)
+        generate(remote_model)
     with djinn.capture():
-        generate(remote)
-    remote.train()
-    generate(remote)
-    remote.eval()
-    assert not made
-    generate(remote)
-    assert made
+        generate(remote_model)
+    remote_model.train()
+    generate(remote_model)
+    remote_model.eval()
+    assert not late_checks
+    generate(remote_model)
+    assert late_checks
 
 
-def test_reason_for_waiting_is_logged(remote, caplog):
-    criteria, _ = counting()
+def test_reason_for_waiting_is_logged(remote_model, caplog):
+    criteria, _ = counting_processors()
     with caplog.at_level("DEBUG", "djinn.late_stop"):
-        generate(remote, stopping_criteria=[criteria])
+        generate(remote_model, stopping_criteria=[criteria])
     assert "Criteria may have state" in caplog.text
 
 
-def test_late_stop_is_disabled_in_open_session(local, remote, made):
+def test_late_stop_is_disabled_in_open_session(local_model, remote_model, late_checks):
     djinn.configure(disable=("late_stop",))
     try:
-        assert generate(remote).tolist() == generate(local).tolist()
+        assert generate(remote_model).tolist() == generate(local_model).tolist()
     finally:
         djinn.configure(disable=())
-    assert not made
+    assert not late_checks
 
 
-def test_local_models_are_unchanged(local, made):
-    generate(local)
-    assert not made
+def test_late_stop_ignores_local_models(local_model, late_checks):
+    generate(local_model)
+    assert not late_checks
 
 
-def test_two_sampling_threads_wait(remote, made, monkeypatch):
+def test_late_stop_is_off_with_two_sampling_threads(remote_model, late_checks, monkeypatch):
     monkeypatch.setattr(StepTimes, "lateness", lambda self: 5)
-    generate(remote, do_sample=True)
-    (check,) = made
+    generate(remote_model, do_sample=True)
+    (check,) = late_checks
     assert check._may_go_on(4)
     inside, done = threading.Event(), threading.Event()
 
@@ -211,7 +211,7 @@ def test_other_sample_function_is_unchanged():
         (None, 0.008, 0.031, 2),
     ],
 )
-def test_lateness_follows_link(round_trip, issuing, running, steps, monkeypatch):
+def test_lateness_follows_round_trip_time(round_trip, issuing, running, steps, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     pace = StepTimes(round_trip)
@@ -225,15 +225,15 @@ def test_lateness_follows_link(round_trip, issuing, running, steps, monkeypatch)
 
 
 @pytest.mark.parametrize("padding", [0, 1])
-def test_steps_fetch_no_scalars(padding, local, remote, made):
+def test_steps_fetch_no_scalars(padding, local_model, remote_model, late_checks):
     prompt = torch.tensor([[1, 7, 9], [1, 5, 8]])
     mask = torch.ones_like(prompt)
     mask[0, :padding] = 0
     options = {"max_new_tokens": TOKENS, "do_sample": False, "pad_token_id": 0, "eos_token_id": 3}
-    expected = local.generate(prompt, attention_mask=mask, **options)
+    expected = local_model.generate(prompt, attention_mask=mask, **options)
     prompt, mask = prompt.to(REMOTE), mask.to(REMOTE)
     with djinn.profile() as profile:
-        tokens = remote.generate(prompt, attention_mask=mask, **options)
-    assert made
+        tokens = remote_model.generate(prompt, attention_mask=mask, **options)
+    assert late_checks
     assert not [e for e in profile.events if e.kind == "wait" and e.name == "a number"]
     assert torch.equal(tokens.cpu(), expected)

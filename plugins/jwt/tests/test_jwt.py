@@ -64,13 +64,13 @@ def write_keys(path, *signers):
     return path
 
 
-def encoded(part):
+def encode_part(part):
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
 
 
 def unsigned():
     _, claims, _ = FIRST.token().split(".")
-    return f"{encoded({'alg': 'none', 'kid': 'first'})}.{claims}."
+    return f"{encode_part({'alg': 'none', 'kid': 'first'})}.{claims}."
 
 
 def signed_with_the_public_key():
@@ -78,16 +78,16 @@ def signed_with_the_public_key():
     public = FIRST.private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    head = f"{encoded({'alg': 'HS256', 'kid': 'first'})}.{FIRST.token().split('.')[1]}"
+    head = f"{encode_part({'alg': 'HS256', 'kid': 'first'})}.{FIRST.token().split('.')[1]}"
     signature = base64.urlsafe_b64encode(hmac.digest(public, head.encode(), hashlib.sha256)).rstrip(b"=").decode()
     return f"{head}.{signature}"
 
 
-def changed():
+def tampered_token():
     """Return a valid token with a changed tenant, so that the signature is invalid."""
     head, _, signature = FIRST.token().split(".")
     claims = {"iss": ISSUER, "aud": "djinn", "exp": int(time.time()) + 3600, "tenant": "bob"}
-    return f"{head}.{encoded(claims)}.{signature}"
+    return f"{head}.{encode_part(claims)}.{signature}"
 
 
 WRONG = {
@@ -106,7 +106,7 @@ WRONG = {
     "no key's name": (lambda: FIRST.token(header={"kid": ""}), "does not know the key that signed this token"),
     "without a signature": (unsigned, "signature of this token is not valid"),
     "a symmetric signature": (signed_with_the_public_key, "signature of this token is not valid"),
-    "changed": (changed, "signature of this token is not valid"),
+    "changed": (tampered_token, "signature of this token is not valid"),
 }
 
 
@@ -116,7 +116,7 @@ def keys(tmp_path):
 
 
 @pytest.fixture
-def prepared(keys):
+def prepared_authenticator(keys):
     made = JwtAuthenticator(Settings(keys, ("djinn",), ISSUER))
     made.prepare()
     return made
@@ -130,8 +130,8 @@ class TestPlugin(PluginConformance):
 
 class TestAuthenticator(AuthenticatorConformance):
     @pytest.fixture
-    def authenticator(self, prepared):
-        return prepared
+    def authenticator(self, prepared_authenticator):
+        return prepared_authenticator
 
     @pytest.fixture
     def accepted(self):
@@ -147,7 +147,7 @@ class TestAuthenticator(AuthenticatorConformance):
 
 
 @attrs.frozen
-class Serving:
+class GuardedServer:
     """A server that requires tokens of an issuer."""
 
     server: object
@@ -163,7 +163,7 @@ class Serving:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory, python, plain_environment):
+def guarded_server(tmp_path_factory, python, plain_environment):
     folder = tmp_path_factory.mktemp("jwt")
     write_keys(folder / "jwks.json", FIRST)
     environment = plain_environment | {
@@ -182,67 +182,67 @@ def guarded(tmp_path_factory, python, plain_environment):
         "1",
     )
     server = start_server(python.start, folder, *options, env=environment)
-    yield Serving(server, folder)
+    yield GuardedServer(server, folder)
     assert server.stop() == 0, server.log.read_text()
 
 
-def test_program_runs_with_signed_token(guarded):
+def test_program_runs_with_signed_token(guarded_server):
     token = FIRST.token()
-    with configured(servers=(guarded.server.url("tcp"),), token=token):
+    with configured(servers=(guarded_server.server.url("tcp"),), token=token):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
-    (admitted, *_) = [line for line in guarded.audit if line["audit"] == "admitted"]
+    (admitted, *_) = [line for line in guarded_server.audit if line["audit"] == "admitted"]
     assert admitted["tenant"] == "alice"
     assert admitted["key"].startswith("jwt:")
-    with configured(connection_file=guarded.server.file):
+    with configured(connection_file=guarded_server.server.file):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
-    assert [line["tenant"] for line in guarded.audit if line["audit"] == "admitted"][-1] == "default"
-    for text in (guarded.server.log.read_text(), (guarded.folder / "audit").read_text()):
+    assert [line["tenant"] for line in guarded_server.audit if line["audit"] == "admitted"][-1] == "default"
+    for text in (guarded_server.server.log.read_text(), (guarded_server.folder / "audit").read_text()):
         assert not [part for part in token.split(".") if part in text]
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_wrong_tokens_are_refused_with_the_reason(guarded, what):
+def test_wrong_tokens_are_refused_with_the_reason(guarded_server, what):
     make, reason = WRONG[what]
     token = make()
     with (
-        configured(servers=(guarded.server.url("tcp"),), token=token, connect_timeout=SECONDS),
+        configured(servers=(guarded_server.server.url("tcp"),), token=token, connect_timeout=SECONDS),
         pytest.raises(AccessRefused, match=reason) as caught,
     ):
         torch.ones(3, device=DEVICE)
     for part in token.split("."):
-        assert len(part) < 20 or part not in str(caught.value) + guarded.server.log.read_text()
+        assert len(part) < 20 or part not in str(caught.value) + guarded_server.server.log.read_text()
 
 
-def test_keys_are_rotated_at_runtime(guarded):
-    with configured(servers=(guarded.server.url("tcp"),), token=FIRST.token()):
+def test_keys_are_rotated_at_runtime(guarded_server):
+    with configured(servers=(guarded_server.server.url("tcp"),), token=FIRST.token()):
         x = torch.ones(3, device=DEVICE)
         assert x.sum().item() == 3.0
-        write_keys(guarded.keys, SECOND)
+        write_keys(guarded_server.keys, SECOND)
         with pytest.raises(SessionLost, match="revoked or has expired"):
             wait_for(lambda: (x + 1).sum().item() is None, "the end of the session")
-    assert [line["why"] for line in guarded.audit if line["audit"] == "evicted"] == ["revoked or expired"]
-    with configured(servers=(guarded.server.url("tcp"),), token=SECOND.token()):
+    assert [line["why"] for line in guarded_server.audit if line["audit"] == "evicted"] == ["revoked or expired"]
+    with configured(servers=(guarded_server.server.url("tcp"),), token=SECOND.token()):
         assert torch.ones(3, device=DEVICE).sum().item() == 3.0
-    write_keys(guarded.keys, FIRST)
+    write_keys(guarded_server.keys, FIRST)
 
 
 # --- the authenticator alone ----------------------------------------------------------------------------------------------
 
 
-def test_sessions_end_when_their_token_expires(prepared, monkeypatch):
+def test_sessions_end_when_their_token_expires(prepared_authenticator, monkeypatch):
     expires = int(time.time()) + 3600
-    key = prepared.authenticate(Credentials(FIRST.token(exp=expires))).key
-    assert prepared.is_valid(key)
+    key = prepared_authenticator.authenticate(Credentials(FIRST.token(exp=expires))).key
+    assert prepared_authenticator.is_valid(key)
     monkeypatch.setattr(module.time, "time", lambda: expires + 29.0)
-    assert prepared.is_valid(key), "clocks may differ"
+    assert prepared_authenticator.is_valid(key), "clocks may differ"
     monkeypatch.setattr(module.time, "time", lambda: expires + 31.0)
-    assert not prepared.is_valid(key)
+    assert not prepared_authenticator.is_valid(key)
 
 
-def test_missing_key_set_keeps_previous_keys(prepared, keys, caplog):
+def test_missing_key_set_keeps_previous_keys(prepared_authenticator, keys, caplog):
     keys.unlink()
     for _ in range(3):
-        assert isinstance(prepared.authenticate(Credentials(FIRST.token())), Identity)
+        assert isinstance(prepared_authenticator.authenticate(Credentials(FIRST.token())), Identity)
     assert caplog.text.count("The previous keys stay in use") == 1
 
 

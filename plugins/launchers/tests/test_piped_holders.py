@@ -94,7 +94,7 @@ def test_missing_command_raises():
 
 
 def test_unresponsive_holder_is_killed(monkeypatch):
-    """A call that fills the pipe does not keep `end` from returning."""
+    """`end` returns although a call fills the pipe."""
     monkeypatch.setattr(piped_handle, "_END_SECONDS", 0.05)
     calls = behind("exec sleep 600")
     writing = threading.Thread(target=calls.send, args=("send", "x" * (1 << 20)))
@@ -108,7 +108,7 @@ def test_unresponsive_holder_is_killed(monkeypatch):
 
 
 def test_token_is_not_passed_to_holder():
-    """The token of the program stays here, and what the holder is given is on no command line."""
+    """The program's token stays in this process. No launch data is on a command line."""
     calls = behind(
         f"""echo "[0,\\"{djinn_version()}\\"]"; echo "[1,[0,\\"$ONE${{DJINN_TOKEN-none}}\\"]]"; cat >/dev/null""",
         variables={"ONE": "1"},
@@ -119,7 +119,7 @@ def test_token_is_not_passed_to_holder():
     assert holder_command("/opt/python")[0] == "/opt/python"
 
 
-def test_messages_round_trip_bytes():
+def test_holder_messages_round_trip_bytes():
     given = (b"\x00\xff", "text", 1.5, ("a", b"b"), None, True)
     assert read_call(call_line(3, "status", given)) == HolderCall(3, "status", given)
     answer = read_reply(reply_line(4, given))
@@ -177,8 +177,8 @@ def test_holder_exposes_its_methods_only():
     )
 
 
-def test_executor_process_across_pid_namespaces():
-    """In a PID namespace an executor's number is that of no process, or of any other process, outside of it."""
+def test_executor_process_is_found_across_pid_namespaces():
+    """The process id of an executor in a PID namespace may be unused, or belong to another process, outside of it."""
     with psutil.Popen([sys.executable, "-S", "-c", "input()"], stdin=-1) as child:
         assert executor_process(child.pid).pid == child.pid
         child.stdin.close()

@@ -65,13 +65,13 @@ def gradient_of_values(device):
     return values.grad
 
 
-def gradient_of_a_dense_one(device):
+def gradient_of_dense_tensor(device):
     x = square(device).requires_grad_()
     torch.sparse.mm(x.to_sparse_csr(), dense(device)).sum().backward()
     return x.grad
 
 
-def written(write):
+def write_case(write):
     def case(device):
         s = csr(device)
         values = s.values()
@@ -81,11 +81,11 @@ def written(write):
     return case
 
 
-def shown(make):
+def repr_case(make):
     return lambda device: repr(make(device)).replace("device='remote_accelerator:0', ", "")
 
 
-def every(use):
+def each_layout_case(use):
     return lambda device: [use(of_layout(layout, device)) for layout in COMPRESSED]
 
 
@@ -114,13 +114,13 @@ CASES = {
     ],
     "of COO": lambda d: [square(d).to_sparse().to_sparse_csr(), square(d).to_sparse().to_sparse_bsr((2, 2))],
     "to COO": lambda d: [of_layout(layout, d).to_sparse() for layout in COMPRESSED],
-    "to_dense": every(lambda s: s.to_dense()),
+    "to_dense": each_layout_case(lambda s: s.to_dense()),
     "between layouts": lambda d: [
         csr(d).to_sparse_csc(),
         csr(d).to_sparse_csr(),
         of_layout(torch.sparse_bsr, d).to_sparse_bsc((2, 2)),
     ],
-    "facts": every(
+    "facts": each_layout_case(
         lambda s: [
             str(s.layout),
             s.is_sparse,
@@ -145,9 +145,9 @@ CASES = {
     "reduced": lambda d: torch.sparse.mm(csr(d), dense(d), "amax"),
     "sampled_addmm": lambda d: torch.sparse.sampled_addmm(csr(d), dense(d)[:3], dense(d).t().contiguous()[:, :4]),
     "arithmetic": lambda d: [csr(d) * 2, csr(d) + csr(d), csr(d) * csr(d), -csr(d)],
-    "in place": written(lambda s: s.mul_(3)),
-    "in place, unary": written(lambda s: s.sqrt_()),
-    "in place, emptied": written(lambda s: s.zero_()),
+    "in place": write_case(lambda s: s.mul_(3)),
+    "in place, unary": write_case(lambda s: s.sqrt_()),
+    "in place, emptied": write_case(lambda s: s.zero_()),
     "values are the tensor's": lambda d: (s := csr(d), s.values().mul_(2))[0],
     "sums": lambda d: [
         csr(d).sum(),
@@ -189,12 +189,12 @@ CASES = {
         (b := csr(d)).resize_as_sparse_(square(d).to_sparse_csr()).crow_indices(),
         b.shape,
     ],
-    "gradients of a dense one": gradient_of_a_dense_one,
+    "gradients of a dense one": gradient_of_dense_tensor,
     "saved": lambda d: [saved(of_layout(layout, d), d) for layout in COMPRESSED],
     "loaded elsewhere": lambda d: saved(csr("cpu"), d),
-    "printed": shown(csr),
-    "printed, blocks": shown(lambda d: of_layout(torch.sparse_bsr, d)),
-    "a leaf printed": shown(leaf),
+    "printed": repr_case(csr),
+    "printed, blocks": repr_case(lambda d: of_layout(torch.sparse_bsr, d)),
+    "a leaf printed": repr_case(leaf),
     "a layer": lambda d: torch.nn.functional.linear(dense(d).t(), csr(d)),
 }
 
@@ -231,7 +231,7 @@ def test_invalid_compressed_tensor_reaches_no_kernel(embedded, case):
 
 
 @pytest.mark.parametrize("terms", [[[9] * 5] * 3, [[-1] * 5] * 3, [0]], ids=["large", "negative", "few"])
-def test_terms_of_a_product_that_are_not_there_reach_no_kernel(embedded, terms):
+def test_sparse_product_with_invalid_index_reaches_no_kernel(embedded, terms):
     whole, matrix, w = torch.ones(4, device=embedded), csr(embedded), dense(embedded)
     gradient, terms = torch.ones(3, 5, device=embedded), torch.tensor(terms, device=embedded)
     with pytest.raises(RuntimeError, match="sparse product by amax has an invalid index"):
@@ -250,7 +250,7 @@ def test_terms_of_a_product_that_are_not_there_reach_no_kernel(embedded, terms):
         lambda s: s.to_dense().resize_as_sparse_(s),
     ],
 )
-def test_size_mismatches_raise_as_on_cpu(embedded, resize):
+def test_compressed_size_mismatches_raise_as_on_cpu(embedded, resize):
     with pytest.raises(RuntimeError) as here:
         resize(csr("cpu"))
     with pytest.raises(RuntimeError) as there:
@@ -259,7 +259,7 @@ def test_size_mismatches_raise_as_on_cpu(embedded, resize):
 
 
 @pytest.mark.parametrize("name", COMPRESSED)
-def test_compressed_tensors_are_not_asked_for_contiguity(embedded, name):
+def test_compressed_tensors_are_never_checked_for_contiguity(embedded, name):
     for device in ("cpu", embedded):
         with pytest.raises(RuntimeError, match=r"Sparse \w+ tensors do not have is_contiguous"):
             of_layout(name, device).is_contiguous()
@@ -278,8 +278,8 @@ def test_unsupported_compressed_ops_are_refused_by_name(embedded, refused):
     assert s.sum().item() == 10
 
 
-def test_pytorch_asks_a_class_for_its_compressed_layout_where_it_says_so():
-    """These tensors need `dispatch_layout`. Otherwise PyTorch looks up the layout in C++, where it is missing."""
+def test_compressed_subclass_dispatches_layout():
+    """These tensors need `dispatch_layout`. Otherwise PyTorch looks up the layout in C++, which raises."""
 
     class Compressed(torch.Tensor):
         @classmethod

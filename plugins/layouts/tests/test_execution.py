@@ -11,7 +11,7 @@ from djinn_layouts.execution import layout_call
 pytestmark = pytest.mark.filterwarnings("ignore:(The PyTorch API of nested tensors|.*functions that produce)")
 
 
-def test_a_nested_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
+def test_invalid_nested_tensor_reaches_no_kernel():
     elements = torch.ones(4)
     for dims, numbers, given in (
         (2, [2, 2, 1000, 1000], elements),
@@ -24,7 +24,7 @@ def test_a_nested_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
             layout_call("aten::to_padded_tensor", ["nested", dims, numbers, given], 0.0)
 
 
-def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
+def test_view_beyond_its_memory_reaches_no_kernel():
     memory = torch.ones(6)
     for dims, numbers, steps, starts in (
         (2, [2, 3], [3, 1], [1]),
@@ -38,7 +38,7 @@ def test_a_view_that_leaves_its_memory_reaches_no_kernel_of_the_executor():
             layout_call("aten::clone", ["nested_view", dims, numbers, steps, starts, memory])
 
 
-def test_a_quantized_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor():
+def test_invalid_quantized_tensor_reaches_no_kernel():
     integers, scales = torch.zeros(2, 3, dtype=torch.int8), torch.ones(3)
     for described in (
         ["quantized_per_tensor", 0, float("nan"), 0, integers],
@@ -51,7 +51,7 @@ def test_a_quantized_tensor_that_is_not_valid_reaches_no_kernel_of_the_executor(
             layout_call("aten::dequantize.self", described)
 
 
-def test_the_executor_runs_no_op_of_sparse_tensors_on_quantized_ones():
+def test_executor_refuses_sparse_ops_on_quantized_tensors():
     described = ["quantized_per_tensor", 0, 0.5, 0, torch.zeros(2, 3, dtype=torch.int8)]
     with pytest.raises(
         UnsupportedOperation, match="programs may not contain aten::mm for quantized_per_tensor tensors"
@@ -59,7 +59,7 @@ def test_the_executor_runs_no_op_of_sparse_tensors_on_quantized_ones():
         layout_call("aten::mm", described, described)
 
 
-def test_the_executor_runs_no_other_op_in_the_name_of_sparse_tensors():
+def test_layout_call_refuses_other_ops():
     values = torch.ones(2)
     with pytest.raises(UnsupportedOperation, match="aten::from_file"):
         layout_call("aten::from_file", "/etc/passwd")

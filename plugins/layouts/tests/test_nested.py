@@ -32,7 +32,7 @@ def jagged(device):
     return nested.as_nested_tensor(tensors(device), layout=JAGGED)
 
 
-def written(device):
+def write_through_views(device):
     """Return a nested tensor after writes through its views."""
     whole = strided(device)
     whole.chunk(2, -1)[1].unbind()[0].mul_(10)
@@ -46,7 +46,7 @@ def written(device):
     return whole
 
 
-def facts_of_views(device):
+def view_properties(device):
     whole, columns = strided(device), strided(device).transpose(1, 2)
     views = [
         *whole.chunk(2, -1),
@@ -138,8 +138,8 @@ CASES = {
     "layer_norm": lambda d: parts(functional.layer_norm(strided(d), (8,), weight(d, 8), weight(d, 8))),
     "sum": lambda d: parts(strided(d).sum(-1, keepdim=True)),
     "transpose": lambda d: parts(strided(d).transpose(1, 2)),
-    "written through views": lambda d: parts(written(d)),
-    "facts of views": facts_of_views,
+    "written through views": lambda d: parts(write_through_views(d)),
+    "facts of views": view_properties,
     "views of views": lambda d: [*parts(strided(d).transpose(1, 2).reshape(2, 8, -1, 1)), *parts(strided(d).chunk(2, -1)[1].reshape(2, -1, 2, 2))],
     "ops on views": lambda d: [*parts((t := strided(d).transpose(1, 2)) + t), *parts(t / 3), *parts(t == 0), *parts(t.softmax(-1)), *parts(strided(d) @ t), t.values()],
     "reshape": lambda d: [*parts(strided(d).reshape(2, -1, 2, 4)), *parts(torch.reshape(strided(d), (2, -1, 2, 4))), *parts(strided(d).view(2, -1, 2, 4))],
@@ -221,7 +221,7 @@ def test_nested_errors_equal_cpu(embedded, ask):
     assert type(here.value) is type(there.value)
 
 
-def test_chunks_have_no_gradient_as_on_the_cpu(embedded):
+def test_nested_chunks_have_no_gradient_as_on_cpu(embedded):
     for device in ("cpu", embedded):
         part = strided(device).clone().requires_grad_().chunk(2, -1)[0]
         with pytest.raises(RuntimeError, match="Nested Strided Tensor doesn't support chunk backward"):

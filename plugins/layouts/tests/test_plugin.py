@@ -68,7 +68,7 @@ assert "djinn_layouts.sparse" in sys.modules
         lambda device: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]).to(device),
     ],
 )
-def test_without_the_package_the_error_names_it(embedded, make, monkeypatch):
+def test_missing_package_error_names_package(embedded, make, monkeypatch):
     monkeypatch.setattr(op_handler.Layouts, "name", "another")
     with pytest.raises(djinn.errors.DjinnError, match=r"pip install \./plugins/layouts"):
         make(embedded)
@@ -76,14 +76,14 @@ def test_without_the_package_the_error_names_it(embedded, make, monkeypatch):
     assert make(embedded).device.type == "remote_accelerator"
 
 
-def test_a_program_without_such_tensors_imports_nothing_of_the_package(plain_environment):
+def test_program_without_layouts_does_not_import_package(plain_environment):
     done = subprocess.run(
         [sys.executable, "-c", LAZY], env=plain_environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_ops_of_the_package_are_recorded_at_the_users_line(embedded):
+def test_layout_ops_are_recorded_at_user_line(embedded):
     sparse = torch.eye(3, device=embedded).to_sparse()
     sparse.clone()
     code, _ = current().entries.sites[-1]

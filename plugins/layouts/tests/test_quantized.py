@@ -38,7 +38,7 @@ def saved(made, where):
     return torch.load(file, map_location=where)["it"]
 
 
-def shown(make):
+def repr_case(make):
     return lambda device: repr(make(device)).replace("device='remote_accelerator:0', ", "")
 
 
@@ -73,15 +73,15 @@ CASES = {
     "saved": lambda d: [saved(quantized(d), d), saved(by_channel(d), d)],
     "loaded elsewhere": lambda d: [saved(quantized("cpu"), d), saved(by_channel("cpu"), d)],
     "loaded here": lambda d: saved(quantized(d), "cpu"),
-    "printed": shown(quantized),
-    "channels printed": shown(by_channel),
-    "observed, by empty observers of channels": lambda d: observed(d, torch.tensor([])),
-    "observed, by observers of channels": lambda d: observed(d, torch.zeros(4)),
+    "printed": repr_case(quantized),
+    "channels printed": repr_case(by_channel),
+    "observed, by empty observers of channels": lambda d: observe_step(d, torch.tensor([])),
+    "observed, by observers of channels": lambda d: observe_step(d, torch.zeros(4)),
     "fake": lambda d: torch.fake_quantize_per_tensor_affine(dense(d), 0.05, 20, 0, 255),
 }  # fmt: skip
 
 
-def observed(d, observers):
+def observe_step(d, observers):
     """Return the result of a step of quantization-aware training, and the observers' state afterwards."""
     on, kept = torch.ones(1, device=d), [observers.clone().to(d) for _ in range(3)]
     zeros = observers.int().to(d)
@@ -107,7 +107,7 @@ def test_unsupported_quantized_ops_are_refused_by_name(embedded, refused):
     assert q.int_repr().sum().item() == quantized("cpu").int_repr().sum().item()
 
 
-def test_channels_do_not_move(embedded):
+def test_transpose_of_per_channel_tensor_raises(embedded):
     for device in ("cpu", embedded):
         with pytest.raises(RuntimeError):
             by_channel(device).transpose(0, 1)

@@ -74,7 +74,7 @@ def embedding(optimizer, **options):
     return case
 
 
-def bag(device):
+def embedding_bag(device):
     torch.manual_seed(0)
     table = torch.nn.EmbeddingBag(4, 2, sparse=True, mode="sum").to(device)
     table(torch.tensor([1, 2, 2]).to(device), torch.tensor([0, 2]).to(device)).sum().backward()
@@ -88,13 +88,13 @@ def two_backward_passes(device):
     return table.weight.grad.coalesce()
 
 
-def seen_through_values(device):
+def scale_values(device):
     s = sparse(device)
     s._values().mul_(2)
     return s
 
 
-def written_through(write):
+def write_case(write):
     def case(device):
         s = sparse(device)
         values = s._values()
@@ -104,7 +104,7 @@ def written_through(write):
     return case
 
 
-def shown(make):
+def repr_case(make):
     return lambda device: repr(make(device)).replace("device='remote_accelerator:0', ", "")
 
 
@@ -132,11 +132,11 @@ CASES = {
     "dense times sparse": lambda d: torch.full((3, 4), 2.0, device=d) * sparse(d),
     "dense plus sparse": lambda d: torch.ones(3, 4, device=d) + sparse(d),
     "into a dense one": lambda d: dense(d).add_(hybrid(d), alpha=-2),
-    "in place": written_through(lambda s: s.mul_(3)),
-    "in place, divided": written_through(lambda s: s.div_(3)),
-    "in place, added": written_through(lambda s: s.add_(s)),
-    "in place, emptied": written_through(lambda s: s.zero_()),
-    "values are the tensor's": seen_through_values,
+    "in place": write_case(lambda s: s.mul_(3)),
+    "in place, divided": write_case(lambda s: s.div_(3)),
+    "in place, added": write_case(lambda s: s.add_(s)),
+    "in place, emptied": write_case(lambda s: s.zero_()),
+    "values are the tensor's": scale_values,
     "sums": lambda d: [torch.sparse.sum(sparse(d)), torch.sparse.sum(sparse(d), 0), sparse(d).norm()],
     "softmax": lambda d: [torch.sparse.softmax(sparse(d), 1), torch.sparse.log_softmax(sparse(d), 1)],
     "unary": lambda d: [sparse(d).sqrt(), -sparse(d), sparse(d).relu(), sparse(d).pow(2), sparse(d).tanh()],
@@ -162,13 +162,13 @@ CASES = {
     "SGD with momentum": embedding(torch.optim.SGD, momentum=0.9),
     "Adagrad": embedding(torch.optim.Adagrad),
     "SparseAdam": embedding(torch.optim.SparseAdam),
-    "EmbeddingBag": bag,
+    "EmbeddingBag": embedding_bag,
     "gradients add up": two_backward_passes,
     "saved": lambda d: saved(sparse(d), d),
     "loaded elsewhere": lambda d: saved(sparse("cpu"), d),
-    "printed": shown(sparse),
-    "a leaf printed": shown(leaf),
-    "a result printed": shown(lambda d: leaf(d) * 1),
+    "printed": repr_case(sparse),
+    "a leaf printed": repr_case(leaf),
+    "a result printed": repr_case(lambda d: leaf(d) * 1),
     "resized": lambda d: [
         sparse(d).resize_as_sparse_(torch.sparse_coo_tensor((5, 6), device=d)),
         sparse(d).sparse_resize_((4, 4), 2, 0),
@@ -208,7 +208,7 @@ def test_invalid_sparse_tensor_reaches_no_kernel(embedded, case):
 
 
 @pytest.mark.parametrize("elements", [(2, 3), (2, 1), (3, 2)])
-def test_values_of_a_wrong_size_are_refused_at_once(embedded, elements):
+def test_sparse_values_of_wrong_size_are_refused_immediately(embedded, elements):
     raised = []
     for device in ("cpu", embedded):
         with pytest.raises(RuntimeError) as info:
@@ -218,7 +218,7 @@ def test_values_of_a_wrong_size_are_refused_at_once(embedded, elements):
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.float16])
-def test_whole_numbers_become_floats_of_the_programs_default(embedded, default):
+def test_integers_become_default_dtype_of_program(embedded, default):
     torch.set_default_dtype(default)
     try:
         whole = [torch.sparse_coo_tensor(ROWS.to(d), VALUES.long().to(d), (3, 4)) for d in ("cpu", embedded)]
@@ -229,7 +229,7 @@ def test_whole_numbers_become_floats_of_the_programs_default(embedded, default):
 
 
 @pytest.mark.filterwarnings("ignore:(.*functions that produce|The PyTorch API of nested)")
-def test_views_are_made_in_inference_mode(embedded):
+def test_sparse_views_work_in_inference_mode(embedded):
     def views(device):
         held = one_of_each(device)
         ragged = torch.nested.as_nested_tensor([torch.ones(2, 3, device=device), torch.ones(1, 3, device=device)])
@@ -252,7 +252,7 @@ def test_sparse_tensor_of_failed_op_cannot_be_read(embedded):
 
 
 @pytest.mark.parametrize("size", [((2, 4), 2, 0), ((3, 4, 1), 2, 1), ((12,), 1, 0), ((3, 4), 1, 0)])
-def test_a_sparse_tensor_with_elements_loses_no_dimension(embedded, size):
+def test_sparse_resize_that_drops_dimensions_raises_as_on_cpu(embedded, size):
     with pytest.raises(RuntimeError) as here:
         sparse("cpu").sparse_resize_(*size)
     with pytest.raises(RuntimeError) as there:

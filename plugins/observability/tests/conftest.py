@@ -13,7 +13,7 @@ from servers import Server, start_server
 
 @attrs.frozen
 class Guarded:
-    """A server, its operations address, and tokens: the operator's, and those of tenants that `djinn token` made."""
+    """A server, the URL of its operations listener, and the tokens of tenants that `djinn token` made."""
 
     server: Server
     operations: str
@@ -31,7 +31,10 @@ def make_token(file, *arguments) -> str:
 
 @pytest.fixture(scope="session")
 def start_guarded(python, plain_environment):
-    """Starts one; a port other than 0 is that of the operations listener."""
+    """Return a function that starts a guarded server.
+
+    `port`: port of the operations listener, or 0 for any free port.
+    """
 
     started = []
 

@@ -57,20 +57,20 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def guarded(start_guarded, tmp_path_factory):
-    """Loopback and a port that stays, so that a server can come again at it."""
+def guarded_server(start_guarded, tmp_path_factory):
+    """Return folder, operations port and server. The port is fixed, so that a restarted server has the same URL."""
     port = free_port()
     folder = tmp_path_factory.mktemp("guarded")
     return folder, port, start_guarded(folder, port=port)
 
 
 @pytest.fixture
-def program(guarded, plain_environment):
-    """Starts programs of a tenant on the server, which are ended afterwards."""
+def start_program(guarded_server, plain_environment):
+    """Return a function that starts a tenant's program on the server. The programs end with the test."""
     started = []
 
     def start(text: str, token: str, name: str = "") -> subprocess.Popen[bytes]:
-        environment = plain_environment | {"DJINN_SERVERS": guarded[2].server.url("tcp"), "DJINN_TOKEN": token}
+        environment = plain_environment | {"DJINN_SERVERS": guarded_server[2].server.url("tcp"), "DJINN_TOKEN": token}
         environment |= {"LOGNAME": name, "USER": name, "OMP_NUM_THREADS": "1"} if name else {"OMP_NUM_THREADS": "1"}
         environment["DJINN_DISABLE"] = "local"
         started.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", text], env=environment))
@@ -83,8 +83,11 @@ def program(guarded, plain_environment):
 
 
 @pytest.fixture
-def enter(browser, guarded):
-    """Opens the dashboard with a token; at the end, nothing may be in the console, and no other host was asked."""
+def open_dashboard(browser, guarded_server):
+    """Return a function that opens the dashboard with a token.
+
+    At the end, the console must be empty, and the page must have contacted no other host.
+    """
     opened, said, asked = [], [], []
 
     def open_page(token: str, width: int = 1280, scheme: str = "light"):
@@ -95,7 +98,7 @@ def enter(browser, guarded):
         page.on("dialog", lambda dialog: said.append(dialog.message))
         page.on("request", lambda request: asked.append(request.url))
         page.set_default_timeout(1000 * SECONDS)
-        page.goto(f"{guarded[2].operations}/dashboard")
+        page.goto(f"{guarded_server[2].operations}/dashboard")
         page.fill("#token", token)
         page.press("#token", "Enter")
         opened.append(page)
@@ -105,13 +108,13 @@ def enter(browser, guarded):
     yield open_page
     for page in opened:
         page.context.close()
-    base = guarded[2].operations
+    base = guarded_server[2].operations
     assert [url for url in asked if not url.startswith(f"{base}/dashboard")] == []
     assert [line for line in said if not re.search("status of (401|503)|ERR_", line)] == []
 
 
-def until(page, expression: str) -> None:
-    """Wait until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
+def wait_until(page, expression: str) -> None:
+    """Wait until an expression is true. Playwright's `wait_for_function` needs `eval`, which the page forbids."""
     deadline = time.monotonic() + SECONDS
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"{expression}: not after {SECONDS:g} s; {page.text_content('body')[:2000]}"
@@ -132,39 +135,42 @@ def text(page, place: str) -> str:
     return page.text_content(place)  # of rows outside of the window, too
 
 
-def test_a_wrong_token_sees_nothing(enter):
-    page = enter("djinn_" + "x" * 43)
-    until(page, "document.getElementById('refused').textContent !== ''")
+def test_dashboard_shows_nothing_with_wrong_token(open_dashboard):
+    page = open_dashboard("djinn_" + "x" * 43)
+    wait_until(page, "document.getElementById('refused').textContent !== ''")
     assert page.is_hidden("#board")
     assert text(page, "#executors") == "" or page.is_hidden("#executors")
     assert "djinn_" not in page.url
     picture(page, "refused")
 
 
-def test_work_shows_with_phase_rates_and_memory(enter, guarded, program):
-    program(GENERATE, guarded[2].tokens["alice"])
-    program(TRAIN, guarded[2].tokens["bob"])
-    page = enter(guarded[2].operator)
+def test_dashboard_shows_phase_rates_and_memory(open_dashboard, guarded_server, start_program):
+    start_program(GENERATE, guarded_server[2].tokens["alice"])
+    start_program(TRAIN, guarded_server[2].tokens["bob"])
+    page = open_dashboard(guarded_server[2].operator)
     for phase in ("llm decode", "training"):
-        until(page, f"document.getElementById('sessions').textContent.includes('{phase}')")
-    until(page, "document.querySelectorAll('#charts polygon').length > 0")
+        wait_until(page, f"document.getElementById('sessions').textContent.includes('{phase}')")
+    wait_until(page, "document.querySelectorAll('#charts polygon').length > 0")
     for kind in ("weights", "caches", "optimizer", "gradients"):
-        until(page, f"document.getElementById('executors').textContent.includes('{kind}')")
+        wait_until(page, f"document.getElementById('executors').textContent.includes('{kind}')")
     rows = "[...document.querySelectorAll('#sessions tbody tr')]"  # tokens a second, or steps a second
-    until(page, f"{rows}.every(row => [4, 5].some(cell => parseFloat(row.cells[cell].textContent) > 0))")
+    wait_until(page, f"{rows}.every(row => [4, 5].some(cell => parseFloat(row.cells[cell].textContent) > 0))")
     page.wait_for_timeout(20_000)  # some points of history
     assert "applied" in text(page, "#plans") or "left out" in text(page, "#plans")
     picture(page, "work")
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
-    dark, narrow = enter(guarded[2].operator, scheme="dark"), enter(guarded[2].operator, width=400)
+    dark, narrow = (
+        open_dashboard(guarded_server[2].operator, scheme="dark"),
+        open_dashboard(guarded_server[2].operator, width=400),
+    )
     for other in (dark, narrow):
-        until(other, "document.getElementById('sessions').textContent.includes('generating')")
+        wait_until(other, "document.getElementById('sessions').textContent.includes('generating')")
         other.wait_for_timeout(3000)
     picture(dark, "dark")
     picture(narrow, "narrow")
     assert narrow.evaluate("document.documentElement.scrollWidth") == 400
-    tenant = enter(guarded[2].tokens["alice"])
-    until(tenant, "document.getElementById('sessions').textContent.includes('generating')")
+    tenant = open_dashboard(guarded_server[2].tokens["alice"])
+    wait_until(tenant, "document.getElementById('sessions').textContent.includes('generating')")
     assert "bob" not in text(tenant, "body")
     assert "training" not in text(tenant, "body")
     assert "tenant alice" in text(tenant, "header")
@@ -186,9 +192,9 @@ UPDATE = """([t, count]) => {
 
 
 @pytest.mark.parametrize("sessions", [200, 1000])
-def test_update_is_fast(enter, guarded, sessions):
-    page = enter(guarded[2].operator)
-    until(page, "points.length > 2")
+def test_dashboard_update_is_fast(open_dashboard, guarded_server, sessions):
+    page = open_dashboard(guarded_server[2].operator)
+    wait_until(page, "points.length > 2")
     page.click("#span")
     assert text(page, "#h-past") == "The past day"
     page.evaluate("ending.abort()")  # nothing else comes
@@ -217,10 +223,10 @@ def _task_seconds(counters) -> float:
     )
 
 
-def test_keyboard_and_accessibility_tree(enter, guarded):
-    page = enter(guarded[2].operator)
+def test_dashboard_is_usable_by_keyboard_and_screen_reader(open_dashboard, guarded_server):
+    page = open_dashboard(guarded_server[2].operator)
     page.wait_for_selector("#board:not([hidden])")
-    until(page, "points.length > 2")
+    wait_until(page, "points.length > 2")
     tree = page.locator("body").aria_snapshot()
     for part in ('table "Executors with', 'heading "The past hour"', "status: Live", 'button "Pause"', "columnheader"):
         assert part in tree, part
@@ -242,38 +248,40 @@ def test_keyboard_and_accessibility_tree(enter, guarded):
     page.focus("#pause")
     page.keyboard.press("Enter")
     assert text(page, "#state") == "Paused"
-    narrow = enter(guarded[2].operator, width=400)
+    narrow = open_dashboard(guarded_server[2].operator, width=400)
     narrow.wait_for_selector("#board:not([hidden])")
     assert 'table "Executors with' in narrow.locator("body").aria_snapshot()
 
 
-def test_tenant_texts_are_escaped(enter, guarded, program):
-    program(f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded[2].tokens["alice"], HOSTILE)
-    page = enter(guarded[2].operator)
-    until(page, "document.getElementById('sessions').textContent.includes('<b>bold')")
+def test_dashboard_escapes_tenant_texts(open_dashboard, guarded_server, start_program):
+    start_program(
+        f"import getpass; getpass.getuser = lambda: {HOSTILE!r}\n{TRAIN}", guarded_server[2].tokens["alice"], HOSTILE
+    )
+    page = open_dashboard(guarded_server[2].operator)
+    wait_until(page, "document.getElementById('sessions').textContent.includes('<b>bold')")
     page.wait_for_timeout(2000)
     assert "<img src=x" in text(page, "#sessions"), text(page, "#sessions")
     assert page.locator("main img, main b:not(.legend b)").count() == 0
     picture(page, "hostile")
 
 
-def test_quota_and_dead_executor_are_shown(enter, guarded, program):
-    folder, _, found = guarded
-    page = enter(found.operator)
-    first = program(TRAIN, found.tokens["bob"])
-    until(page, f"document.getElementById('sessions').textContent.includes('process {first.pid}')")
+def test_dashboard_shows_quota_and_dead_executor(open_dashboard, guarded_server, start_program):
+    folder, _, found = guarded_server
+    page = open_dashboard(found.operator)
+    first = start_program(TRAIN, found.tokens["bob"])
+    wait_until(page, f"document.getElementById('sessions').textContent.includes('process {first.pid}')")
     limit = ["-m", "djinn_core.cli", "token", "limit", "bob", "--sessions", "1", "--file", str(folder / "tokens.json")]
     subprocess.run([sys.executable, *limit], check=True, capture_output=True)
-    program(TRAIN, found.tokens["bob"])
-    until(page, "document.getElementById('events').textContent.includes('quota')")
+    start_program(TRAIN, found.tokens["bob"])
+    wait_until(page, "document.getElementById('events').textContent.includes('quota')")
     picture(page, "quota")
     assert first.poll() is None
     died = _executor_of(found, "bob")
     os.kill(died, signal.SIGKILL)
-    until(page, "document.getElementById('events').textContent.includes('executor died')")
+    wait_until(page, "document.getElementById('events').textContent.includes('executor died')")
     picture(page, "died")
-    until(page, "document.getElementById('executors').textContent.includes('restarts 1')")
-    tenant = enter(found.tokens["alice"])
+    wait_until(page, "document.getElementById('executors').textContent.includes('restarts 1')")
+    tenant = open_dashboard(found.tokens["alice"])
     tenant.wait_for_selector("#board:not([hidden])")
     tenant.wait_for_timeout(2000)
     assert "bob" not in text(tenant, "body")
@@ -292,16 +300,16 @@ def _executor_of(found, tenant: str) -> int:
     return next(one["process"] for one in executors if one["tenant"] == tenant)
 
 
-def test_page_survives_server_restart(enter, guarded, start_guarded):
-    folder, port, found = guarded
-    page = enter(found.tokens["alice"])
-    until(page, "document.getElementById('state').textContent === 'Live'")
+def test_dashboard_survives_server_restart(open_dashboard, guarded_server, start_guarded):
+    folder, port, found = guarded_server
+    page = open_dashboard(found.tokens["alice"])
+    wait_until(page, "document.getElementById('state').textContent === 'Live'")
     assert found.server.stop() == 0
-    until(page, "document.getElementById('state').textContent.startsWith('No connection')")
+    wait_until(page, "document.getElementById('state').textContent.startsWith('No connection')")
     picture(page, "away")
     again = start_guarded(folder, port=port)
     try:
-        until(page, "document.getElementById('state').textContent === 'Live'")
+        wait_until(page, "document.getElementById('state').textContent === 'Live'")
         picture(page, "back")
     finally:
         again.server.stop()

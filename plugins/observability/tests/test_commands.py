@@ -38,7 +38,7 @@ def test_top_names_unreachable_server():
 
 
 @pytest.fixture(scope="module")
-def served():
+def dashboard_url():
     end = lambda session, _: "" if session == "s1" else "there is no such session"
     watched = WatchedServer(lambda _: STATUS, end, identify_by(CODE))
     with contextlib.closing(DjinnOperations()) as operations:
@@ -56,10 +56,10 @@ def get(url, code=None, **headers):
     return urllib.request.urlopen(urllib.request.Request(url, headers=shown | headers), timeout=60)
 
 
-def test_page_is_public_and_data_needs_code(served):
-    with get(served) as page:
+def test_dashboard_page_is_public_and_data_needs_code(dashboard_url):
+    with get(dashboard_url) as page:
         assert b"<title>Djinn</title>" in page.read()
-    with get(f"{served}/feed", CODE) as feed:
+    with get(f"{dashboard_url}/feed", CODE) as feed:
         assert json.loads(feed.readline().removeprefix(b"data: "))["live"]["version"] == "26"
 
 
@@ -73,9 +73,9 @@ def test_page_is_public_and_data_needs_code(served):
         ("/none", CODE, {}, 404),
     ],
 )
-def test_other_requests_are_refused(served, path, code, headers, status):
+def test_other_requests_are_refused(dashboard_url, path, code, headers, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
-        get(served + path, code, **headers)
+        get(dashboard_url + path, code, **headers)
     with caught.value as answer:
         assert answer.code == status
         assert status != 401 or b"the page is at /dashboard" in answer.read()
@@ -91,9 +91,9 @@ def test_other_requests_are_refused(served, path, code, headers, status):
         ("/feed", CODE, {}, 404),
     ],
 )
-def test_session_kill_needs_post_and_code(served, path, code, headers, status):
+def test_session_kill_needs_post_and_code(dashboard_url, path, code, headers, status):
     shown = {} if code is None else {"Authorization": f"Bearer {code}"}
-    request = urllib.request.Request(served + path, headers=shown | headers, method="POST")
+    request = urllib.request.Request(dashboard_url + path, headers=shown | headers, method="POST")
     with pytest.raises(urllib.error.HTTPError) if status != 200 else contextlib.nullcontext() as caught:
         urllib.request.urlopen(request, timeout=60).close()
     if caught is not None:

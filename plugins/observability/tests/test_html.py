@@ -62,7 +62,7 @@ class Layer(nn.Module):
 
 
 class Tower(nn.Module):
-    """Layers in a list, which is never called itself, between two linear layers."""
+    """A model with a list of layers between two linear layers. The list itself is never called."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Tower(nn.Module):
         return self.last(x)
 
 
-def drawn(layers: int, *, train: bool = False) -> PipelineResult:
+def plan_tower(layers: int, *, train: bool = False) -> PipelineResult:
     with torch.device("meta"):
         model, x = Tower([Layer(8) for _ in range(layers)]), torch.zeros(3, 4)
     optimizer = torch.optim.SGD(model.parameters())
@@ -89,34 +89,34 @@ def drawn(layers: int, *, train: bool = False) -> PipelineResult:
     return djinn.plan(captured, until="estimate")
 
 
-def words_of(picture: str) -> list[str]:
+def texts_of(picture: str) -> list[str]:
     return [element.text or "" for element in ET.fromstring(picture).iter(f"{SVG}text")]
 
 
-def test_equal_layers_are_one_box() -> None:
-    few, many = svg(drawn(3)), svg(drawn(32))
-    assert any("layers.0-31 x32" in words for words in words_of(many))
-    assert len(words_of(many)) == len(words_of(few))
+def test_equal_layers_share_one_box() -> None:
+    few, many = svg(plan_tower(3)), svg(plan_tower(32))
+    assert any("layers.0-31 x32" in words for words in texts_of(many))
+    assert len(texts_of(many)) == len(texts_of(few))
     assert abs(len(many) - len(few)) < len(few) / 10
 
 
 def test_training_step_has_three_coloured_parts() -> None:
-    picture = svg(drawn(4, train=True))
-    words = words_of(picture)
+    picture = svg(plan_tower(4, train=True))
+    words = texts_of(picture)
     assert {"forward", "backward", "optimizer", "training forward", "training backward"} <= set(words)
     assert "layers.3-0 x4 · Layer" in words
 
 
 def test_pictures_say_whether_speeds_are_assumed() -> None:
-    result = drawn(2)
-    assert "share of the predicted time (assumed speeds)" in words_of(svg(result))
+    result = plan_tower(2)
+    assert "share of the predicted time (assumed speeds)" in texts_of(svg(result))
     devices = [attrs.evolve(device, calibration=Calibration("0")) for device in result.topology.devices]
     measured = attrs.evolve(result, topology=attrs.evolve(result.topology, devices=tuple(devices)))
-    assert "share of the predicted time" in words_of(svg(measured))
+    assert "share of the predicted time" in texts_of(svg(measured))
 
 
 def test_names_are_escaped_and_page_is_self_contained() -> None:
-    result = drawn(2)
+    result = plan_tower(2)
     Evil = type(EVIL.replace("\x00", ""), (nn.Linear,), {})
     with torch.device("meta"):
         inner, x = Evil(4, 4), torch.zeros(1, 4)
@@ -128,7 +128,7 @@ def test_names_are_escaped_and_page_is_self_contained() -> None:
     match = PatternMatch(EVIL, (0,), 1.0, EVIL)
     result = attrs.evolve(result, profile=attrs.evolve(result.profile, patterns=(match,)))
     picture, document = svg(result), page(result)
-    assert any("<script>alert(1)" in words for words in words_of(picture))
+    assert any("<script>alert(1)" in words for words in texts_of(picture))
     for text in (picture, document):
         assert "<script>alert" not in text
         assert re.findall(r"(?:src|href)=|url\((?!#)|@import|https?://(?!www\.w3\.org/2000/svg)", text) == []
@@ -136,38 +136,38 @@ def test_names_are_escaped_and_page_is_self_contained() -> None:
     assert "<script>alert" not in captured._repr_svg_()
 
 
-def seen(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:
+def boxes_with_outer(placed: PlacedBox) -> Iterator[tuple[PlacedBox, PlacedBox | None]]:
     yield placed, None
     for inner in placed.inner:
         yield inner, placed
-        yield from ((one, outer) for one, outer in seen(inner) if outer is not None)
+        yield from ((one, outer) for one, outer in boxes_with_outer(inner) if outer is not None)
 
 
 @pytest.mark.parametrize("layers", [1, 32])
 def test_boxes_are_nested_without_overlap(layers: int) -> None:
-    whole = scene(drawn(layers, train=True))
+    whole = scene(plan_tower(layers, train=True))
     every = frozenset(id(box) for box in whole)
     for opened in (open_boxes(whole), every, frozenset()):
         placed = place(whole, opened)
-        for box, outer in seen(placed):
+        for box, outer in boxes_with_outer(placed):
             if outer is not None:
                 assert box.x >= 0
                 assert box.y >= 0
                 assert box.x + box.width <= outer.width + 0.01
                 assert box.y + box.height <= outer.height + 0.01
-        for outer, _ in seen(placed):
+        for outer, _ in boxes_with_outer(placed):
             for number, one in enumerate(outer.inner):
                 for other in outer.inner[number + 1 :]:
                     apart = one.x + one.width <= other.x or other.x + other.width <= one.x
                     assert apart or one.y + one.height <= other.y or other.y + other.height <= one.y
-    assert sum(not box.is_open for box, _ in seen(place(whole, open_boxes(whole)))) <= BOXES
+    assert sum(not box.is_open for box, _ in boxes_with_outer(place(whole, open_boxes(whole)))) <= BOXES
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(
     st.just(n), st.sets(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])),
     st.sets(st.integers(0, n - 1)), st.sets(st.integers(0, n - 1)))))  # fmt: skip
-def test_arrows_point_down(case: tuple[int, set[tuple[int, int]], set[int], set[int]]) -> None:
+def test_picture_arrows_point_down(case: tuple[int, set[tuple[int, int]], set[int], set[int]]) -> None:
     boxes, edges, entering, leaving = case
     made = lay_out(boxes, edges, entering, leaving)
     row = {cell: number for number, cells in enumerate(made.rows) for cell in cells}
@@ -199,7 +199,7 @@ def test_file_suffix_selects_format(tmp_path: Path) -> None:
     shutil.which("node") is None, reason="pages are drawn by JavaScript, and there is no node to run it"
 )
 def test_page_layout_equals_svg(tmp_path: Path) -> None:
-    result = drawn(4, train=True)
+    result = plan_tower(4, train=True)
     script = re.search(r"<script>(.*)\nshow\((.*), document\.body\);\n</script>", page(result), re.DOTALL)
     assert script is not None
     code = (

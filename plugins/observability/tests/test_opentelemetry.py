@@ -55,7 +55,7 @@ provider.shutdown()
 
 
 class Collector:
-    """Stands for a collector of OpenTelemetry: takes OTLP over HTTP, as its protobuf messages."""
+    """A fake OpenTelemetry collector that receives OTLP protobuf messages over HTTP."""
 
     def __init__(self) -> None:
         self.spans: dict[str, tuple[str, object]] = {}  # by hexadecimal id: service, span
@@ -65,7 +65,7 @@ class Collector:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                collector.take(self.path, body)
+                collector.store(self.path, body)
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -77,7 +77,7 @@ class Collector:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def take(self, path: str, body: bytes) -> None:
+    def store(self, path: str, body: bytes) -> None:
         if path == "/v1/traces":
             for part in ExportTraceServiceRequest.FromString(body).resource_spans:
                 for scope in part.scope_spans:
@@ -87,7 +87,7 @@ class Collector:
                 names = {metric.name for scope in part.scope_metrics for metric in scope.metrics}
                 self.metrics.setdefault(_service(part), set()).update(names)
 
-    def named(self, name: str) -> list[object]:
+    def spans_named(self, name: str) -> list[object]:
         return [span for _, span in list(self.spans.values()) if span.name == name]
 
 
@@ -95,7 +95,7 @@ def _service(part) -> str:
     return next(a.value.string_value for a in part.resource.attributes if a.key == "service.name")
 
 
-def facts(span) -> dict[str, object]:
+def attributes_of(span) -> dict[str, object]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value")) for a in span.attributes}
 
 
@@ -108,8 +108,8 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def told(python, plain_environment, tmp_path_factory, collector) -> Iterator[Server]:
-    """A server that tells the collector, after a traced program was its client."""
+def traced_server(python, plain_environment, tmp_path_factory, collector) -> Iterator[Server]:
+    """Yield a server that exports to the collector, after a traced program has used it."""
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     environment = plain_environment | variables
     folder = tmp_path_factory.mktemp("told")
@@ -121,33 +121,36 @@ def told(python, plain_environment, tmp_path_factory, collector) -> Iterator[Ser
     assert server.stop() == 0, server.log.read_text()
 
 
-def test_executor_spans_are_children_of_program_span(told, collector):
-    wait_for(lambda: len(collector.named("djinn.execute")) >= len(collector.named("djinn.submit")) > 0, "the spans")
-    (step,) = collector.named("step")
+def test_executor_spans_are_children_of_program_span(traced_server, collector):
+    wait_for(
+        lambda: len(collector.spans_named("djinn.execute")) >= len(collector.spans_named("djinn.submit")) > 0,
+        "the spans",
+    )
+    (step,) = collector.spans_named("step")
     services = {span_id: service for span_id, (service, _) in collector.spans.items()}
-    submitted = {span.span_id: span for span in collector.named("djinn.submit")}
-    executed = collector.named("djinn.execute")
+    submitted = {span.span_id: span for span in collector.spans_named("djinn.submit")}
+    executed = collector.spans_named("djinn.execute")
     for span in submitted.values():
         assert span.parent_span_id == step.span_id
-        assert facts(span)["server.address"]
+        assert attributes_of(span)["server.address"]
     assert {span.parent_span_id for span in executed} == set(submitted)
     for span in executed:
         parent = submitted[span.parent_span_id]
         assert span.trace_id == step.trace_id
         assert services[span.span_id.hex()] == "djinn-executor"
         assert services[parent.span_id.hex()] == "training"
-        assert facts(span)["djinn.submission"] == facts(parent)["djinn.submission"]
+        assert attributes_of(span)["djinn.submission"] == attributes_of(parent)["djinn.submission"]
         assert parent.start_time_unix_nano <= span.end_time_unix_nano
     failed = [span for span in executed if span.status.code == span.status.STATUS_CODE_ERROR]
     assert len(failed) == 1
-    assert facts(failed[0])["error.type"] == "RemoteError"
+    assert attributes_of(failed[0])["error.type"] == "RemoteError"
     assert submitted[failed[0].parent_span_id].status.code == failed[0].status.STATUS_CODE_ERROR
 
 
-def test_uploads_share_one_span(told, collector):
-    (step,) = collector.named("step")
-    first, second = sorted(collector.named("djinn.upload"), key=lambda span: span.start_time_unix_nano)
-    assert [facts(span)["djinn.upload.size"] for span in (first, second)] == [256 * 256 * 4, 8]
+def test_uploads_share_one_span(traced_server, collector):
+    (step,) = collector.spans_named("step")
+    first, second = sorted(collector.spans_named("djinn.upload"), key=lambda span: span.start_time_unix_nano)
+    assert [attributes_of(span)["djinn.upload.size"] for span in (first, second)] == [256 * 256 * 4, 8]
     assert {first.parent_span_id, second.parent_span_id} == {step.span_id}
 
 
@@ -165,22 +168,25 @@ provider.shutdown()
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
     ran = python.run("-c", program, env=plain_environment | variables, capture_output=True, text=True)
     assert ran.stdout.split() == ["8192.0"], ran.stderr
-    wait_for(lambda: collector.named("djinn.transfer"), "the transfer's span")
-    (transfer,), (pooled,) = collector.named("djinn.transfer"), collector.named("pooled")
+    wait_for(lambda: collector.spans_named("djinn.transfer"), "the transfer's span")
+    (transfer,), (pooled,) = collector.spans_named("djinn.transfer"), collector.spans_named("pooled")
     assert transfer.parent_span_id == pooled.span_id
-    assert facts(transfer)["djinn.transfer.size"] == 64 * 64 * 4
-    called = {facts(s)["djinn.executor"]: facts(s)["server.address"] for s in collector.named("djinn.submit")}
+    assert attributes_of(transfer)["djinn.transfer.size"] == 64 * 64 * 4
+    called = {
+        attributes_of(s)["djinn.executor"]: attributes_of(s)["server.address"]
+        for s in collector.spans_named("djinn.submit")
+    }
     assert called.keys() >= {1, 2}
     assert called[1] != called[2]
 
 
-def test_metrics_of_gateway_and_executor_arrive(told, collector):
+def test_collector_receives_metrics_of_gateway_and_executor(traced_server, collector):
     wanted = {"djinn-executor": "rpc.server.call.duration", "djinn-gateway": "djinn.gateway.clients"}
-    told.stop()  # the gateway tells what it has counted at the latest now
+    traced_server.stop()  # the gateway tells what it has counted at the latest now
     wait_for(lambda: all(m in collector.metrics.get(s, ()) for s, m in wanted.items()), f"of {collector.metrics}")
 
 
-def test_no_import_without_configuration(python, plain_environment):
+def test_opentelemetry_is_not_imported_without_configuration(python, plain_environment):
     program = """
 import sys, torch, djinn
 from djinn_client.runtime import client
@@ -192,7 +198,7 @@ print(client.context.observers.trace_context("submission", 0, 1) == "")
     assert ran.stdout.split("\n")[:2] == ["False []", "True"], ran.stderr
 
 
-def test_missing_sdk_names_package(monkeypatch):
+def test_missing_sdk_error_names_package(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(ConfigurationError, match="pip install opentelemetry-sdk"):
@@ -222,7 +228,7 @@ def test_session_end_closes_open_spans(telemetry, memory):
     assert span.attributes["error.type"] == "SessionLost"
 
 
-def test_break_restart_and_transfer_spans(telemetry, memory):
+def test_break_restart_and_transfer_make_spans(telemetry, memory):
     observer, server = ClientObserver(lambda _: telemetry), ServerObserver(lambda _: telemetry)
     observer.observe(Event("connected", 0.0, "client", {"server": "tcp://gpu:5556"}))
     observer.observe(Event("reconnected", 0.0, "client", {"server": "tcp://gpu:5556", "duration": 2.0}))

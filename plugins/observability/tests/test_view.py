@@ -30,8 +30,8 @@ def executor(tenant="alice", process=7, sessions=(), state="ready", **figures):
     return {**about, "sessions": list(sessions), "figures": figures}
 
 
-def served(count, model="LlamaForCausalLM"):
-    """An executor that has served `count` requests of ten tokens each."""
+def executor_after(count, model="LlamaForCausalLM"):
+    """Return the status of an executor that has served `count` requests of ten tokens each."""
     latency = {"p50": 0.004, "p99": 0.02}
     figures = {"model": model, "requests": count, "tokens": 10 * count, "first_token": latency, "token": latency}
     return {**executor(sessions=[session(serving=figures)]), "models": [figures], "queue": {"0.001": count, "+Inf": 1}}
@@ -47,7 +47,7 @@ class TestPlugin(PluginConformance):
         return djinn_observability.dashboard
 
 
-def watched(status, end=lambda session, identity: ""):
+def watch_server(status, end=lambda session, identity: ""):
     return WatchedServer(status, end, lambda shown, asked: Identity("default"))
 
 
@@ -89,7 +89,7 @@ def test_device_busy_share_is_at_most_one():
 
 
 def test_request_rates_and_latency_percentiles():
-    before, now = status(served(100)), status(served(140))
+    before, now = status(executor_after(100)), status(executor_after(140))
     (seen,) = make_view(Sample(1.0, before), Sample(3.0, now))["executors"]
     (model,), (one,) = seen["models"], seen["sessions"]
     for found in (seen, model, one):
@@ -99,18 +99,20 @@ def test_request_rates_and_latency_percentiles():
     assert seen["queue"] == {"0.001": 140, "+Inf": 1}
 
 
-def test_new_model_has_no_rates():
-    (seen,) = make_view(Sample(1.0, status(served(9, "BertModel"))), Sample(2.0, status(served(5))))["executors"]
+def test_model_without_earlier_status_has_no_rates():
+    (seen,) = make_view(Sample(1.0, status(executor_after(9, "BertModel"))), Sample(2.0, status(executor_after(5))))[
+        "executors"
+    ]
     assert seen["models"][0]["requests"] == 0
 
 
 def test_single_view_shows_rates(monkeypatch):
-    """The first status alone says nothing of rates: `djinn top` takes another one before."""
+    """One status has no rates, so `djinn top` requests an earlier one first."""
     asked = []
     monkeypatch.setattr(
         servers, "read_status", lambda *_: asked.append(1) or [{"url": "x", "error": None, **statuses[len(asked) - 1]}]
     )
-    statuses = [status(served(count)) for count in (100, 700)]
+    statuses = [status(executor_after(count)) for count in (100, 700)]
     done = CliRunner().invoke(commands()["top"], ["--times", "1"])
     assert done.exit_code == 0, done.output
     assert len(asked) == 2
@@ -119,7 +121,7 @@ def test_single_view_shows_rates(monkeypatch):
     assert " 0.0" not in row
 
 
-def test_new_process_has_no_rates():
+def test_restarted_executor_has_no_rates():
     before, now = status(executor(process=7, submissions=100)), status(executor(process=8, submissions=5))
     assert make_view(Sample(1.0, before), Sample(2.0, now))["executors"][0]["submissions"] == 0
 
@@ -194,7 +196,7 @@ def test_equal_alarms_are_merged():
     assert second.startswith("50 tensors moved")
 
 
-def test_feed_is_limited_to_tenant():
+def test_event_feed_is_limited_to_tenant():
     asked = []
 
     def answer(tenant):
@@ -202,7 +204,7 @@ def test_feed_is_limited_to_tenant():
         both = [executor("alice", sessions=[session()]), executor("bob", 8, [session("s2", client="bob's")])]
         return status(*(one for one in both if tenant in {None, one["tenant"]}))
 
-    pages = Dashboard(watched(answer))
+    pages = Dashboard(watch_server(answer))
     try:
         feed = pages.answer("/feed", Identity("alice"))
         said = [feed.next(), feed.next()]
@@ -221,7 +223,7 @@ def test_session_kill_needs_permission():
         asked.append((session, identity.tenant))
         return "" if identity.tenant == "alice" else "there is no such session"
 
-    pages = Dashboard(watched(lambda _: status(), end))
+    pages = Dashboard(watch_server(lambda _: status(), end))
     try:
         answers = [pages.act("/end/s1", Identity(name)).status for name in ("alice", "bob")]
         other = pages.act("/feed", Identity("alice")).status
@@ -239,7 +241,7 @@ def test_session_kill_needs_permission():
 
 def test_viewers_share_status_request():
     asked = []
-    watcher = Watcher(watched(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
+    watcher = Watcher(watch_server(lambda tenant: asked.append(tenant) or status()), seconds=1000.0)
     try:
         for _ in range(10):
             watcher.view("alice")
@@ -266,8 +268,8 @@ def test_omitted_columns_are_named(width):
     assert ("by kind" in left_out) == (width < 120)
 
 
-def test_80_columns_have_room_for_rates_and_latencies():
-    before, now = status(served(100)), status(served(140))
+def test_rates_and_latencies_fit_80_columns():
+    before, now = status(executor_after(100)), status(executor_after(140))
     console = Console(width=80)
     with console.capture() as captured:
         console.print(make_screen(make_view(Sample(1.0, before), Sample(2.0, now)), [], FIELDS, 80))

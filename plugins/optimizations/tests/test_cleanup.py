@@ -18,7 +18,7 @@ from djinn_optimizations.cleanup.optimization import CommonSubexpressions, DeadC
 SQUARE = (3, 3)
 
 
-def clean(graph):
+def run_cleanup(graph):
     """Apply both optimizations in turn. Return the remaining nodes and the substitutes."""
     context = optimization_context(graph)
     merged = CommonSubexpressions().optimize(context).rewrite
@@ -29,23 +29,28 @@ def clean(graph):
 
 
 @pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 200, 40)], ids=str)
-def test_held_values_are_unchanged(seeds):
+def test_cleanup_leaves_held_values_unchanged(seeds):
     for seed in seeds:
         graph = random_graph(seed, length=40)
         inputs = random_inputs(graph)
-        nodes, replace, _ = clean(graph)
+        nodes, replace, _ = run_cleanup(graph)
         expected, got = replay(graph, inputs), replay(graph, inputs, nodes, replace)
         for value in (*graph.outputs, *graph.inputs):
             torch.testing.assert_close(got[value], expected[value], rtol=0, atol=0, equal_nan=True, msg=f"{seed}")
 
 
-def test_random_program_repetitions_are_found():
-    dropped = [len(g.nodes) - len(clean(g)[0]) for g in (random_graph(seed, length=40) for seed in range(50))]
-    assert sum(dropped) > 150
+def test_repeated_ops_of_random_programs_are_merged():
+    dropped_nodes = [
+        len(g.nodes) - len(run_cleanup(g)[0]) for g in (random_graph(seed, length=40) for seed in range(50))
+    ]
+    assert sum(dropped_nodes) > 150
 
 
-def repeated(**differences):
-    """Return a graph with the same op twice and the sum of both results. `differences`: arguments that differ in the second call."""
+def repeat_op(**differences):
+    """Return a graph that has the same op twice and the sum of both results.
+
+    `differences`: arguments that differ in the second call.
+    """
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     first = {"name": "aten::mul.Scalar", "slots": (2.0,), "random": False}
@@ -54,12 +59,12 @@ def repeated(**differences):
     return builder, x, values
 
 
-def dropped(builder):
+def dropped_nodes(builder):
     return CommonSubexpressions().optimize(optimization_context(builder.graph())).rewrite.drop
 
 
 def test_repetition_is_merged_with_slot_conditions():
-    builder, _, values = repeated()
+    builder, _, values = repeat_op()
     builder.op("aten::add.Tensor", *values, shape=SQUARE)
     builder.drop(*values)
     rewrite = CommonSubexpressions().optimize(optimization_context(builder.graph())).rewrite
@@ -68,8 +73,8 @@ def test_repetition_is_merged_with_slot_conditions():
     assert rewrite.equal_slots == ((0, 1),)
 
 
-def test_timed_ops_are_unchanged():
-    builder, _, values = repeated()
+def test_cleanup_leaves_timed_ops_unchanged():
+    builder, _, values = repeat_op()
     builder.drop(*values)
     assert DeadCode().optimize(optimization_context(builder.graph())).applied
     builder.op("djinn::mark", shape=(0,), dtype=torch.uint8, random=True)
@@ -81,19 +86,19 @@ def test_timed_ops_are_unchanged():
 
 @pytest.mark.parametrize("slot", [3.0, 2, float("nan")])
 def test_different_scalars_are_not_merged(slot):
-    builder, _, values = repeated(slots=(slot,))
+    builder, _, values = repeat_op(slots=(slot,))
     builder.drop(*values)
-    assert not dropped(builder)
+    assert not dropped_nodes(builder)
 
 
 @pytest.mark.parametrize(("size", "merged"), [(8, False), (2048, True)])
 def test_small_full_is_not_merged(size, merged):
-    """The last step of a `generate()` fills a flag with another number; a merge would make another plan necessary."""
+    """The last step of `generate()` fills a flag with a different number. A merge would need a second plan."""
     builder = ProgramBuilder()
     values = [builder.op("aten::full", shape=(size,), slots=(size, 1)) for _ in range(2)]
     builder.op("aten::add.Tensor", *values, shape=(size,))
     builder.drop(*values)
-    assert bool(dropped(builder)) == merged
+    assert bool(dropped_nodes(builder)) == merged
 
 
 def test_nan_scalars_are_never_merged():
@@ -101,7 +106,7 @@ def test_nan_scalars_are_never_merged():
     x = builder.input(*SQUARE)
     values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(float("nan"),)) for _ in range(2)]
     builder.drop(*values)
-    assert not dropped(builder)
+    assert not dropped_nodes(builder)
 
 
 def test_negative_zero_is_not_merged_with_zero():
@@ -109,14 +114,14 @@ def test_negative_zero_is_not_merged_with_zero():
     x = builder.input(*SQUARE)
     values = [builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(zero,)) for zero in (0.0, -0.0)]
     builder.drop(*values)
-    assert not dropped(builder)
+    assert not dropped_nodes(builder)
 
 
 def test_random_ops_are_neither_merged_nor_dead():
-    builder, _, values = repeated(random=True)
+    builder, _, values = repeat_op(random=True)
     builder.drop(*values)
     graph = builder.graph()
-    assert clean(graph)[0] == (1,)  # the first op is dead, the second draws random numbers
+    assert run_cleanup(graph)[0] == (1,)  # the first op is dead, the second draws random numbers
 
 
 def test_write_between_equal_ops_prevents_merge():
@@ -126,26 +131,26 @@ def test_write_between_equal_ops_prevents_merge():
     builder.inplace("aten::mul_.Scalar", builder.view("aten::t", x, shape=SQUARE), slots=(2.0,))
     after = builder.op("aten::tanh", x, shape=SQUARE)
     builder.drop(before, after)
-    assert not dropped(builder)
+    assert not dropped_nodes(builder)
 
 
 def test_write_to_a_result_prevents_merge():
     for written in (0, 1):
-        builder, _, values = repeated()
+        builder, _, values = repeat_op()
         builder.inplace("aten::mul_.Scalar", values[written], slots=(2.0,))
         builder.drop(*values)
-        assert not dropped(builder)
+        assert not dropped_nodes(builder)
 
 
 def test_held_result_is_not_merged():
-    builder, _, values = repeated()
+    builder, _, values = repeat_op()
     builder.drop(values[0])
-    assert not dropped(builder)
-    builder, _, values = repeated()
+    assert not dropped_nodes(builder)
+    builder, _, values = repeat_op()
     view = builder.view("aten::t", values[1], shape=SQUARE)
     builder.drop(*values)
     assert view in builder.graph().outputs
-    assert not dropped(builder)
+    assert not dropped_nodes(builder)
 
 
 def test_dead_writes_are_dropped_except_to_inputs():

@@ -16,7 +16,7 @@ REMOTE = "remote_accelerator:0"
 nn = torch.nn
 
 
-class Twice(nn.Module):
+class PooledTwice(nn.Module):
     """A model in which a second op uses the pooled value."""
 
     def __init__(self):
@@ -28,8 +28,8 @@ class Twice(nn.Module):
         return self.pool(made), made.mean()
 
 
-def tried(model):
-    """Return the optimization's result for a model, and each substitution's values next to the original ones."""
+def optimize_model(model):
+    """Return the optimization's result for a model, its local parameters and input by value id, and the input."""
     ours, data = copy.deepcopy(model).eval(), torch.randn(2, 4, 13, 13)
     with torch.no_grad(), djinn.capture() as found:
         ours, given = ours.to(REMOTE), data.to(REMOTE)
@@ -57,9 +57,9 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_beneficial_rewrites_are_applied(name):
+def test_pooling_applies_beneficial_rewrites(name):
     model, told = ALIKE[name]
-    result, here, data = tried(model)
+    result, here, data = optimize_model(model)
     assert result.applied
     assert told in result.reason
     (substitution,) = result.rewrite.substitutions
@@ -84,9 +84,9 @@ def test_beneficial_rewrites_are_applied(name):
         nn.Sequential(nn.ReLU(), nn.MaxPool2d(3, 1, 1)),  # pooling does not reduce the number of elements
         nn.Sequential(nn.MaxPool2d(3, 2), nn.MaxPool2d(2)),  # windows overlap
         nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2)),
-        Twice(),
+        PooledTwice(),
     ],
 )
-def test_unprofitable_poolings_stay(model):
-    result, _, _ = tried(model)
+def test_unprofitable_pooling_is_unchanged(model):
+    result, _, _ = optimize_model(model)
     assert result.reason == "no pooling can be swapped with the op before it"

@@ -45,17 +45,17 @@ def context_of(graph, linear=10e-3, attention=0.0, devices=2, bandwidth=1e9, mem
     return attrs.evolve(given, costs=costs, topology=topology, profile=profile)
 
 
-def ends(context):
+def chunk_ends(context):
     return choose(context, rows_of(context)).ends
 
 
-def test_equal_rows_are_halved(graph):
-    assert ends(context_of(graph)) == (256, ROWS)
-    assert ends(context_of(graph, devices=4)) == (128, 256, 384, ROWS)
+def test_prefill_halves_rows_of_equal_cost(graph):
+    assert chunk_ends(context_of(graph)) == (256, ROWS)
+    assert chunk_ends(context_of(graph, devices=4)) == (128, 256, 384, ROWS)
 
 
-def test_later_chunks_are_shorter_with_attention_cost(graph):
-    first, _ = ends(context_of(graph, linear=1e-3, attention=50e-3))
+def test_later_prefill_chunks_are_shorter_with_attention_cost(graph):
+    first, _ = chunk_ends(context_of(graph, linear=1e-3, attention=50e-3))
     assert 256 < first < 400
 
 
@@ -69,13 +69,13 @@ def test_later_chunks_are_shorter_with_attention_cost(graph):
     ],
     ids=["short", "slow link", "little memory", "alone"],
 )
-def test_not_applied_if_slower(graph, changed, reason):
+def test_prefill_chunking_is_not_applied_if_slower(graph, changed, reason):
     result = DivideSequences().optimize(context_of(graph, **changed))
     assert not result.applied
     assert reason in result.reason
 
 
-def test_reason_names_chunks_and_times(graph):
+def test_prefill_reason_names_chunks_and_times(graph):
     result = DivideSequences().optimize(context_of(graph))
     assert result.applied
     assert result.reason.startswith("512 rows in chunks of 256 and 256: ")

@@ -17,7 +17,10 @@ MBIT, GBIT = 1e6 / 8, 1e9 / 8
 
 
 def two_towers(rate, trunk=30e-3, own=40e-3, *, write=False, alike=True):
-    """Return a graph with 4 MB that the first device computes in `trunk` seconds, for both devices."""
+    """Return the context of a graph whose 4 MB value both devices read, that value's node, and the second device.
+
+    The first device computes the value in `trunk` seconds.
+    """
     builder = ProgramBuilder()
     small, other = builder.input(10, 10), builder.input(10, 10)
     wide = builder.op("aten::expand_copy", small, shape=WIDE)
@@ -75,7 +78,7 @@ def test_expensive_recomputation_is_refused():
     assert not Recomputation().optimize(two_towers(10 * GBIT, own=1e-6)[0]).applied
 
 
-def test_program_stream_is_judged_by_interval():
+def test_recomputation_in_stream_is_judged_by_interval():
     context = two_towers(2 * GBIT, own=5e-3)[0]  # with the trunk, the second device would be busy for longer
     assert Recomputation().optimize(context).applied
     assert not Recomputation().optimize(attrs.evolve(context, stream=Stream(3, "server/cpu:0"))).applied

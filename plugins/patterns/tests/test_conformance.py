@@ -12,8 +12,8 @@ PLUGINS = {"multimodal": multimodal, "recommender": recommender, "transformer": 
 PATTERNS = {pattern.name: pattern for plugin in PLUGINS.values() for pattern in plugin.djinn_register_patterns()}
 
 
-def replaced_tokens():
-    """Return a model that puts image features in place of tokens."""
+def make_image_text_model():
+    """Return a model that replaces token embeddings with image features."""
     with torch.no_grad(), torch.device("remote_accelerator:0"):
         table, patches, layer = nn.Embedding(500, 16), nn.Conv2d(3, 16, 8, 8), nn.Linear(16, 16)
         tokens, pixels = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 3, 32, 32)
@@ -26,7 +26,7 @@ def replaced_tokens():
 
 # Other patterns are matched in whole models, in the tests of their plugins.
 RECOGNISED = {
-    "fusion_point": replaced_tokens,
+    "fusion_point": make_image_text_model,
 }
 
 

@@ -16,12 +16,12 @@ DEVICE = "remote_accelerator:0"
 PATTERNS = {pattern.name: pattern for pattern in djinn_patterns.transformer.djinn_register_patterns()}
 
 
-def found_in(name, graph):
+def match_graph(name, graph):
     pattern = PATTERNS[name]
     return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
 
 
-def recorded(model, *inputs, train=False):
+def record_graph(model, *inputs, train=False):
     model = copy.deepcopy(model).train(train).to(DEVICE)
     with djinn.capture() as captured, torch.set_grad_enabled(train):
         result = model(*[i.to(DEVICE) for i in inputs])
@@ -30,12 +30,12 @@ def recorded(model, *inputs, train=False):
     return captured.graph
 
 
-def data(*shape):
+def random_input(*shape):
     return torch.randn(*shape)
 
 
-class Places(nn.Module):
-    """Attention over windows, with a network that computes position biases."""
+class WindowAttention(nn.Module):
+    """Attention over windows. A network computes the position biases."""
 
     def __init__(self, eager):
         super().__init__()
@@ -56,9 +56,9 @@ class Places(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
 def test_scoring_network_is_not_mlp(train, eager):
-    assert found_in("mlp", recorded(Places(eager), data(3, 4, 8), train=train)) == []
+    assert match_graph("mlp", record_graph(WindowAttention(eager), random_input(3, 4, 8), train=train)) == []
 
 
 def test_mlp_with_softmax_result_matches():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Softmax(-1))
-    assert len(found_in("mlp", recorded(model, data(3, 8)))) == 1
+    assert len(match_graph("mlp", record_graph(model, random_input(3, 8)))) == 1

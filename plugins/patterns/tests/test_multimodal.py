@@ -35,53 +35,53 @@ class Towers(nn.Module):
         return self.meet(tokens, words, seen)
 
 
-def replaced(tokens, words, seen):
+def masked_scatter(tokens, words, seen):
     return words.masked_scatter((tokens < 4).unsqueeze(-1).expand_as(words), seen)
 
 
-def written(tokens, words, seen):
+def overwrite_tokens(tokens, words, seen):
     words[:, :4] = seen[:, :4]
     return words * 2
 
 
-def side_by_side(tokens, words, seen):
+def concatenate(tokens, words, seen):
     return torch.cat([seen, words], dim=1).softmax(-1)
 
 
-def looked_at(tokens, words, seen):
+def cross_attention(tokens, words, seen):
     return F.scaled_dot_product_attention(words, seen, seen)
 
 
-def looked_at_eagerly(tokens, words, seen):
+def eager_cross_attention(tokens, words, seen):
     return torch.softmax(words @ seen.mT / 4, -1) @ seen
 
 
-def each_other(tokens, words, seen):
-    return looked_at(tokens, words, seen).mean() + looked_at(tokens, seen, words).mean()
+def mutual_cross_attention(tokens, words, seen):
+    return cross_attention(tokens, words, seen).mean() + cross_attention(tokens, seen, words).mean()
 
 
-def compared(tokens, words, seen):
+def cosine_similarity(tokens, words, seen):
     one, other = F.normalize(words.mean(1), dim=-1), F.normalize(seen.mean(1), dim=-1)
     return one @ other.T
 
 
-def added(tokens, words, seen):
+def add_mean(tokens, words, seen):
     return words + seen.mean(1, keepdim=True)
 
 
-def given(device="cpu"):
+def example_inputs(device="cpu"):
     return torch.arange(2 * WORDS).view(2, WORDS).to(device), torch.zeros(2, 3, 32, 32).to(device)
 
 
-def captured(meet, questions=0):
-    model, inputs = Towers(meet, questions).eval().to(DEVICE), given(DEVICE)
+def capture_model(meet, questions=0):
+    model, inputs = Towers(meet, questions).eval().to(DEVICE), example_inputs(DEVICE)
     with torch.no_grad(), djinn.capture() as recorded:
         result = model(*inputs)
     assert result is not None  # keeps the result alive until here
     return recorded
 
 
-def fusions(recorded):
+def match_fusions(recorded):
     graph, pattern = recorded.graph, FusionPoint()
     return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
 
@@ -89,34 +89,34 @@ def fusions(recorded):
 @pytest.mark.parametrize(
     ("meet", "how"),
     [
-        (replaced, "scatter"),
-        (written, "scatter"),
-        (side_by_side, "concatenation"),
-        (looked_at, "cross_attention"),
-        (looked_at_eagerly, "cross_attention"),
-        (compared, "similarity"),
-        (added, "sum"),
+        (masked_scatter, "scatter"),
+        (overwrite_tokens, "scatter"),
+        (concatenate, "concatenation"),
+        (cross_attention, "cross_attention"),
+        (eager_cross_attention, "cross_attention"),
+        (cosine_similarity, "similarity"),
+        (add_mean, "sum"),
     ],
 )
 def test_fusion_kind_of_modalities(meet, how):
-    (match,) = fusions(captured(meet))
+    (match,) = match_fusions(capture_model(meet))
     assert match.details["how"] == how
     assert set(match.details["kinds"]) == {"text", "vision"}
     assert match.modality is Modality.MULTIMODAL_FUSION
 
 
 def test_cross_attention_fusion_direction():
-    (match,) = fusions(captured(looked_at))
+    (match,) = match_fusions(capture_model(cross_attention))
     assert match.details["kinds"] == ("text", "vision")
-    found = fusions(captured(each_other))
+    found = match_fusions(capture_model(mutual_cross_attention))
     assert [m.details["how"] for m in found] == ["cross_attention"] * 2
     assert [m.details["kinds"] for m in found] == [("text", "vision"), ("vision", "text")]
 
 
-def test_branches_are_independent():
-    recorded = captured(replaced)
+def test_modality_branches_are_independent():
+    recorded = capture_model(masked_scatter)
     graph = recorded.graph
-    (match,) = fusions(recorded)
+    (match,) = match_fusions(recorded)
     text, vision = map(set, match.hints["branches"])
     assert not text & vision
     assert "embedding" in {graph.nodes[n].operation for n in text}
@@ -127,33 +127,33 @@ def test_branches_are_independent():
 
 
 def test_comparison_is_fusion_and_shared_input_is_not():
-    profile = captured(compared).profile
+    profile = capture_model(cosine_similarity).profile
     (match,) = [m for m in profile.patterns if m.pattern == "fusion_point"]
     assert {profile.phases[n] for n in match.nodes} == {ExecutionPhase.MULTIMODAL_FUSION}
     assert match.confidence >= 0.9
 
 
 def test_single_modality_has_no_fusion():
-    layers, (_, pixels) = [nn.Conv2d(3, 8, 3).to(DEVICE) for _ in range(2)], given(DEVICE)
+    layers, (_, pixels) = [nn.Conv2d(3, 8, 3).to(DEVICE) for _ in range(2)], example_inputs(DEVICE)
     with torch.no_grad(), djinn.capture() as recorded:
         first, second = (layer(pixels) for layer in layers)
         torch.cat([first, second], 1).relu()
-    assert fusions(recorded) == []
+    assert match_fusions(recorded) == []
 
 
-def test_combined_masks_are_not_fusion():
+def test_combined_masks_are_no_fusion():
     def masked(tokens, words, seen):
         both = torch.cat([tokens > 0, seen.mean(-1) > 0], dim=1)
         return words.sum(), seen.sum(), both
 
-    assert fusions(captured(masked)) == []
+    assert match_fusions(capture_model(masked)) == []
 
 
 def test_training_step_has_one_fusion():
-    model, inputs = Towers(side_by_side).to(DEVICE), given(DEVICE)
+    model, inputs = Towers(concatenate).to(DEVICE), example_inputs(DEVICE)
     with djinn.capture() as recorded:
         model(*inputs).square().mean().backward()
-    (match,) = fusions(recorded)
+    (match,) = match_fusions(recorded)
     backward = [n.id for n in recorded.graph.nodes if "_backward" in n.operation]
     assert backward
     assert not any(set(nodes) & set(backward) for nodes in match.hints["branches"])

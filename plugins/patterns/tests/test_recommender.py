@@ -14,18 +14,17 @@ DEVICE = "remote_accelerator:0"
 FIELDS, ROWS, WIDTH, BATCH = 3, 20, 4, 2
 
 
-def found_in(graph):
+def match_graph(graph):
     pattern = EmbeddingBag()
     return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
 
 
-def recorded(model, *inputs, train=False):
-    """Return the graph as Djinn records it, on meta tensors, so that no executor is needed."""
-    return captured(model, *inputs, train=train).graph
+def record_graph(model, *inputs, train=False):
+    """Return the graph that Djinn records on meta tensors, without an executor."""
+    return capture_model(model, *inputs, train=train).graph
 
 
-def captured(model, *inputs, train=False):
-    """Return the captured program."""
+def capture_model(model, *inputs, train=False):
     model, given = model.train(train).to(DEVICE), [i.to(DEVICE) for i in inputs]
     with djinn.capture() as found, torch.set_grad_enabled(train):
         result = model(*given)
@@ -34,15 +33,15 @@ def captured(model, *inputs, train=False):
     return found
 
 
-def matches(model, *inputs, train=False):
-    return found_in(recorded(model, *inputs, train=train))
+def match_model(model, *inputs, train=False):
+    return match_graph(record_graph(model, *inputs, train=train))
 
 
 def ids(fields=FIELDS):
     return torch.zeros(BATCH, fields, dtype=torch.long)
 
 
-def test_handwritten_bags_make_a_recommender():
+def test_model_with_handwritten_bags_is_recommender():
     class Wide(nn.Module):
         def __init__(self):
             super().__init__()
@@ -51,11 +50,11 @@ def test_handwritten_bags_make_a_recommender():
         def forward(self, ids):
             return self.wide(ids).sum(1) + self.layer(self.deep(ids).flatten(1))
 
-    assert captured(Wide(), torch.zeros(5, 4, dtype=torch.long)).profile.workload is WorkloadType.RECOMMENDER
+    assert capture_model(Wide(), torch.zeros(5, 4, dtype=torch.long)).profile.workload is WorkloadType.RECOMMENDER
 
 
 class Pooled(nn.Module):
-    """Embedding rows that are weighted and reduced."""
+    """A weighted reduction of embedding rows."""
 
     def __init__(self, reduce):
         super().__init__()
@@ -74,14 +73,14 @@ class Pooled(nn.Module):
     ],
 )  # fmt: skip
 def test_handwritten_bags_are_matched(reduce, train):
-    graph = recorded(Pooled(reduce), ids(), train=train)
-    (match,) = (m for m in found_in(graph) if m.pattern == "embedding_bag")
+    graph = record_graph(Pooled(reduce), ids(), train=train)
+    (match,) = (m for m in match_graph(graph) if m.pattern == "embedding_bag")
     assert match.hints["tables"] == (graph.nodes[match.nodes[0]].inputs[0],)
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_pytorch_embedding_bags_match(mode):
-    (match,) = matches(nn.EmbeddingBag(ROWS, WIDTH, mode=mode), ids())
+    (match,) = match_model(nn.EmbeddingBag(ROWS, WIDTH, mode=mode), ids())
     assert match.confidence == 1.0
     assert storage_of(match.hints["tables"][0])
 
@@ -90,12 +89,12 @@ def test_pytorch_embedding_bags_match(mode):
     "reduce",
     [lambda rows: rows.sum(-1), lambda rows: rows.sum((1, 2)), lambda rows: rows + rows.mean(1, keepdim=True)],
 )
-def test_other_reductions_are_not_bags(reduce):
-    assert not matches(Pooled(reduce), ids())
+def test_other_reductions_are_no_embedding_bags(reduce):
+    assert not match_model(Pooled(reduce), ids())
 
 
 class Text(nn.Module):
-    """Tokens and positions through attention, optionally handwritten, to scores."""
+    """Scores from tokens and positions through attention, handwritten or from PyTorch."""
 
     def __init__(self, counted):
         super().__init__()
@@ -113,15 +112,15 @@ class Text(nn.Module):
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("counted", [False, True])
 def test_text_model_is_not_a_recommender(counted, train):
-    """Computed positions are not ids, even if token embeddings are multiplied with theirs."""
-    assert not matches(Text(counted), ids(), train=train)
+    """Computed positions are not ids, even if their embeddings are combined with token embeddings."""
+    assert not match_model(Text(counted), ids(), train=train)
 
 
 def test_sentence_similarity_is_not_a_recommender():
-    """The search ends at attention, so two text encoders are not towers over ids."""
+    """The search for id inputs ends at attention, so text encoders are not id towers."""
     table, layer = nn.Embedding(ROWS, WIDTH), nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True, dropout=0.0)
 
-    class Compared(nn.Module):
+    class TwoTowers(nn.Module):
         def __init__(self):
             super().__init__()
             self.table, self.layer = table, layer
@@ -130,4 +129,4 @@ def test_sentence_similarity_is_not_a_recommender():
             one, other = (self.layer(self.table(given))[:, 0] for given in (left, right))
             return one @ other.T
 
-    assert not matches(Compared(), ids(), ids())
+    assert not match_model(TwoTowers(), ids(), ids())

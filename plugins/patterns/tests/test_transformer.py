@@ -17,12 +17,12 @@ DEVICE = "remote_accelerator:0"
 PATTERNS = {pattern.name: pattern for pattern in djinn_patterns.transformer.djinn_register_patterns()}
 
 
-def found_in(name, graph):
+def match_graph(name, graph):
     pattern = PATTERNS[name]
     return list(pattern.match(graph, [n for n in graph.nodes if n.operation in pattern.operations]))
 
 
-def recorded(model, *inputs, train=False):
+def record_graph(model, *inputs, train=False):
     model = copy.deepcopy(model).train(train).to(DEVICE)
     with djinn.capture() as captured, torch.set_grad_enabled(train):
         result = model(*[i.to(DEVICE) for i in inputs])
@@ -31,12 +31,12 @@ def recorded(model, *inputs, train=False):
     return captured.graph
 
 
-def exported(model, *inputs, train=False):
+def export_graph(model, *inputs, train=False):
     with torch.no_grad():
         return fx_graph(torch.export.export(model.eval(), inputs))
 
 
-class Gated(nn.Module):
+class GatedMlp(nn.Module):
     def __init__(self, width=8, together=False):
         super().__init__()
         self.up = nn.Linear(width, 4 * width if together else 2 * width, bias=False)
@@ -48,7 +48,7 @@ class Gated(nn.Module):
         return self.down(F.silu(gate) * up)
 
 
-class WrittenOut(nn.Module):
+class ExplicitMlp(nn.Module):
     def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(8, 32), nn.Linear(32, 8)
@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.beside, self.eager = beside, eager
         self.before, self.after = RmsNorm(), nn.LayerNorm(8)
         self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
-        self.network = Gated()
+        self.network = GatedMlp()
 
     def attend(self, x):
         q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in (self.query, self.key, self.value))
@@ -91,7 +91,7 @@ class Block(nn.Module):
         return x + self.network(self.after(x))
 
 
-class Language(nn.Module):
+class LanguageModel(nn.Module):
     def __init__(self, **how):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(50, 8), nn.Embedding(16, 8)
@@ -105,20 +105,20 @@ class Language(nn.Module):
         return self.head(x)
 
 
-def data(*shape):
+def random_input(*shape):
     return torch.randn(*shape)
 
 
-READ = [recorded, exported]
+READ = [record_graph, export_graph]
 
 
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize(
     ("network", "layers"),
     [
-        (Gated(), 3),
-        (Gated(together=True), 2),
-        (WrittenOut(), 2),
+        (GatedMlp(), 3),
+        (GatedMlp(together=True), 2),
+        (ExplicitMlp(), 2),
         (nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 8)), 2),
         (
             nn.Sequential(nn.Linear(8, 9), nn.ReLU(), nn.Dropout(), nn.Linear(9, 7), nn.GELU(), nn.Linear(7, 8)),
@@ -127,7 +127,7 @@ READ = [recorded, exported]
     ],
 )
 def test_feed_forward_networks_match(read, network, layers):
-    (match,) = found_in("mlp", read(network, data(2, 3, 8)))
+    (match,) = match_graph("mlp", read(network, random_input(2, 3, 8)))
     assert match.details["layers"] == layers
 
 
@@ -140,11 +140,11 @@ def test_feed_forward_networks_match(read, network, layers):
     ],
 )
 def test_linear_layers_without_activation_are_not_matched(other):
-    assert found_in("mlp", recorded(other, data(2, 3, 8))) == []
+    assert match_graph("mlp", record_graph(other, random_input(2, 3, 8))) == []
 
 
-def test_norm_within_mlp_does_not_end_match():
-    class Normed(nn.Module):
+def test_mlp_match_continues_past_inner_norm():
+    class NormWithinMlp(nn.Module):
         def __init__(self, bends):
             super().__init__()
             self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), RmsNorm()
@@ -154,25 +154,25 @@ def test_norm_within_mlp_does_not_end_match():
             up = self.up(x)
             return self.down(self.norm(up.relu() if self.bends else up))
 
-    graph = recorded(Normed(bends=True), data(2, 4, 8))
-    (match,) = found_in("mlp", graph)
+    graph = record_graph(NormWithinMlp(bends=True), random_input(2, 4, 8))
+    (match,) = match_graph("mlp", graph)
     assert "rsqrt" in {graph.nodes[i].operation for i in match.nodes}
-    assert not found_in("mlp", recorded(Normed(bends=False), data(2, 4, 8)))
+    assert not match_graph("mlp", record_graph(NormWithinMlp(bends=False), random_input(2, 4, 8)))
 
 
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("eager", [False, True])
-def test_mlps_and_embeddings_of_language_model(train, beside, eager):
-    graph = recorded(Language(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
-    tables = found_in("embedding", graph)
+def test_mlps_and_embeddings_of_language_model_match(train, beside, eager):
+    graph = record_graph(LanguageModel(beside=beside, eager=eager), torch.arange(12).view(2, 6), train=train)
+    tables = match_graph("embedding", graph)
     assert [m.details["rows"] for m in tables] == [50, 16]
     assert [graph.meta(v).shape[0] for m in tables for v in m.hints["tables"]] == [50, 16]
-    assert len(found_in("mlp", graph)) == 3
+    assert len(match_graph("mlp", graph)) == 3
 
 
-def test_time_embedding_network_ends_before_layers():
-    class Timed(nn.Module):
+def test_time_embedding_match_ends_before_layers():
+    class TimeConditioned(nn.Module):
         """Stages with a time embedding and attention."""
 
         def __init__(self):
@@ -187,16 +187,16 @@ def test_time_embedding_network_ends_before_layers():
                 x = block(x + told(time)[:, None])
             return x
 
-    graph = recorded(Timed(), data(2, 3, 8), data(2, 8))
-    assert len(found_in("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
+    graph = record_graph(TimeConditioned(), random_input(2, 3, 8), random_input(2, 8))
+    assert len(match_graph("mlp", graph)) == 3, "the time's network ends before the layers that it tells the time"
 
 
-def test_mlps_match_in_each_loop_step():
-    class Writing(Language):
+def test_mlps_match_in_each_generation_step():
+    class GreedyLoop(LanguageModel):
         def forward(self, tokens):
             for _ in range(2):
                 tokens = torch.cat([tokens, super().forward(tokens)[:, -1:].argmax(-1)], dim=1)
             return tokens
 
-    graph = recorded(Writing(), torch.arange(6).view(1, 6))
-    assert len(found_in("mlp", graph)) == 6
+    graph = record_graph(GreedyLoop(), torch.arange(6).view(1, 6))
+    assert len(match_graph("mlp", graph)) == 6

@@ -7,7 +7,7 @@ from djinn.testing import ProgramBuilder, placement_context
 from djinn_placement.balanced import Balanced
 
 
-def chain(layers=8, width=16):
+def chain_graph(layers=8, width=16):
     builder = ProgramBuilder()
     x, weights = builder.input(1, width), []
     for _ in range(layers):
@@ -16,8 +16,8 @@ def chain(layers=8, width=16):
     return builder.graph(), weights
 
 
-def test_segments_are_proportional_to_memory():
-    graph, weights = chain()
+def test_balanced_segments_are_proportional_to_memory():
+    graph, weights = chain_graph()
     context = placement_context(graph, devices=2)
     small, large = context.topology.devices
     topology = attrs.evolve(context.topology, devices=(small, attrs.evolve(large, memory=3 * small.memory)))
@@ -27,8 +27,8 @@ def test_segments_are_proportional_to_memory():
     assert len({storage_of(w) for w in weights}) == 8
 
 
-def test_work_follows_resident_values():
-    graph, weights = chain(4)
+def test_balanced_placement_follows_resident_values():
+    graph, weights = chain_graph(4)
     context = placement_context(graph, devices=2)
     first, second = (d.id for d in context.topology.devices)
     resident = dict(zip(weights, [second, second, first, first], strict=True))

@@ -8,13 +8,13 @@ from djinn.testing import placement_context, sample_graphs
 from djinn_placement.pinned import Pinned
 
 
-def placed(pins):
+def place_with_pins(pins):
     context = placement_context(sample_graphs()["perceptron"], devices=2)
     return context, Pinned().place(attrs.evolve(context, pins=pins))
 
 
 def test_pinned_modules_and_weights_share_device():
-    context, placement = placed({"mlp.u*": "1", "mlp": "0"})
+    context, placement = place_with_pins({"mlp.u*": "1", "mlp": "0"})
     first, second = (d.id for d in context.topology.devices)
     assert [d.device for d in placement.decisions] == [second, first, first]
     weight = context.graph.nodes[0].inputs[1]
@@ -22,14 +22,14 @@ def test_pinned_modules_and_weights_share_device():
     assert placement.decisions[0].reason == "the pin 'mlp.u*' matches mlp.up"
 
 
-def test_unpinned_modules_follow_data():
-    context, placement = placed({"mlp.up": context_id(1)})
+def test_unpinned_modules_follow_their_data():
+    context, placement = place_with_pins({"mlp.up": context_id(1)})
     assert {d.device for d in placement.decisions} == {context.topology.devices[1].id}
 
 
 def test_pin_to_unknown_device_lists_devices():
     with pytest.raises(InvalidStage, match=r"'mlp' names the device 'cuda:7'; the devices are server/cpu:0"):
-        placed({"mlp": "cuda:7"})
+        place_with_pins({"mlp": "cuda:7"})
 
 
 def context_id(index):

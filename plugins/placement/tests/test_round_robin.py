@@ -4,7 +4,7 @@ from djinn.testing import placement_context, sample_graphs
 from djinn_placement.round_robin import RoundRobin
 
 
-def test_devices_alternate():
+def test_round_robin_alternates_devices():
     context = placement_context(sample_graphs()["perceptron"], devices=2)
     placement = RoundRobin().place(context)
     first, second = (d.id for d in context.topology.devices)

@@ -10,7 +10,7 @@ import djinn.profiler
 
 
 @pytest.mark.parametrize("name", djinn.profiler.__all__)
-def test_names_come_from_package(name):
+def test_profiler_names_are_exported_by_djinn(name):
     found = getattr(djinn.profiler, name)
     assert found.__module__.startswith("djinn_profiler.")
     assert found.__doc__

@@ -115,8 +115,8 @@ def actor(executor):
     return state.actors(executor._process._handle._actor._actor_id.hex())
 
 
-def gone_with_its_node(executor, aside):
-    """Kill an actor, and move the executor's files away, because all nodes on one machine share the folder."""
+def lose_node(executor, aside):
+    """Kill an actor and move its journals away. All nodes share one folder here, so a lost node keeps none."""
     process, name = actor(executor)["Pid"], executor._process._handle._arguments[1]
     journals = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}" / name / "journals"
     journals.rename(aside)
@@ -147,7 +147,7 @@ class TestRayEngine(ExecutorConformance):
         return LaunchRequest(group="conformance", resources={"CPU": 1.0})
 
 
-def test_generation_is_equal_and_passes_by_the_object_store(engine, model):
+def test_generation_equals_local_and_bypasses_object_store(engine, model):
     import ray
 
     engine()
@@ -200,21 +200,21 @@ def test_lost_local_journal_error_names_remedy(engine, tmp_path):
     engine(resources={"slot": 1})
     kept = torch.ones(3, device=DEVICE) + 1
     assert kept.sum().item() == 6
-    gone_with_its_node(executors()[0], tmp_path / "gone")
+    lose_node(executors()[0], tmp_path / "gone")
     with pytest.raises(djinn.errors.SessionLost, match=r"was lost with its actor.*plugins\.ray\.journals.*standby"):
         (kept + 1).cpu()
     djinn.init()
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 
-def test_standby_without_shared_folder(engine, tmp_path):
-    """The log in this program restores the state of a lost node, also in a pool."""
+def test_standby_restores_lost_node_without_shared_folder(engine, tmp_path):
+    """The replay log of this program restores the state of a lost node, also in a pool."""
     engine(executors=2, placement_policy="round_robin", standby=["engine"])
     expected = losses("cpu")
-    assert losses(DEVICE, lambda: gone_with_its_node(executors()[1], tmp_path / "gone")) == expected
+    assert losses(DEVICE, lambda: lose_node(executors()[1], tmp_path / "gone")) == expected
 
 
-def test_executors_join_and_leave_during_training(engine):
+def test_scaling_during_training_changes_no_results(engine):
     engine(executors=1, resources={"CPU": 1}, placement_policy="round_robin")
     counts = []
 
@@ -287,7 +287,7 @@ def test_busy_resources_are_awaited(engine, capsys, monkeypatch):
     assert torch.ones(2, device=DEVICE).sum().item() == 2
 
 
-def test_user_placement_group_and_environment(engine):
+def test_executors_use_user_placement_group_and_environment(engine):
     import ray
 
     group = ray.util.placement_group([{"CPU": 2, "GPU": 1}] * 2, strategy="STRICT_SPREAD", name="mine")
@@ -318,7 +318,7 @@ def test_executor_uses_requested_threads(engine):
 
 
 def test_next_session_gets_a_forked_executor(engine):
-    """Its parent is a process of the node that outlives sessions, for as long as the setting says."""
+    """The executor is forked from a process of the node that outlives sessions, up to the time in the setting."""
     engine(ray={"prepared_seconds": 30.0})
     folder = Path(tempfile.gettempdir()) / f"djinn-launched-{os.geteuid()}"
     djinn.init()
@@ -450,7 +450,7 @@ def test_no_actors_remain_after_driver_exit(driver, address, number):
 
 
 def test_gateway_executors_run_on_cluster(cluster, tmp_path, plain_environment, model):
-    """Clients reach the executors under TLS, each with its own certificate, and survive the loss of one executor."""
+    """Clients reach executors over TLS, each with its own certificate, and survive the loss of one executor."""
     from servers import start_server
 
     def start(*command, stdout, stderr, env):

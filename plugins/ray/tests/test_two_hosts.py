@@ -26,7 +26,7 @@ def run(*command, **options):
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory):
-    """Yield a function that runs a command on one of the hosts, by its address."""
+    """Yield a function that runs a command on one of two hosts, named by address."""
     if os.geteuid() or shutil.which("ip") is None:
         pytest.skip("network namespaces need the superuser and the command ip")
     names = {HEAD: f"djinn-head-{os.getpid()}", WORKER: f"djinn-worker-{os.getpid()}"}

@@ -26,19 +26,22 @@ class TestPlugin(PluginConformance):
         return djinn_ray
 
 
-def node(alive=True, **has):
+def make_node(alive=True, **has):
     return {"Alive": alive, "NodeManagerAddress": f"10.0.0.{len(has)}", "Resources": has}
 
 
-def test_sufficient_cluster_lacks_nothing():
-    nodes = [node(CPU=4.0, GPU=2.0), node(CPU=4.0, GPU=1.0), node(alive=False, CPU=64.0, GPU=8.0)]
+def test_sufficient_cluster_has_no_missing_resources():
+    nodes = [make_node(CPU=4.0, GPU=2.0), make_node(CPU=4.0, GPU=1.0), make_node(alive=False, CPU=64.0, GPU=8.0)]
     assert resources.lacking(nodes, {"GPU": 1.0}, 3) == ""
     assert resources.lacking(nodes, {"GPU": 1.0}, 2, apart=True) == ""
-    assert resources.lacking([node(GPU=0.3)], {"GPU": 0.1}, 3) == "", "a third part of a number is one"
+    assert resources.lacking([make_node(GPU=0.3)], {"GPU": 0.1}, 3) == "", "a third part of a number is one"
 
 
-def test_message_lists_cluster_resources():
-    nodes = [node(CPU=4.0, GPU=2.0, memory=float(3 << 30), **{"node:10.0.0.1": 1.0}), node(alive=False, GPU=8.0)]
+def test_missing_resources_message_lists_cluster_resources():
+    nodes = [
+        make_node(CPU=4.0, GPU=2.0, memory=float(3 << 30), **{"node:10.0.0.1": 1.0}),
+        make_node(alive=False, GPU=8.0),
+    ]
     assert resources.lacking(nodes, {"GPU": 1.0, "CPU": 1.0}, 3) == (
         "the Ray cluster can never hold 3 executors with 1 CPU, 1 GPU each: even if it is idle, 2 fit. Its nodes have: 4 CPU, 2 GPU, "
         "3.0 GiB of memory"
@@ -64,7 +67,7 @@ def test_executor_threads_follow_cpu_resource():
 
 
 def test_executor_listens_on_address_towards_head():
-    worker, head = node(CPU=1.0), node(CPU=1.0, **{resources.HEAD: 1.0})
+    worker, head = make_node(CPU=1.0), make_node(CPU=1.0, **{resources.HEAD: 1.0})
     assert resources.head_address([worker, head]) == head["NodeManagerAddress"]
     assert resources.head_address([worker]) == worker["NodeManagerAddress"]
 
@@ -87,6 +90,6 @@ def test_program_without_ray_names_package(monkeypatch):
         djinn.configure()
 
 
-def test_settings_are_checked():
+def test_invalid_ray_settings_are_refused():
     with pytest.raises(djinn.errors.ConfigurationError, match=r"plugins\.ray\.strategy.*SPREAD"):
         djinn.configure(plugins=["ray"], plugin_settings={"ray": {"strategy": "near"}})

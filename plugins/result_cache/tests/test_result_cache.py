@@ -14,12 +14,12 @@ from djinn_result_cache.strategy import Cache
 class TestPlugin(PluginConformance):
     @pytest.fixture
     def plugin(self, monkeypatch):
-        monkeypatch.setattr(djinn_result_cache, "djinn_settings", Enabled)
+        monkeypatch.setattr(djinn_result_cache, "djinn_settings", EnabledSettings)
         return djinn_result_cache
 
 
 @attrs.frozen
-class Enabled(Settings):
+class EnabledSettings(Settings):
     gib: float = 1.0
 
 
@@ -37,7 +37,7 @@ class TestStrategy(RunStrategyConformance):
         }
 
 
-class Results(RunResults):
+class FakeResults(RunResults):
     def __init__(self, nbytes):
         self.nbytes, self.dropped = nbytes, False
 
@@ -49,19 +49,19 @@ class Results(RunResults):
         self.dropped = True
 
 
-def test_cache_evicts_results_that_took_the_least_time_for_their_bytes():
+def test_cache_evicts_results_with_least_time_per_byte():
     cache = Cache(100)
     for name, nbytes, seconds in ((b"slow", 40, 4.0), (b"quick", 40, 0.4), (b"new", 30, 1.0)):
-        cache.store(name, b"program", Results(nbytes), seconds)
+        cache.store(name, b"program", FakeResults(nbytes), seconds)
     assert [cache.find(name) is not None for name in (b"slow", b"quick", b"new")] == [True, False, True]
     assert cache.nbytes == 70
 
 
-def test_cache_evicts_results_that_are_not_used_any_more():
+def test_cache_evicts_unused_results():
     cache = Cache(100)
-    cache.store(b"old", b"program", Results(40), 4.0)
+    cache.store(b"old", b"program", FakeResults(40), 4.0)
     for number in range(20):
-        cache.store(number.to_bytes(), b"program", Results(40), 1.0)
+        cache.store(number.to_bytes(), b"program", FakeResults(40), 1.0)
     assert cache.find(b"old") is None
 
 
@@ -69,20 +69,20 @@ def test_number_of_small_results_is_limited(monkeypatch):
     monkeypatch.setattr(strategy, "MAX_ENTRIES", 3)
     cache = Cache(100)
     for number in range(20):
-        cache.store(number.to_bytes(), b"program", Results(1), 1.0)
+        cache.store(number.to_bytes(), b"program", FakeResults(1), 1.0)
     assert cache.nbytes == 3
 
 
-def test_cache_forgets_results_that_the_executor_has_dropped():
-    cache, results = Cache(100), Results(40)
+def test_cache_removes_results_that_executor_dropped():
+    cache, results = Cache(100), FakeResults(40)
     cache.store(b"one", b"program", results, 1.0)
     results.drop()
     assert cache.find(b"one") is None
     assert (cache.nbytes, dict(cache.programs)) == (0, {})
 
 
-def test_results_above_half_of_the_budget_are_not_cached():
-    cache, results = Cache(100), Results(60)
+def test_results_over_half_the_budget_are_not_cached():
+    cache, results = Cache(100), FakeResults(60)
     cache.store(b"one", b"program", results, 1.0)
     assert results.dropped
     assert cache.find(b"one") is None

@@ -34,19 +34,19 @@ class TestPlugin(PluginConformance):
 
 
 @pytest.fixture
-def described(tmp_path):
+def cluster_file(tmp_path):
     file = tmp_path / "cluster.toml"
     file.write_text(CLUSTER)
     return file
 
 
 @pytest.fixture
-def runtime(described):
-    return SimulatedDevice(described).open(1)
+def runtime(cluster_file):
+    return SimulatedDevice(cluster_file).open(1)
 
 
-def test_devices_follow_the_cluster_file(described):
-    found = SimulatedDevice(described).discover()
+def test_simulated_devices_match_cluster_file(cluster_file):
+    found = SimulatedDevice(cluster_file).discover()
     assert [d.id for d in found] == ["simulated:0", "simulated:1"]
     assert {(d.kind, d.memory, d.flops, d.bandwidth) for d in found} == {("simulated", 1 << 30, FLOPS, BANDWIDTH)}
 
@@ -89,7 +89,7 @@ def test_kernels_unknown_to_flop_counter(runtime):
     assert runtime.take_seconds() == pytest.approx(OP_START_SECONDS + whole / FLOPS, rel=0.05)
 
 
-def test_views_and_writes_alias(runtime):
+def test_simulated_views_and_writes_share_memory(runtime):
     x = torch.ones(4, 6)
     with runtime.running():
         row = x.t()[2]
@@ -125,7 +125,7 @@ def test_data_dependent_ops_are_computed(runtime):
         assert torch.zeros(2).sum().item() == 0
 
 
-def test_only_small_uploads_are_kept(runtime):
+def test_simulation_stores_small_uploads_only(runtime):
     small, large = torch.ones(16, dtype=torch.uint8), torch.ones(2 << 20, dtype=torch.uint8)
     assert runtime.receive(small).all()
     assert not runtime.receive(large).any()
@@ -143,11 +143,11 @@ def test_memory_limit_follows_cluster_file(runtime):
 
 
 @torch.no_grad()
-def test_simulated_time_is_logged(described, monkeypatch, caplog):
+def test_simulated_time_is_logged(cluster_file, monkeypatch, caplog):
     for name in ("DJINN_SERVERS", "DJINN_CONNECTION_FILE"):
         monkeypatch.delenv(name, raising=False)
     djinn.shut_down()
-    settings = {"simulated": {"cluster": described}}
+    settings = {"simulated": {"cluster": cluster_file}}
     djinn.configure(executor="inline", device="simulated:1", placement_policy="single", plugin_settings=settings)
     try:
         model = torch.nn.Sequential(torch.nn.Linear(1024, 1024), torch.nn.ReLU()).to("remote_accelerator:0")

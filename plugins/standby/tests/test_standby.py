@@ -46,15 +46,15 @@ class TestPlugin(PluginConformance):
 
 
 class TestChannels(ChannelConformance):
-    """Without standby servers it leaves channels as they are."""
+    """Without standby servers, the plugin returns each channel unchanged."""
 
     @pytest.fixture
     def wrapper(self):
         return Standby()
 
 
-class Server:
-    """Stands for an executor: answers submissions with what `value` says of their number, until it is down."""
+class FakeExecutor:
+    """A fake executor connection. It answers submission `number` with `value(number)` until it is down."""
 
     name = "another"
 
@@ -111,20 +111,21 @@ def answer(connection):
 
 
 @pytest.fixture
-def often(monkeypatch):
-    """States are asked for before every submission."""
+def snapshot_each_submission(monkeypatch):
+    """Request a snapshot before each submission."""
     monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
     monkeypatch.setattr(snapshot_schedule, "PAUSE_FACTOR", 0)
 
 
 @pytest.fixture
-def two():
-    first, second = Server(), Server()
+def standby_pair():
+    """Return two fake executors and a standby connection over them."""
+    first, second = FakeExecutor(), FakeExecutor()
     return first, second, StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1 << 30))
 
 
-def test_standby_replays_log_and_returns_unanswered_only(two):
-    first, second, connection = two
+def test_standby_replays_log_and_returns_unanswered_only(standby_pair):
+    first, second, connection = standby_pair
     for number in (1, 2, 3):
         connection.send(submit(number))
     assert answer(connection) == (1, b"1")
@@ -140,8 +141,8 @@ def test_standby_replays_log_and_returns_unanswered_only(two):
         connection.receive(1.0)
 
 
-def test_replay_waits_for_answers_as_before(two):
-    first, second, connection = two
+def test_replay_waits_for_same_answers_as_original(standby_pair):
+    first, second, connection = standby_pair
     for number in (1, 2, 3):
         connection.send(submit(number))
         answer(connection)
@@ -151,8 +152,8 @@ def test_replay_waits_for_answers_as_before(two):
     assert second.unread == [0, 0, 0, 0, 1]
 
 
-def test_pending_reply_comes_from_standby(two):
-    first, _, connection = two
+def test_pending_reply_comes_from_standby(standby_pair):
+    first, _, connection = standby_pair
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
     assert answer(connection) == (1, b"1")
@@ -160,9 +161,9 @@ def test_pending_reply_comes_from_standby(two):
         connection.receive(0.0)
 
 
-def test_different_result_ends_session(two):
-    first, second, connection = two
-    third = Server()
+def test_different_result_ends_session(standby_pair):
+    first, second, connection = standby_pair
+    third = FakeExecutor()
     connection._standby_servers.append(third)
     second.value = lambda number: b"another"
     connection.send(submit(1))
@@ -176,8 +177,8 @@ def test_different_result_ends_session(two):
 
 
 @pytest.mark.parametrize("inexact_from", [1, 2])
-def test_inexact_results_may_differ_on_standby(two, inexact_from):
-    first, second, connection = two
+def test_inexact_results_may_differ_on_standby(standby_pair, inexact_from):
+    first, second, connection = standby_pair
     second.value = lambda number: b"rounded otherwise"
     for number in (1, 2):
         if number == inexact_from:
@@ -202,8 +203,8 @@ def test_inexact_results_may_differ_on_standby(two, inexact_from):
     ],
     ids=["stopped", "refused", "crashes_executors"],
 )
-def test_only_idempotent_requests_are_replayed(two, end, goes_on):
-    first, second, connection = two
+def test_only_idempotent_requests_are_replayed(standby_pair, end, goes_on):
+    first, second, connection = standby_pair
     connection.send(submit(1))
     answer(connection)
     first.crashes_executors = end is None
@@ -221,8 +222,8 @@ def test_only_idempotent_requests_are_replayed(two, end, goes_on):
         assert decode(connection.receive(0.0).head) == end
 
 
-def test_interrupted_submission_replays_to_same_op(two):
-    first, second, connection = two
+def test_interrupted_submission_is_replayed_to_same_op(standby_pair):
+    first, second, connection = standby_pair
     first.outcome = {"stopped_at": 3, "shortages": (1,)}
     connection.send(submit(1))
     connection.send(Frame(encode(CancelSubmissions((1,)))))
@@ -236,8 +237,8 @@ def test_interrupted_submission_replays_to_same_op(two):
     assert second.kinds()[1:] == ["Submit"] * 3
 
 
-def test_uninterruptible_submission_fails_over(two):
-    first, second, connection = two
+def test_uninterruptible_submission_fails_over(standby_pair):
+    first, second, connection = standby_pair
     connection.send(submit(1))
     first.down, first.answers = "gone", deque()
     connection.send(Frame(encode(CancelSubmissions((1,)))))
@@ -245,8 +246,8 @@ def test_uninterruptible_submission_fails_over(two):
     assert answer(connection) == (1, b"1")
 
 
-def test_snapshot_replaces_stopped_submission(often, two):
-    first, second, connection = two
+def test_snapshot_replaces_stopped_submission(snapshot_each_submission, standby_pair):
+    first, second, connection = standby_pair
     first.outcome, first.state = {"stopped_at": 3}, (encode_snapshot(snapshot()), [], ())
     connection.send(submit(1))
     connection.send(Frame(encode(CancelSubmissions((1,)))))
@@ -259,7 +260,7 @@ def test_snapshot_replaces_stopped_submission(often, two):
 
 
 def test_log_over_limit_is_reported(caplog):
-    first, second = Server(), Server()
+    first, second = FakeExecutor(), FakeExecutor()
     connection = StandbyConnection(first, ChannelContext("first", ATTACHED, (second,), 1000))
     connection.send(Frame(encode(StatsRequest()), [bytes(2000)]))
     assert "no standby server can continue this session any more" in caplog.text
@@ -275,8 +276,8 @@ def snapshot(items=(), templates=()):
     return Snapshot(7, tuple(templates), tuple(items), (), (), b"random")
 
 
-def test_log_restarts_with_session_state(often, two):
-    first, second, connection = two
+def test_log_restarts_with_session_state(snapshot_each_submission, standby_pair):
+    first, second, connection = standby_pair
     memory = bytes(range(256)) * (PIECE // 256) + b"tail"
     item = Item(len(memory), (View(1 << 32, "uint8", (len(memory),), (1,)),))
     first.state = (encode_snapshot(snapshot([item])), [memory], ())
@@ -291,8 +292,8 @@ def test_log_restarts_with_session_state(often, two):
     assert [answer(connection) for _ in range(2)] == [(2, b"2"), (3, b"3")]
 
 
-def test_stateless_session_keeps_log_and_warns_once(often, two, caplog):
-    first, second, connection = two
+def test_stateless_session_keeps_log_and_warns_once(snapshot_each_submission, standby_pair, caplog):
+    first, second, connection = standby_pair
     first.stateless = True
     for number in (1, 2, 3):
         connection.send(submit(number))
@@ -302,7 +303,7 @@ def test_stateless_session_keeps_log_and_warns_once(often, two, caplog):
     assert second.kinds() == ["Submit"] * 4
 
 
-def test_frames_are_read_as_they_were_written():
+def test_sent_frames_are_read_as_written():
     sent = SentFrames(1 << 30)
     frames = [Frame(b"one", [b"a" * 10, b"", b"b"]), Frame(b"two"), Frame(b"three", [bytes(100_000)])]
     for number, frame in enumerate(frames):
@@ -312,13 +313,13 @@ def test_frames_are_read_as_they_were_written():
     sent.close()
 
 
-def frames_of(state):
+def split_frames(state):
     head, *frames = state_frames(lambda: state, 0, 1 << 30)
     return decode(head.head), iter(frames)
 
 
-def taken(state, receive):
-    """What `take_in` returns, where each frame is there when it is asked for."""
+def receive_all(state, receive):
+    """Return the result of `receive_state`, with each frame available at once."""
 
     def present():
         return receive()
@@ -353,8 +354,8 @@ def test_state_is_read_value_by_value():
 def test_state_round_trips():
     memory = [b"abcd", b"", bytes(PIECE + 1)]
     items = [Item(len(data), (View(n << 32, "uint8", (len(data),), (1,)),)) for n, data in enumerate(memory, 1)]
-    state, frames = frames_of((encode_snapshot(snapshot(items)), memory, ()))
-    found, body = taken(state, lambda: next(frames))
+    state, frames = split_frames((encode_snapshot(snapshot(items)), memory, ()))
+    found, body = receive_all(state, lambda: next(frames))
     assert found == snapshot(items)
     assert [bytes(part) for part in body] == memory
     assert count_pieces(state.lengths) == 4
@@ -377,25 +378,25 @@ def test_oversized_state_is_refused_early():
     ],
 )
 def test_inconsistent_state_is_refused(items, templates, reason):
-    state, frames = frames_of((encode_snapshot(snapshot(items, templates)), [b"abcd"], ()))
+    state, frames = split_frames((encode_snapshot(snapshot(items, templates)), [b"abcd"], ()))
     with pytest.raises(ProtocolError, match=reason):
-        taken(state, lambda: next(frames))
+        receive_all(state, lambda: next(frames))
 
 
-def test_pieces_match_announced_size():
+def test_state_chunks_must_match_announced_size():
     piece = Frame(encode(StateChunk()), [b"abc"])
     with pytest.raises(ProtocolError, match="3 bytes instead of 4"):
-        taken(StateHeader((4,)), lambda: piece)
+        receive_all(StateHeader((4,)), lambda: piece)
     with pytest.raises(ProtocolError, match="3 bytes instead of 4,194,304"):
-        taken(StateHeader((1 << 40,)), lambda: piece)
+        receive_all(StateHeader((1 << 40,)), lambda: piece)
     with pytest.raises(ProtocolError, match="are out of order"):
-        taken(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
+        receive_all(StateHeader((4,)), lambda: Frame(encode(Goodbye())))
     with pytest.raises(ProtocolError, match="unreadable"):
-        taken(StateHeader((3,)), lambda: piece)
+        receive_all(StateHeader((3,)), lambda: piece)
 
 
-def test_state_templates_match_digests():
+def test_state_templates_must_match_digests():
     known = KnownTemplate(bytes(32), Template((), (), (), (), ()), (), ())
-    state, frames = frames_of((encode_snapshot(snapshot(templates=[known])), [], ()))
+    state, frames = split_frames((encode_snapshot(snapshot(templates=[known])), [], ()))
     with pytest.raises(ProtocolError, match="digest of a template in a session state is wrong"):
-        taken(state, lambda: next(frames))
+        receive_all(state, lambda: next(frames))

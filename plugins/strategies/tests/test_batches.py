@@ -82,13 +82,13 @@ SLOTS = {digest_of(STEP): (), digest_of(BLOCK): (0.5, 4, 1, 1, 4, 1, 4), digest_
 _ORIGIN = Origin("file:model", WeightKey(bytes(32), "weight", 0, 64))
 
 
-def made_by(step):
-    """Handles of the product and the cache that a step makes."""
+def output_handles(step):
+    """Return the handles of the product and the cache of a step."""
     return [(2 * step + position) << 32 | 1 for position in (10, 11)]
 
 
 class Client:
-    """A client's end of a session of an executor, without a network."""
+    """A client of an in-process executor session, without a network."""
 
     def __init__(self, context, weight, rows, exact=False, template=STEP, channel=PlainExecutorChannel):
         self.limits, self._frames, self._given = Limits(), [], threading.Semaphore(0)
@@ -102,13 +102,13 @@ class Client:
         self._thread = threading.Thread(target=self._serve, args=(channel(self),))
         self._thread.start()
         if not exact:
-            self.give(NumericSettings(exact=False))
+            self.enqueue(NumericSettings(exact=False))
 
     def _serve(self, channel):
         with contextlib.suppress(TransportError):
             self.session.serve(channel)
 
-    def give(self, *messages):
+    def enqueue(self, *messages):
         for message in messages:
             self._frames.append(Frame(encode(message)))
             self._given.release()
@@ -127,11 +127,13 @@ class Client:
 
     def step(self):
         self.submitted += 1
-        cache = CACHE if self.submitted == 1 else made_by(self.submitted - 1)[1]
-        handles, made = pack_handles([GIVEN, WEIGHT, cache]), pack_handles(made_by(self.submitted))
+        cache = CACHE if self.submitted == 1 else output_handles(self.submitted - 1)[1]
+        handles, made = pack_handles([GIVEN, WEIGHT, cache]), pack_handles(output_handles(self.submitted))
         digest = digest_of(self.template)
         first = InitialBindings(self.slots, handles)
-        self.give(Submit(self.submitted, digest=digest, template=self.template, first=first, outputs=made, fetch=made))
+        self.enqueue(
+            Submit(self.submitted, digest=digest, template=self.template, first=first, outputs=made, fetch=made)
+        )
 
     def results(self):
         message, body = self.answers[-1]
@@ -144,36 +146,36 @@ class Client:
         ]
 
     def leave(self):
-        self.give(Goodbye())
+        self.enqueue(Goodbye())
         self._thread.join()
 
 
-def until(condition):
+def wait_until(condition):
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def together(context, clients):
-    """Have all of them submit a step while another session computes, and wait for their answers."""
+def submit_together(context, clients):
+    """Submit a step of each client while another session computes, and wait for their answers."""
     answered = [len(one.answers) for one in clients]
     with context.device.turns.share():
         for one in clients:
             one.step()
-        until(lambda: context.device.turns.waiting == len(clients))
-    until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
+        wait_until(lambda: context.device.turns.waiting == len(clients))
+    wait_until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
 
 
-def batches(context):
-    """The strategy of an executor."""
+def batch_strategy(context):
+    """Return the batch strategy of an executor."""
     (found,) = [one for one in context.device.arbiter.strategies if isinstance(one, Batches)]
     return found
 
 
 @pytest.fixture(params=trials.METHODS)
 def context(request, monkeypatch):
-    """An executor that joins products in one way, however fast that is."""
+    """Return an executor that always batches, by one method of joining products."""
     monkeypatch.setattr(trials, "GAIN", float("inf"))
     monkeypatch.setattr(trials, "METHODS", (request.param,))
     found = ExecutorContext.of(CpuRuntime())
@@ -191,114 +193,114 @@ def close(clients):
         one.leave()
 
 
-def test_sessions_of_one_model_run_together_with_caches_of_any_length(context, weight):
+def test_sessions_of_one_model_are_batched_with_caches_of_any_length(context, weight):
     clients = [Client(context, weight, rows) for rows in (1, 2, 5)]
     expected = [[torch.ones(1, 4) * one.length, torch.zeros(one.length, 4)] for one in clients]
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
         for one, values in zip(clients, expected, strict=True):
             product = values[0] @ weight
             values[:] = values[0] + product, torch.cat([values[1], product])
             found = one.results()
             torch.testing.assert_close(found[0], product)
             torch.testing.assert_close(found[1], values[1])
-    counts = batches(context).counts
+    counts = batch_strategy(context).counts
     assert (counts.batches, counts.batched_submissions) == (ROUNDS, 3 * ROUNDS)
     assert counts.batched_products == ROUNDS
-    storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
+    storages = [one.session.values[output_handles(one.submitted)[0]].untyped_storage() for one in clients]
     assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
     close(clients)
 
 
-def after_block(given, weight, cache):
-    """The results of a step of `BLOCK`."""
+def expected_block(given, weight, cache):
+    """Return the expected results of a step of `BLOCK`."""
     residual = 0.5 * torch.tanh(given @ weight) + given
     row = torch.nn.functional.layer_norm(residual, [4]) @ weight + residual
     return row, torch.cat([cache, row])
 
 
-def test_what_lies_between_two_products_runs_once_for_all_sessions(context, weight):
+def test_ops_between_two_products_run_once_for_all_sessions(context, weight):
     clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 5)]
     caches = [torch.zeros(one.length, 4) for one in clients]
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
         for number, one in enumerate(clients):
-            row, caches[number] = after_block(torch.ones(1, 4) * one.length, weight, caches[number])
+            row, caches[number] = expected_block(torch.ones(1, 4) * one.length, weight, caches[number])
             torch.testing.assert_close(one.results(), [row, caches[number]])
-    counts, decided = batches(context).counts, ROUNDS - trials.CHECKS
+    counts, decided = batch_strategy(context).counts, ROUNDS - trials.CHECKS
     assert counts.batched_products == 2 * ROUNDS
     assert counts.batched_rows == 7 * decided, "all but the products and the cache"
-    storages = [one.session.values[made_by(one.submitted)[0]].untyped_storage() for one in clients]
+    storages = [one.session.values[output_handles(one.submitted)[0]].untyped_storage() for one in clients]
     assert [storage.nbytes() for storage in storages] == [16] * 3, "each result has memory of its own"
     assert len({storage.data_ptr() for storage in storages}) == 3
     close(clients)
 
 
-def test_batch_does_not_join_numbers_of_other_type_or_sign(context, weight):
+def test_batch_separates_numbers_by_type_and_sign(context, weight):
     clients = [Client(context, weight, rows, template=SCALED) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
-        together(context, clients)
-    assert batches(context).counts.batched_rows
+        submit_together(context, clients)
+    assert batch_strategy(context).counts.batched_rows
     for slots in ((0.0, -0.0, 0.0), (-0.0, 0.0, 0), (0, -0.0, 0.0)):
         for one, slot in zip(clients, slots, strict=True):
             one.slots = (slot,)
-        together(context, clients)
+        submit_together(context, clients)
         for one in clients:
             scaled = torch.ones(1, 4) * one.length @ weight * one.slots[0]
             assert torch.equal(one.results()[1][-1:].signbit(), scaled.signbit())
     close(clients)
 
 
-def test_a_session_whose_operand_does_not_fit_poisons_nothing_of_the_others(context, weight):
+def test_mismatched_operand_fails_only_its_session(context, weight):
     clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
-        together(context, clients)
-    counts = batches(context).counts
+        submit_together(context, clients)
+    counts = batch_strategy(context).counts
     before = counts.batched_rows
     clients[1].session.values[GIVEN] = torch.ones(1, 5)
     for _ in range(3):
-        together(context, clients)
+        submit_together(context, clients)
     assert all(isinstance(one, Failure) for one in clients[1].results())
     for one in (clients[0], clients[2]):
-        row, _ = after_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
+        row, _ = expected_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
         torch.testing.assert_close(one.results()[0], row)
         assert one.results()[1].shape == (one.length + one.submitted, 4)
     assert counts.batched_rows == before + 3 * 7, "the others are still computed together"
     close(clients)
 
 
-def test_a_client_that_is_killed_in_the_middle_of_a_batch_takes_nothing_along(context, weight, monkeypatch):
+def test_killed_client_does_not_affect_its_batch(context, weight, monkeypatch):
     clients = [Client(context, weight, rows, template=BLOCK) for rows in (1, 2, 3)]
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
     dead, left = clients[1], [clients[0], clients[2]]
     plain = JoinedRuns.scatter
 
-    def dying(joined, stop):
+    def die_before_growth(joined, stop):
         plain(joined, stop)
         if not dead.broken:  # before the caches grow
             dead.broken = True
             dead.session.stop()
 
-    monkeypatch.setattr(JoinedRuns, "scatter", dying)
+    monkeypatch.setattr(JoinedRuns, "scatter", die_before_growth)
     answered = [len(one.answers) for one in left]
     with context.device.turns.share():
         for one in clients:
             one.step()
-        until(lambda: context.device.turns.waiting == 3)
-    until(lambda: all(len(one.answers) > before for one, before in zip(left, answered, strict=True)))
+        wait_until(lambda: context.device.turns.waiting == 3)
+    wait_until(lambda: all(len(one.answers) > before for one, before in zip(left, answered, strict=True)))
     dead._thread.join()
-    together(context, left)
+    submit_together(context, left)
     for one in left:
-        row, _ = after_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
+        row, _ = expected_block(torch.ones(1, 4) * one.length, weight, torch.zeros(1, 4))
         torch.testing.assert_close(one.results()[0], row)
         assert one.results()[1].shape == (one.length + one.submitted, 4)
-    assert batches(context).counts.batched_submissions == 3 * (ROUNDS + 1) + 2
+    assert batch_strategy(context).counts.batched_submissions == 3 * (ROUNDS + 1) + 2
     close(left)
 
 
-class Line:
-    """A connection on which frames are numbered, between a client's end and a session that may be taken over."""
+class NumberedConnection:
+    """A connection with numbered frames, so that another connection can resume its session."""
 
     def __init__(self, end, sent=0):
         self.end, self.limits, self.bytes_sent, self.bytes_received = end, Limits(), 0, 0
@@ -317,7 +319,7 @@ class Line:
         """As `Connection.close`."""
 
 
-def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(context, weight, monkeypatch, tmp_path):
+def test_recovered_session_continues_from_batched_values(context, weight, monkeypatch, tmp_path):
     plain = BatchTrial._multiply
     monkeypatch.setattr(
         BatchTrial, "_multiply", lambda *given: None if (found := plain(*given)) is None else found + 1e-6
@@ -325,45 +327,45 @@ def test_after_a_kill_a_session_goes_on_with_values_that_differ_in_rounding(cont
     path, again = tmp_path / "one.journal", tmp_path / "two.journal"
     owner, channels = SessionIdentity("name", "a client", "secret", NO_TENANT), []
 
-    def leased(line, journal):
+    def lease(line, journal):
         channels.append(LeasedConnection(line, 1.0, UsageMetrics(), journal=journal))
         return channels[-1]
 
-    def journaled(end):
-        return leased(Line(end), Journal.begin(path, owner, 1 << 20, DiskQuota()))
+    def lease_with_journal(end):
+        return lease(NumberedConnection(end), Journal.begin(path, owner, 1 << 20, DiskQuota()))
 
     def recovered(end):
         past = JournalReader(again)
-        channel = leased(Line(end, past.taken), Journal.resume(again, past, 1 << 20, DiskQuota()))
+        channel = lease(NumberedConnection(end, past.taken), Journal.resume(again, past, 1 << 20, DiskQuota()))
         channel.replay(0)
         return channel
 
     clients = [
-        Client(context, weight, 1, template=BLOCK, channel=journaled),
+        Client(context, weight, 1, template=BLOCK, channel=lease_with_journal),
         Client(context, weight, 2, template=BLOCK),
     ]
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
     shutil.copy(path, again)  # as the executor was killed here
     next_one = Client(context, weight, 1, exact=True, template=BLOCK, channel=recovered)
-    until(lambda: len(next_one.answers) == ROUNDS or not next_one._thread.is_alive())
+    wait_until(lambda: len(next_one.answers) == ROUNDS or not next_one._thread.is_alive())
     before, after = clients[0].results(), next_one.results()
     torch.testing.assert_close(after, before)
     assert not torch.equal(after[0], before[0]), "computed alone"
     next_one.submitted = ROUNDS
     next_one.step()
-    until(lambda: len(next_one.answers) == ROUNDS + 1)
+    wait_until(lambda: len(next_one.answers) == ROUNDS + 1)
     close([*clients, next_one])
     for channel in channels:
         channel.close()
 
 
-def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone(context, weight):
+def test_exact_sessions_and_other_weights_are_not_batched(context, weight):
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     alone = [Client(context, weight, 3, exact=True), Client(context, weight.clone(), 4)]
     for _ in range(ROUNDS):
-        together(context, [*clients, *alone])
-    counts = batches(context).counts
+        submit_together(context, [*clients, *alone])
+    counts = batch_strategy(context).counts
     assert (counts.batches, counts.batched_submissions) == (ROUNDS, 2 * ROUNDS)
     given = torch.ones(1, 4) * 3
     for _ in range(ROUNDS):
@@ -373,8 +375,8 @@ def test_a_session_that_wants_exact_results_and_one_with_other_weights_run_alone
     close([*clients, *alone])
 
 
-def test_template_that_a_strategy_runs_faster_is_not_joined(context, weight):
-    class Whole(RunStrategy, RunOffer):
+def test_template_with_faster_strategy_is_not_batched(context, weight):
+    class WholeStrategy(RunStrategy, RunOffer):
         name = "whole"
 
         def acts_on(self, template):
@@ -383,40 +385,40 @@ def test_template_that_a_strategy_runs_faster_is_not_joined(context, weight):
         def run(self, run):
             yield from run.advance()
 
-    context.device.arbiter.register(Whole())
-    clients, counts = [Client(context, weight, rows) for rows in (1, 2)], batches(context).counts
-    together(context, clients)
+    context.device.arbiter.register(WholeStrategy())
+    clients, counts = [Client(context, weight, rows) for rows in (1, 2)], batch_strategy(context).counts
+    submit_together(context, clients)
     assert counts.batches == 1
     (choice,) = context.device.arbiter._choices.values()
     choice.candidates[0].used = True
-    together(context, clients)
+    submit_together(context, clients)
     assert counts.batches == 1
     close(clients)
 
 
-def test_what_fails_or_is_cancelled_in_one_session_is_no_other_ones(context, weight):
+def test_failure_and_cancellation_stay_in_their_session(context, weight):
     clients = [Client(context, weight, rows) for rows in (1, 2, 3, 4)]
     clients[1].session.values[CACHE] = torch.zeros(2, 5)  # as long as nothing fits
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
     failed, cancelled = clients[1], clients[2]
     assert isinstance(failed.results()[1], Failure), "its cache does not fit"
     answered = [len(one.answers) for one in clients]
     with context.device.turns.share():
         for one in clients:
             one.step()
-        until(lambda: context.device.turns.waiting == len(clients))
+        wait_until(lambda: context.device.turns.waiting == len(clients))
         cancelled.session.stop()
-    until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
+    wait_until(lambda: all(len(one.answers) > before for one, before in zip(clients, answered, strict=True)))
     assert {result.kind for result in cancelled.results()} == {"ProgramStopped"}
     for one in (clients[0], clients[3]):
         assert one.results()[1].shape == (one.length + one.submitted, 4)
         assert not one.answers[-1][0].failures
-    assert batches(context).counts.batched_submissions == 4 * (ROUNDS + 1)
+    assert batch_strategy(context).counts.batched_submissions == 4 * (ROUNDS + 1)
     close(clients)
 
 
-def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, monkeypatch):
+def test_internal_error_fails_only_its_session(context, weight, monkeypatch):
     clients = [Client(context, weight, rows) for rows in (1, 2, 3)]
     broken = clients[1].session.values
     monkeypatch.setattr(
@@ -425,59 +427,59 @@ def test_an_error_of_the_executors_own_costs_its_session_alone(context, weight, 
             (_ for _ in ()).throw(KeyError("broken")) if run._values is broken else plain(run)
         ),
     )
-    together(context, clients)
+    submit_together(context, clients)
     assert {result.kind for result in clients[1].results()} == {"KeyError"}
     assert all(isinstance(result, torch.Tensor) for one in (clients[0], clients[2]) for result in one.results())
     close(clients)
 
 
 @pytest.mark.parametrize(("owner", "method"), [(BatchedTemplate, "join"), (PendingRun, "ended")])
-def test_batches_that_raise_are_switched_off_and_cost_no_session(context, weight, monkeypatch, caplog, owner, method):
+def test_raising_batch_is_disabled_and_fails_no_session(context, weight, monkeypatch, caplog, owner, method):
     def fail(self, *_):
         raise KeyError("broken")
 
     monkeypatch.setattr(owner, method, fail)
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(2):
-        together(context, clients)
+        submit_together(context, clients)
         assert all(isinstance(result, torch.Tensor) for one in clients for result in one.results())
     assert context.device.arbiter.strategies == []
     assert sum("switched off" in record.getMessage() for record in caplog.records) == 1
     close(clients)
 
 
-def test_time_is_charged_in_equal_parts(context, weight):
+def test_batch_time_is_charged_in_equal_parts(context, weight):
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(3):
-        together(context, clients)
+        submit_together(context, clients)
     assert len({one.answers[-1][0].timing.execute for one in clients}) == 1
     close(clients)
 
 
-def test_what_does_not_pay_is_not_done_and_is_tried_again_with_twice_as_many(context, weight, monkeypatch):
+def test_slow_batch_is_disabled_and_retried_with_twice_the_sessions(context, weight, monkeypatch):
     monkeypatch.setattr(trials, "GAIN", 0.0)
     clients = [Client(context, weight, rows) for rows in (1, 2, 3, 4)]
-    counts = batches(context).counts
+    counts = batch_strategy(context).counts
     for _ in range(ROUNDS):
-        together(context, clients[:2])
+        submit_together(context, clients[:2])
     assert counts.batches == trials.CHECKS
-    assert not batches(context).packed.nbytes, "unused copies are freed"
+    assert not batch_strategy(context).packed.nbytes, "unused copies are freed"
     for _ in range(2):
-        together(context, clients[:3])
+        submit_together(context, clients[:3])
     assert counts.batches == trials.CHECKS
-    together(context, clients)
+    submit_together(context, clients)
     assert counts.batches == trials.CHECKS + 1
     close(clients)
 
 
-def test_results_that_differ_are_not_used(context, weight, monkeypatch):
+def test_different_batch_results_are_not_used(context, weight, monkeypatch):
     plain = trials.BatchTrial._multiply
     monkeypatch.setattr(
         trials.BatchTrial, "_multiply", lambda *given: None if (found := plain(*given)) is None else found + 1e-3
     )
     clients = [Client(context, weight, rows) for rows in (1, 2)]
     for _ in range(ROUNDS):
-        together(context, clients)
+        submit_together(context, clients)
     assert all(torch.equal(one.results()[1][-1], one.results()[0][0]) for one in clients)
     given = torch.ones(1, 4) * 2
     for _ in range(ROUNDS):
@@ -487,18 +489,18 @@ def test_results_that_differ_are_not_used(context, weight, monkeypatch):
     close(clients)
 
 
-def test_a_session_alone_waits_for_none(context, weight):
+def test_single_session_does_not_wait_for_batch(context, weight):
     clients = [Client(context, weight, rows) for rows in (1, 2)]
-    together(context, clients)
+    submit_together(context, clients)
     assert len(clients[0].session._turn.group) == 2
     clients[1].leave()
     for _ in range(2):
-        together(context, clients[:1])
+        submit_together(context, clients[:1])
     assert not clients[0].session._turn.group
     close(clients[:1])
 
 
-def test_submission_that_has_begun_is_not_joined():
+def test_started_submission_is_not_batched():
     turns = FairShare(moment=0.0)
     lead, paused, whole = turns.share(), turns.share(), turns.share()
     done, asked = [], []
@@ -508,8 +510,8 @@ def test_submission_that_has_begun_is_not_joined():
             yield
         done.append(name)
 
-    def joining():
-        until(lambda: turns.waiting == 2)
+    def gather_others():
+        wait_until(lambda: turns.waiting == 2)
         turns.gather(lead, lambda pending: asked.append(pending) or True, 0.0, range(1, 32))
         turns.release(lead)
         done.append("lead")
@@ -518,12 +520,12 @@ def test_submission_that_has_begun_is_not_joined():
     with turns.share():
         threads = [
             threading.Thread(target=turns.run, args=(one, steps, name))
-            for one, steps, name in ((paused, take("paused", 1), "a"), (lead, joining(), "b"))
+            for one, steps, name in ((paused, take("paused", 1), "a"), (lead, gather_others(), "b"))
         ]
         threads[0].start()
-        until(lambda: turns.waiting == 1)
+        wait_until(lambda: turns.waiting == 1)
         threads[1].start()
-        until(lambda: turns.waiting == 2)
+        wait_until(lambda: turns.waiting == 2)
     threads.append(threading.Thread(target=turns.run, args=(whole, take("whole", 0), "c")))
     threads[2].start()
     for thread in threads:
@@ -532,7 +534,7 @@ def test_submission_that_has_begun_is_not_joined():
     assert done == ["whole", "lead", "paused"]
 
 
-def test_products_and_random_numbers_of_a_template():
+def test_products_by_written_weights_are_not_batched():
     dropout = Form(
         "aten::scaled_dot_product_attention",
         (Operand(), Operand(), Operand(), Constant(None), SlotArg()),
@@ -552,7 +554,7 @@ def test_products_and_random_numbers_of_a_template():
     assert draws.first_draw([0.1]) == 0
 
 
-def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its_memory():
+def test_only_row_wise_ops_without_shared_memory_are_joined():
     own = ExecutorContext.of(CpuRuntime()).device.own
     compiled = compile_template(BLOCK, torch.device("cpu"), own)
     rows = find_rows(compiled, aliases_of(compiled, own).written_inputs)
@@ -567,7 +569,7 @@ def test_rows_are_joined_where_each_is_computed_by_itself_and_nothing_shares_its
     assert [row.step for row in find_rows(compiled, aliases_of(compiled, own).written_inputs).steps] == [1]
 
 
-def test_batches_and_a_memory_limit_exclude_each_other():
+def test_batches_are_refused_with_memory_limit():
     context = ExecutorContext.of(LimitedRuntime(CpuRuntime(), 1 << 20, DiskQuota()))
     with pytest.raises(StartupError, match="--memory-gib"):
         begin_strategies(context, [Batches()])

@@ -34,7 +34,10 @@ RUNS = 16  # from cold to adopted, with some to spare
 
 
 class CountingCompiler(Compiler):
-    """Stands for a compiler: runs the graph as it is, on this thread, and counts; `spoil` changes results."""
+    """A fake compiler that counts runs of the unchanged graph on this thread.
+
+    `spoil` changes each result.
+    """
 
     name = "counting"
 
@@ -73,8 +76,8 @@ class Plugin:
 
 
 @pytest.fixture
-def compiling_with(monkeypatch):
-    """A function: `remote_accelerator` has hot templates compiled by the compiler that it is given."""
+def use_compiler(monkeypatch):
+    """Return a function that lets `remote_accelerator` compile hot templates with a compiler."""
 
     def begin(compiler, limits=ANY_TIME):
         monkeypatch.setattr(compiled, "Thresholds", lambda: QUICK)
@@ -82,11 +85,11 @@ def compiling_with(monkeypatch):
         djinn.shut_down()
         _contexts.clear()
 
-        def noted(context, *others):
+        def record_context(context, *others):
             _contexts.append(context)
             begin_strategies(context, *others)
 
-        monkeypatch.setattr(inline, "begin_strategies", noted)
+        monkeypatch.setattr(inline, "begin_strategies", record_context)
         djinn.configure(executor="inline", plugins=["compiled", Plugin(compiler)], compilers=["counting"], threads=1)
         return compiler
 
@@ -99,7 +102,7 @@ _contexts = []  # of the present executor
 
 
 def phases():
-    """Phase of each template of the present executor, by its length; waits until no compilation is pending."""
+    """Return the phase of each template of the executor. Wait until no compilation is pending."""
     found = {}
     for strategy in [one for context in _contexts for one in context.device.arbiter.strategies]:
         for hot in strategy.templates:
@@ -110,7 +113,7 @@ def phases():
 
 
 def repeat(function, *inputs, times=RUNS):
-    """Call `function` so often, with what is in `inputs` fetched afterwards; the last results."""
+    """Call `function` several times and fetch the results each time. Return the last results."""
     for _ in range(times):
         result = function(*inputs)
         fetched = [tensor.cpu() for tensor in (result if isinstance(result, tuple) else (result,))]
@@ -118,7 +121,7 @@ def repeat(function, *inputs, times=RUNS):
     return fetched
 
 
-def gated(x, w):
+def gated_block(x, w):
     y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
     y = (y @ w) * torch.sigmoid(x)
     return y + x.tanh()
@@ -130,14 +133,14 @@ def operands():
     return torch.randn(8, 16), torch.randn(16, 16)
 
 
-def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_hot_template_is_compiled_and_equals_eager(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
     remote = [tensor.to(DEVICE) for tensor in operands]
-    (found,) = repeat(gated, *remote)
-    torch.testing.assert_close(found, gated(*operands))
+    (found,) = repeat(gated_block, *remote)
+    torch.testing.assert_close(found, gated_block(*operands))
     assert any(isinstance(phase, AdoptedPhase) for phase in phases())
     before = compiler.runs
-    torch.testing.assert_close(repeat(gated, *remote, times=3)[0], gated(*operands))
+    torch.testing.assert_close(repeat(gated_block, *remote, times=3)[0], gated_block(*operands))
     assert compiler.runs == before + 3
     assert compiler.prepared == 2
     (context,) = compiler.contexts
@@ -146,7 +149,7 @@ def test_what_runs_often_is_compiled_and_gives_the_same(compiling_with, operands
     assert [tuple(meta.shape) for meta in context.metas] in ([(8, 16), (16, 16)], [(16, 16), (8, 16)])
 
 
-def test_compilers_are_prepared_before_a_program_comes():
+def test_compiler_is_prepared_before_first_program():
     class Waiting(CountingCompiler):
         def prepare(self):
             called.set()
@@ -158,12 +161,12 @@ def test_compilers_are_prepared_before_a_program_comes():
 
 
 @pytest.mark.parametrize("change", ["shape", "dtype", "stride", "number"])
-def test_what_was_not_compiled_for_runs_as_it_is(compiling_with, operands, change):
-    compiler = compiling_with(CountingCompiler())
+def test_call_with_other_metadata_runs_uncompiled(use_compiler, operands, change):
+    compiler = use_compiler(CountingCompiler())
     x, w = (tensor.to(DEVICE) for tensor in operands)
 
     def scaled(x, w, by=2.0):
-        return gated(x, w) * by
+        return gated_block(x, w) * by
 
     repeat(scaled, x, w)
     runs = compiler.runs
@@ -179,8 +182,8 @@ def test_what_was_not_compiled_for_runs_as_it_is(compiling_with, operands, chang
     assert compiler.runs == runs
 
 
-def test_growing_caches_are_compiled_once(compiling_with):
-    compiler = compiling_with(CountingCompiler())
+def test_growing_caches_are_compiled_once(use_compiler):
+    compiler = use_compiler(CountingCompiler())
     torch.manual_seed(0)
     rows = torch.randn(40, 8)
     remote, cache = rows.to(DEVICE), rows[:2].to(DEVICE)
@@ -199,27 +202,27 @@ def _scores(cache):
     return (cache.tanh() * 3.0 + cache.sigmoid()).sum(0, keepdim=True)
 
 
-def test_numbers_without_a_law_leave_out_their_ops_alone(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_irregular_slots_exclude_only_their_ops(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
     rows = torch.randn(7, 8, 16)
     remote, w = rows.to(DEVICE), operands[1].to(DEVICE)
     for step in range(2 * RUNS):
         at = step * step % 7
-        torch.testing.assert_close(gated(remote[at], w).cpu(), gated(rows[at], operands[1]))
+        torch.testing.assert_close(gated_block(remote[at], w).cpu(), gated_block(rows[at], operands[1]))
         phases()
     (context,) = compiler.contexts
     assert compiler.runs > RUNS
     assert "aten.select.int" not in [str(node.target) for node in context.graph_module.graph.nodes]
 
 
-def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_slots_outside_compiled_region_may_vary(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
     x, w = (tensor.to(DEVICE) for tensor in operands)
 
     def step(chance):
         torch.manual_seed(3)
         kept = torch.nn.functional.dropout(x, chance)
-        return gated(kept, w)
+        return gated_block(kept, w)
 
     repeat(lambda: step(0.5))
     for number in range(RUNS):
@@ -228,8 +231,8 @@ def test_numbers_of_ops_outside_of_the_region_may_be_any(compiling_with, operand
     assert compiler.runs > RUNS
 
 
-def test_a_cache_that_begins_empty_is_laid_out_as_it_is_uncompiled(compiling_with):
-    compiler = compiling_with(CountingCompiler())
+def test_initially_empty_cache_has_uncompiled_layout(use_compiler):
+    compiler = use_compiler(CountingCompiler())
     rows, nothing = torch.randn(1, 4, 3, 8).transpose(1, 2), torch.empty(0)
     remote, empty = rows.to(DEVICE), nothing.to(DEVICE)
     found = repeat(lambda x, start: torch.cat([start, (x * 2 + 1).abs().neg()], 2), remote, empty)
@@ -240,20 +243,20 @@ def test_a_cache_that_begins_empty_is_laid_out_as_it_is_uncompiled(compiling_wit
     assert "aten.cat.default" not in [str(node.target) for node in context.graph_module.graph.nodes]
 
 
-def test_memory_that_a_kernel_leaves_beyond_its_result_is_not_asked_for(compiling_with, operands):
+def test_compiled_result_need_not_allocate_excess_memory(use_compiler, operands):
     def loss(x, w):
-        return torch.nn.functional.mse_loss(gated(x, w), x)
+        return torch.nn.functional.mse_loss(gated_block(x, w), x)
 
     assert loss(*operands).untyped_storage().nbytes() > 4, "else this tests nothing"
-    compiler = compiling_with(CountingCompiler())
+    compiler = use_compiler(CountingCompiler())
     (found,) = repeat(loss, *[tensor.to(DEVICE) for tensor in operands])
     torch.testing.assert_close(found, loss(*operands))
     assert any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert compiler.runs > 2
 
 
-def test_writes_and_views_are_as_they_were(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_compiled_writes_and_views_equal_eager(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
 
     def step(total, x):
         fresh = x * 2.0 + 1.0
@@ -278,8 +281,8 @@ def test_writes_and_views_are_as_they_were(compiling_with, operands):
     assert compiler.runs > 2
 
 
-def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_aliased_written_inputs_run_uncompiled(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
 
     def step(target, source):
         target.add_(source * 2.0 + 1.0).mul_(0.5)
@@ -295,8 +298,8 @@ def test_inputs_that_share_what_is_written_run_as_they_are(compiling_with, opera
     assert compiler.runs == runs
 
 
-def test_views_of_what_is_written_are_compiled(compiling_with):
-    compiler = compiling_with(CountingCompiler())
+def test_views_of_written_values_are_compiled(use_compiler):
+    compiler = use_compiler(CountingCompiler())
 
     def step(weight, turned):
         before = (turned * 2.0 + 1.0).tanh()
@@ -318,21 +321,21 @@ def test_views_of_what_is_written_are_compiled(compiling_with):
     assert compiler.runs == runs
 
 
-def test_a_compiler_that_computes_something_else_is_not_used(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler(spoil=lambda result: result + 1e-4))
+def test_compiler_with_wrong_results_is_not_used(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler(spoil=lambda result: result + 1e-4))
     remote = [tensor.to(DEVICE) for tensor in operands]
     for _ in range(RUNS):
-        torch.testing.assert_close(repeat(gated, *remote, times=1)[0], gated(*operands))
+        torch.testing.assert_close(repeat(gated_block, *remote, times=1)[0], gated_block(*operands))
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert compiler.runs == 1
 
 
 @pytest.mark.parametrize(("factor", "adopted"), [(1 + 1e-5, True), (1 + 1e-2, False)])
-def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_with, factor, adopted):
+def test_sum_tolerance_follows_rounding_of_its_terms(use_compiler, factor, adopted):
     def total(x):
         return (x.tanh() * 3 - x.sin() + 0.02).sum()
 
-    compiling_with(CountingCompiler(spoil=lambda result: result * factor))
+    use_compiler(CountingCompiler(spoil=lambda result: result * factor))
     x = torch.randn(1 << 16, generator=torch.Generator().manual_seed(1))
     terms = x.tanh() * 3 - x.sin() + 0.02
     assert terms.abs().sum() > 10 * terms.sum().abs()  # they cancel out
@@ -341,46 +344,46 @@ def test_a_sum_may_differ_by_as_much_as_rounding_its_terms_moves_it(compiling_wi
 
 
 @pytest.mark.parametrize("spoil", [lambda result: result.t().contiguous().t(), lambda result: result[None][0:1][0]])
-def test_other_layouts_are_not_used(compiling_with, operands, spoil):
-    compiling_with(CountingCompiler(spoil=spoil))
+def test_compiled_result_with_other_layout_is_not_used(use_compiler, operands, spoil):
+    use_compiler(CountingCompiler(spoil=spoil))
     remote = [tensor.to(DEVICE) for tensor in operands]
-    (found,) = repeat(gated, *remote)
-    torch.testing.assert_close(found, gated(*operands))
+    (found,) = repeat(gated_block, *remote)
+    torch.testing.assert_close(found, gated_block(*operands))
     adopted = any(isinstance(phase, AdoptedPhase) for phase in phases())
     assert adopted == (spoil(operands[0]).stride() == operands[0].stride())
 
 
-def test_a_compiler_that_raises_is_asked_once(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler(error=RuntimeError("no")))
+def test_raising_compiler_is_called_once(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler(error=RuntimeError("no")))
     remote = [tensor.to(DEVICE) for tensor in operands]
-    (found,) = repeat(gated, *remote)
-    torch.testing.assert_close(found, gated(*operands))
+    (found,) = repeat(gated_block, *remote)
+    torch.testing.assert_close(found, gated_block(*operands))
     assert len(compiler.contexts) == 1
     assert any(type(phase) is NotCompiledPhase for phase in phases())
 
 
-def test_what_is_not_faster_is_not_used(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler(), limits=TrialLimits(max_timed=2, max_ratio=0.0))
+def test_slower_compiled_code_is_not_used(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler(), limits=TrialLimits(max_timed=2, max_ratio=0.0))
     remote = [tensor.to(DEVICE) for tensor in operands]
-    repeat(gated, *remote)
+    repeat(gated_block, *remote)
     runs = compiler.runs
-    repeat(gated, *remote, times=3)
+    repeat(gated_block, *remote, times=3)
     assert compiler.runs == runs
     assert not any(isinstance(phase, AdoptedPhase) for phase in phases())
 
 
-def test_shapes_that_move_on_end_it_after_some_tries(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_compilation_stops_after_several_shape_changes(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
     w = operands[1].to(DEVICE)
     for size in (8, 3, 5):
         x = torch.randn(size, 16)
-        (found,) = repeat(gated, x.to(DEVICE), w, times=2 * RUNS)
-        torch.testing.assert_close(found, gated(x, operands[1]))
+        (found,) = repeat(gated_block, x.to(DEVICE), w, times=2 * RUNS)
+        torch.testing.assert_close(found, gated_block(x, operands[1]))
     assert 1 <= len(compiler.contexts) <= QUICK.tries
 
 
-def test_a_failing_op_fails_as_it_did(compiling_with):
-    compiler = compiling_with(CountingCompiler())
+def test_failing_op_in_compiled_template_raises_same_error(use_compiler):
+    compiler = use_compiler(CountingCompiler())
 
     def look_up(table, index):
         return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
@@ -396,8 +399,8 @@ def test_a_failing_op_fails_as_it_did(compiling_with):
     assert any(type(phase) is NotCompiledPhase for phase in phases())
 
 
-def test_random_ops_are_not_compiled(compiling_with, operands):
-    compiler = compiling_with(CountingCompiler())
+def test_random_ops_are_not_compiled(use_compiler, operands):
+    compiler = use_compiler(CountingCompiler())
     x = operands[0].to(DEVICE)
     for _ in range(RUNS):
         torch.manual_seed(3)
@@ -411,7 +414,7 @@ def test_random_ops_are_not_compiled(compiling_with, operands):
     assert not any("bernoulli" in target or "dropout" in target for target in targets)
 
 
-def test_an_unknown_compiler_is_named():
+def test_unknown_compiler_error_names_it():
     djinn.shut_down()
     djinn.configure(executor="inline", plugins=[], compilers=["nothing"])
     try:
@@ -424,8 +427,8 @@ def test_an_unknown_compiler_is_named():
         djinn.configure()
 
 
-def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
-    compiling_with(CountingCompiler())
+def test_op_failure_during_comparison_does_not_end_session(use_compiler):
+    use_compiler(CountingCompiler())
 
     def look_up(table, index):
         return (table * 2.0 + 1.0).index_select(0, index).tanh().mul(3.0)
@@ -443,8 +446,8 @@ def test_ops_that_fail_while_results_are_compared_end_nothing(compiling_with):
 
 
 @pytest.mark.parametrize("adopted", [False, True])
-def test_template_runs_uncompiled_after_failed_comparisons(compiling_with, operands, monkeypatch, adopted):
-    compiling_with(CountingCompiler())
+def test_template_runs_uncompiled_after_failed_comparisons(use_compiler, operands, monkeypatch, adopted):
+    use_compiler(CountingCompiler())
     remote = [tensor.to(DEVICE) for tensor in operands]
     raised = 0
     compare = hot_template.difference
@@ -457,15 +460,15 @@ def test_template_runs_uncompiled_after_failed_comparisons(compiling_with, opera
         raise torch.OutOfMemoryError("no memory for copies")
 
     monkeypatch.setattr(hot_template, "difference", difference)
-    (found,) = repeat(gated, *remote, times=3 * RUNS)
-    torch.testing.assert_close(found, gated(*operands))
+    (found,) = repeat(gated_block, *remote, times=3 * RUNS)
+    torch.testing.assert_close(found, gated_block(*operands))
     assert raised == QUICK.misses
     assert any(type(phase) is NotCompiledPhase for phase in phases())
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_a_training_step_is_compiled_whole(compiling_with, foreach):
-    compiler = compiling_with(CountingCompiler())
+def test_training_step_is_compiled_as_one_graph(use_compiler, foreach):
+    compiler = use_compiler(CountingCompiler())
 
     def losses(device, steps=2 * RUNS):
         torch.manual_seed(0)

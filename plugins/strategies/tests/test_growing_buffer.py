@@ -10,7 +10,7 @@ import torch
 from djinn_strategies.compiling.growing_region import GrowingBuffer, new_buffer
 
 
-def test_new_buffer_has_nothing_of_earlier_tensors(monkeypatch):
+def test_new_buffer_is_cleared(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(*shape, math.nan, **options))
     buffer = new_buffer(torch.ones(2, 3, 4), 8, 1, 0)
     assert buffer.memory.shape == (2, 8, 4)
@@ -18,7 +18,7 @@ def test_new_buffer_has_nothing_of_earlier_tensors(monkeypatch):
 
 
 @pytest.mark.parametrize("rest", [math.nan, math.inf, 7.0])
-def test_load_clears_entries_of_a_longer_sequence(rest):
+def test_load_clears_entries_of_longer_sequence(rest):
     buffer = GrowingBuffer(torch.zeros(2, 8, 4), 1, 0)
     buffer.load(torch.full((2, 5, 4), rest))
     buffer.memory[:, 5] = rest  # as a graph appends
@@ -30,7 +30,7 @@ def test_load_clears_entries_of_a_longer_sequence(rest):
     assert not buffer.holds(buffer.first_entries(4))
 
 
-def test_buffer_is_held_while_a_session_has_a_part_of_it():
+def test_buffer_stays_allocated_while_session_has_view():
     buffer = GrowingBuffer(torch.zeros(2, 8, 4), 1, 0)
     buffer.set_baseline()
     part = buffer.first_entries(3)

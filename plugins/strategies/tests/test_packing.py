@@ -16,14 +16,14 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-def context(build, *inputs, **fields):
+def make_context(build, *inputs, **fields):
     graph = torch.fx.Graph()
     nodes = [graph.placeholder(f"x{index}") for index in range(len(inputs))]
     graph.output(build(graph.call_function, *nodes))
     return CompilerContext(torch.fx.GraphModule({}, graph), tuple(meta_of(i) for i in inputs), CPU, **fields)
 
 
-def test_what_is_unpacked_does_the_same():
+def test_unpacked_context_computes_same_values():
     def build(call, x, y):
         size = call(aten.sym_size.int, (x, 0))
         more = call(add, (call(mul, (size, 2)), 1))
@@ -33,7 +33,7 @@ def test_what_is_unpacked_does_the_same():
         return made, kept, call(aten.add.Scalar, (x, 2, 0.5))
 
     inputs = (torch.rand(3, 2), torch.rand(2, 4))
-    given = context(build, *inputs, writes=(1,), grows={0: (0,)}, threads=3)
+    given = make_context(build, *inputs, writes=(1,), grows={0: (0,)}, threads=3)
     found = unpack(pack(given))
     assert (found.metas, found.writes, dict(found.grows), found.threads) == (given.metas, (1,), {0: (0,)}, 3)
     for ours, theirs in zip(given.graph_module(*inputs), found.graph_module(*inputs), strict=True):
@@ -42,18 +42,18 @@ def test_what_is_unpacked_does_the_same():
 
 
 @pytest.mark.parametrize("name", ["aten::from_file", "prims::add", "os.system", "eval"])
-def test_other_functions_are_refused(name):
-    given = msgspec.msgpack.decode(pack(context(lambda call, x: (call(aten.relu.default, (x,)),), torch.rand(2))))
+def test_unpack_refuses_other_functions(name):
+    given = msgspec.msgpack.decode(pack(make_context(lambda call, x: (call(aten.relu.default, (x,)),), torch.rand(2))))
     given["nodes"][0]["target"] = name
     with pytest.raises(UnsupportedOperation):
         unpack(msgspec.msgpack.encode(given))
 
 
-def test_what_is_no_context_is_refused():
+def test_unpack_refuses_invalid_bytes():
     with pytest.raises(ProtocolError):
         unpack(b"\x93abc")
 
 
-def test_what_cannot_be_packed_says_so():
+def test_pack_names_unsupported_op():
     with pytest.raises(UnsupportedOperation, match="cannot be sent to a compile process"):
-        pack(context(lambda call, x: (call(torch.relu, (x,)),), torch.rand(2)))
+        pack(make_context(lambda call, x: (call(torch.relu, (x,)),), torch.rand(2)))

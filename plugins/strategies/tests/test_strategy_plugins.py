@@ -19,5 +19,5 @@ class TestPlugin(PluginConformance):
         return module
 
 
-def test_graphs_need_an_accelerator():
+def test_graphs_strategy_requires_accelerator():
     assert not GraphRecorder().begin(StrategyContext(SharedDevice(CpuRuntime())))

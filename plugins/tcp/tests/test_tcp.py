@@ -10,7 +10,7 @@ from djinn_tcp import TcpTransport
 @pytest.mark.parametrize(
     "url", ["tcp://host", "tcp://:1", "tcp://host:99999", "http://h:1", "tcp://a@h:1", "tcp://h:1/x"]
 )
-def test_malformed_addresses_say_how_to_write_them(url):
+def test_malformed_address_error_shows_format(url):
     for use in (
         lambda: TcpTransport().connect(url, Limits(), 1),
         lambda: TcpTransport().listen(url, Limits(), lambda connection: None),
@@ -19,14 +19,14 @@ def test_malformed_addresses_say_how_to_write_them(url):
             use()
 
 
-def test_port_in_use_is_named():
+def test_port_in_use_error_names_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(TransportError, match=f"cannot listen at {url}"):
             TcpTransport().listen(url, Limits(), lambda connection: None)
 
 
-def test_no_delay_and_keepalive_are_set():
+def test_sockets_have_no_delay_and_keepalive():
     sockets = []
 
     def accept(connection):

@@ -17,7 +17,7 @@ from djinn_tcp import TcpTransport, transport
 
 
 class Authority:
-    """Signs certificates."""
+    """A certificate authority."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -26,7 +26,7 @@ class Authority:
         self.file = self._write("authority", self._sign(self.name, self.key, "authority", ca=True))
 
     def issue(self, host):
-        """Certificate and key for a host, as files."""
+        """Write a certificate and its key for a host. Return their files."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
         form = serialization.Encoding.PEM
@@ -79,7 +79,7 @@ def greeting(url, tls):
         client.close()
 
 
-def test_certificate_needs_authority_and_name(authority, listen):
+def test_client_checks_certificate_authority_and_name(authority, listen):
     trusting = TlsOptions(authority=authority.file)
     assert greeting(listen(authority.issue("localhost")), trusting) == b"let in"
     with pytest.raises(TransportError, match="cannot be trusted"):
@@ -115,7 +115,7 @@ def test_missing_tls_handshake_is_disconnected(tls, listen, monkeypatch):
         assert silent.recv(1) == b""
 
 
-def test_unusable_certificate_is_named(tmp_path, tls, authority):
+def test_invalid_certificate_error_names_file(tmp_path, tls, authority):
     nothing = tmp_path / "nothing.pem"
     nothing.write_text("no certificate")
     for wrong in (TlsOptions(nothing, tls.key), TlsOptions(tls.certificate, authority.issue("x").key), TlsOptions()):

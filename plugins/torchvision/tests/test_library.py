@@ -12,8 +12,11 @@ from djinn.testing import OperatorLibraryConformance, PluginConformance
 from djinn_torchvision.checks import CHECKS
 
 
-def missing_ops():
-    """Reason why torchvision's C++ ops are not there; empty if they are. A wheel for another PyTorch cannot be imported."""
+def missing_ops_reason():
+    """Return why torchvision's C++ ops are missing, or an empty string.
+
+    A wheel for another PyTorch version cannot be imported.
+    """
     try:
         import torchvision
     except Exception as error:  # whatever a broken installation raises
@@ -21,7 +24,7 @@ def missing_ops():
     return "" if torchvision.extension._has_ops() else "this torchvision has no C++ ops"
 
 
-MISSING = missing_ops()
+MISSING = missing_ops_reason()
 with_ops = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 
 
@@ -36,7 +39,7 @@ POOLED = (1.0, 2, 2)
 SIZES = (2, 8, 8, 8)
 
 
-def calls():
+def example_calls():
     images, boxes = torch.randn(SIZES), torch.tensor([[0.0, 0, 2, 2], [0, 0, 2, 2.1], [4, 4, 6, 6]])
     weight, offset = torch.randn(3, 4, 3, 3), torch.randn(2, 2 * 2 * 9, 6, 6)
     mask, bias = torch.rand(2, 2 * 9, 6, 6), torch.randn(3)
@@ -67,7 +70,7 @@ class TestLibrary(OperatorLibraryConformance):
 
     @pytest.fixture
     def calls(self):
-        return {f"torchvision::{name}": [given] for name, given in calls().items()}
+        return {f"torchvision::{name}": [call_arguments] for name, call_arguments in example_calls().items()}
 
 
 REGION = "spatial_scale pooled_height pooled_width".split()
@@ -88,20 +91,20 @@ NAMES = {
 }
 
 
-def given(name, **changes):
-    return dict(zip(NAMES[name], calls()[name], strict=True)) | changes
+def call_arguments(name, **changes):
+    return dict(zip(NAMES[name], example_calls()[name], strict=True)) | changes
 
 
 @with_ops
 @pytest.mark.parametrize("name", NAMES)
-def test_argument_names_are_those_of_torchvision(name):
+def test_argument_names_match_torchvision(name):
     schema = getattr(torch.ops.torchvision, name).default._schema
     assert [argument.name for argument in schema.arguments] == NAMES[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_valid_arguments_are_accepted(name):
-    CHECKS[f"torchvision::{name}"](given(name))
+    CHECKS[f"torchvision::{name}"](call_arguments(name))
 
 
 def regions(image, *corners):
@@ -127,7 +130,7 @@ POOLINGS = [name for name in NAMES if "roi" in name]
 @pytest.mark.parametrize("name", POOLINGS)
 def test_regions_beyond_an_image_are_refused(name, rois):
     with pytest.raises(ValueError):
-        CHECKS[f"torchvision::{name}"](given(name, rois=rois))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, rois=rois))
 
 
 @pytest.mark.parametrize("side", ["height", "width"])
@@ -137,48 +140,48 @@ def test_regions_of_an_image_without_pixels_are_refused(name, side):
     size[2 if side == "height" else 3] = 0
     changes = {side: 0} if name.startswith("_") else {"input": torch.ones(size)}
     with pytest.raises(ValueError, match="must have pixels"):
-        CHECKS[f"torchvision::{name}"](given(name, **changes))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, **changes))
 
 
 @pytest.mark.parametrize("name", ["roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"])
 def test_empty_regions_of_empty_image_are_accepted(name):
-    CHECKS[f"torchvision::{name}"](given(name, input=torch.ones(2, 8, 0, 8), rois=torch.ones(0, 5)))
+    CHECKS[f"torchvision::{name}"](call_arguments(name, input=torch.ones(2, 8, 0, 8), rois=torch.ones(0, 5)))
 
 
 @pytest.mark.parametrize("scale", [-1e300, 1e39, 1e5, math.nan])
 @pytest.mark.parametrize("name", POOLINGS)
 def test_infinite_scale_is_refused(name, scale):
-    """In float32 or float16. Times a corner at 0 it is NaN."""
+    """The scale is infinite in float32 or float16. Its product with a corner at 0 is NaN."""
     with pytest.raises(ValueError, match="spatial_scale must be"):
-        CHECKS[f"torchvision::{name}"](given(name, spatial_scale=scale, rois=torch.zeros(2, 5)))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, spatial_scale=scale, rois=torch.zeros(2, 5)))
 
 
 def test_infinite_float16_corners_are_refused():
     rois = torch.tensor([[0.0, 30000.0, 0.0, 30000.0, 1.0]]).half()
     changes = {"input": torch.ones(2, 8, 8, 8).half(), "rois": rois, "spatial_scale": 4.0}
     with pytest.raises(ValueError, match="corners of rois"):
-        CHECKS["torchvision::roi_align"](given("roi_align", **changes))
+        CHECKS["torchvision::roi_align"](call_arguments("roi_align", **changes))
 
 
-def huge(*shape):
-    """A tensor without memory."""
+def meta_tensor(*shape):
+    """Return a tensor without memory."""
     return torch.empty(shape, device="meta")
 
 
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("roi_align", {"input": huge(2, 8, 1 << 15, 1 << 15)}),
-        ("ps_roi_pool", {"input": huge(1 << 20, 1 << 12, 1, 1)}),
-        ("_roi_align_backward", {"rois": huge(1 << 29, 5)}),
-        ("roi_pool", {"input": huge(2, 0, 8, 8), "rois": huge(1 << 29, 5)}),
-        ("deform_conv2d", {"input": huge(1 << 20, 4, 1 << 10, 8)}),
-        ("nms", {"dets": huge(1 << 29, 4), "scores": huge(1 << 29)}),
+        ("roi_align", {"input": meta_tensor(2, 8, 1 << 15, 1 << 15)}),
+        ("ps_roi_pool", {"input": meta_tensor(1 << 20, 1 << 12, 1, 1)}),
+        ("_roi_align_backward", {"rois": meta_tensor(1 << 29, 5)}),
+        ("roi_pool", {"input": meta_tensor(2, 0, 8, 8), "rois": meta_tensor(1 << 29, 5)}),
+        ("deform_conv2d", {"input": meta_tensor(1 << 20, 4, 1 << 10, 8)}),
+        ("nms", {"dets": meta_tensor(1 << 29, 4), "scores": meta_tensor(1 << 29)}),
     ],
 )
 def test_too_many_elements_are_refused(name, changes):
     with pytest.raises(ValueError, match=r"must have fewer than \d+ elements"):
-        CHECKS[f"torchvision::{name}"](given(name, **changes))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, **changes))
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -186,7 +189,7 @@ def test_too_many_elements_are_refused(name, changes):
 def test_non_finite_offset_is_refused(name, wrong):
     (offset := torch.zeros(2, 36, 6, 6))[1, 35, 5, 5] = wrong
     with pytest.raises(ValueError, match="offset must be finite"):
-        CHECKS[f"torchvision::{name}"](given(name, offset=offset))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, offset=offset))
 
 
 @pytest.mark.parametrize(
@@ -217,4 +220,4 @@ def test_non_finite_offset_is_refused(name, wrong):
 )  # fmt: skip
 def test_unchecked_kernel_arguments_are_checked(name, changes):
     with pytest.raises(ValueError):
-        CHECKS[f"torchvision::{name}"](given(name, **changes))
+        CHECKS[f"torchvision::{name}"](call_arguments(name, **changes))

@@ -40,8 +40,8 @@ def peer(url, sends, pipe):
     threading.Event().wait(SECONDS)
 
 
-class Accepting:
-    """A listener in this process that provides its accepted connections."""
+class RecordingListener:
+    """A listener in this process. `next` returns its accepted connections."""
 
     def __init__(self):
         self.over = threading.Event()
@@ -59,8 +59,8 @@ class Accepting:
         return self.accepted.pop()
 
 
-def settled(measure, wanted, seconds=SECONDS):
-    """Call `measure` until it returns at most `wanted`, or for `seconds`. Return its last result."""
+def poll_until_at_most(measure, wanted, seconds=SECONDS):
+    """Call `measure` until it returns at most `wanted`, for at most `seconds`. Return its last result."""
     deadline = time.monotonic() + seconds
     while (found := measure()) > wanted and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -69,12 +69,12 @@ def settled(measure, wanted, seconds=SECONDS):
 
 @pytest.mark.parametrize("sends", [True, False], ids=["sender", "receiver"])
 @pytest.mark.parametrize("variables", [{}, SHARED_MEMORY], ids=["tcp", "shm"])
-def test_peer_killed_during_transfer(variables, sends, monkeypatch):
+def test_peer_killed_during_transfer_raises(variables, sends, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     wait = 15.0 if not variables else 0.0
     spawn = multiprocessing.get_context("spawn")
-    accepting = Accepting()
+    accepting = RecordingListener()
     found = []
     try:
         for _ in range(3):
@@ -95,7 +95,9 @@ def test_peer_killed_during_transfer(variables, sends, monkeypatch):
             accepting.over.set()
             accepting.over.clear()
             here.close(), there.close(), other.close()
-            found.append(settled(lambda: usage()[0], found[0] if found else 0, wait if found else min(wait, 5.0)))
+            found.append(
+                poll_until_at_most(lambda: usage()[0], found[0] if found else 0, wait if found else min(wait, 5.0))
+            )
     finally:
         accepting.over.set()
         accepting.listener.close()
@@ -103,7 +105,7 @@ def test_peer_killed_during_transfer(variables, sends, monkeypatch):
         assert found[2] <= found[0]
 
 
-def broken(connection, far, way):
+def abort_transfer(connection, far, way):
     """Break off a transfer in one of four ways."""
     sender, receiver, closer = (
         (connection, far, connection),
@@ -119,12 +121,12 @@ def broken(connection, far, way):
         outcome(sending, "a close must end a `send`")
 
 
-def test_invalid_address_ends_only_the_trying_process():
-    """UCX ends a process that uses such an address. The connection continues over the socket."""
+def test_invalid_ucx_address_falls_back_to_socket():
+    """UCX ends a process that uses such an address. The connection continues over its socket."""
     stranded = StrandedChannels()
     channel, trials = BulkChannel(True, stranded), AddressTrials()
     good = channel.offer.address
-    broken = (b"\xaa" + good[1:], b"\xaa" * 4096, good[: len(good) // 2], b"\x20")
+    abort_transfer = (b"\xaa" + good[1:], b"\xaa" * 4096, good[: len(good) // 2], b"\x20")
     other = TwoProcesses(UcxTransport)
     accepted, over = queue.Queue(), threading.Event()
 
@@ -135,8 +137,8 @@ def test_invalid_address_ends_only_the_trying_process():
     listener = other.listen("ucx://127.0.0.1:0", Limits(), accept)
     try:
         assert trials.reason_against(good, local=True) == ""
-        assert trials.reason_against(broken[0], local=True) == "a process of its own could not use it"
-        for address in broken:
+        assert trials.reason_against(abort_transfer[0], local=True) == "a process of its own could not use it"
+        for address in abort_transfer:
             connection = UcxTransport().connect(listener.url, Limits(), SECONDS)
             far = accepted.get(timeout=SECONDS)
             offer = Opening(offer=Offer(address, bytes(8)))
@@ -156,7 +158,7 @@ def test_invalid_address_ends_only_the_trying_process():
         other.close()
 
 
-def test_aborted_transfers_leave_nothing():
+def test_aborted_transfers_leave_no_files_or_memory():
     transport = TwoProcesses(warm_ucx)
     accepted, came, over = [], threading.Semaphore(0), threading.Event()
 
@@ -173,15 +175,15 @@ def test_aborted_transfers_leave_nothing():
             connection = transport.connect(listener.url, Limits(), SECONDS)
             assert came.acquire(timeout=SECONDS)
             far = accepted.pop()
-            broken(connection, far, n % 4)
+            abort_transfer(connection, far, n % 4)
             connection.close()
             far.close()
             over.set()
             if n == 7:  # the first transfers leave modules and memory of threads behind
-                before = [settled(lambda side=side: transport.usage()[side][0], 0, 5.0) for side in (0, 1)]
+                before = [poll_until_at_most(lambda side=side: transport.usage()[side][0], 0, 5.0) for side in (0, 1)]
                 first = transport.usage()
         for side in (0, 1):
-            assert settled(lambda side=side: transport.usage()[side][0], before[side]) <= before[side]
+            assert poll_until_at_most(lambda side=side: transport.usage()[side][0], before[side]) <= before[side]
         print("open files and MiB of both processes, after 8 and", ABORTED, "more:", first, transport.usage())
     finally:
         over.set()

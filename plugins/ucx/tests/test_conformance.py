@@ -16,7 +16,7 @@ SHARED_MEMORY = {"UCX_TLS": "shm,self", "UCX_MM_ERROR_HANDLING": "y"}
 
 
 @pytest.fixture(scope="module", params=[{}, SHARED_MEMORY], ids=["tcp", "shm"])
-def both(request):
+def process_pair(request):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in request.param.items():
             patch.setenv(name, value)
@@ -26,13 +26,13 @@ def both(request):
 
 
 class TestUcx(TransportConformance):
-    """Buffers of 192 KiB and more over UCX between two processes: by TCP and by shared memory."""
+    """Send buffers of at least 192 KiB over UCX between two processes, by TCP or shared memory."""
 
     returns_descriptors = False  # those of the other process stay open
 
     @pytest.fixture
-    def transport(self, both):
-        return both
+    def transport(self, process_pair):
+        return process_pair
 
     @pytest.fixture
     def listen_url(self):
@@ -44,7 +44,7 @@ class TestUcx(TransportConformance):
 
 
 class TestUcxs(TlsTransportConformance):
-    """The same, with frames under TLS."""
+    """Send large buffers over UCX, with frames under TLS."""
 
     @pytest.fixture
     def plain(self):
@@ -60,7 +60,7 @@ class TestUcxs(TlsTransportConformance):
 
 
 class TestOnTheSocket(TransportConformance):
-    """All bytes use the socket before the first large buffer arrives: the view of a relay, and of a foreign client."""
+    """Send all bytes over the socket, as before the first large buffer, or to relays and foreign clients."""
 
     @pytest.fixture
     def transport(self):

@@ -51,7 +51,7 @@ def connections():
     return [one for one in gc.get_objects() if isinstance(one, UcxConnection)]
 
 
-def beside():
+def ucx_bytes():
     """Return the bytes sent and received over UCX."""
     return sum(one._beside_sent for one in connections()), sum(one._beside_received for one in connections())
 
@@ -70,7 +70,7 @@ def losses(device):
     return found, model[0].weight.detach().cpu()
 
 
-def generated(device, model):
+def generate(device, model):
     here = copy.deepcopy(model).to(device)
     ids = torch.arange(1, 9).reshape(1, -1).to(device)
     with torch.no_grad():
@@ -86,12 +86,12 @@ def test_session_results_equal_local(device):
     while not any(one.over_ucx for one in connections()):  # the first buffers use the socket
         assert time.monotonic() < deadline
         assert torch.equal(sent.to(device).cpu(), sent)
-    before = beside()
+    before = ucx_bytes()
     (expected, weight), (found, far) = losses("cpu"), losses(device)
     assert found == expected
     assert torch.equal(weight, far)
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=512, pad_token_id=0, **sizes)).eval()
-    assert generated(device, model) == generated("cpu", model)
-    assert all(now > then + (1 << 20) for now, then in zip(beside(), before, strict=True))
+    assert generate(device, model) == generate("cpu", model)
+    assert all(now > then + (1 << 20) for now, then in zip(ucx_bytes(), before, strict=True))

@@ -22,7 +22,7 @@ def usage():
     return process.num_fds(), process.memory_info().rss >> 20
 
 
-class Other:
+class OtherProcess:
     """The listeners in the other process, and their accepted connections."""
 
     def __init__(self, make):
@@ -79,7 +79,7 @@ class Manager(BaseManager):
     pass
 
 
-Manager.register("Other", Other)
+Manager.register("OtherProcess", OtherProcess)
 
 
 class RemoteEnd(Connection):
@@ -125,7 +125,7 @@ class TwoProcesses(Transport):
         self.name, self.schemes, self.capabilities = own.name, own.schemes, own.capabilities
         self._manager = Manager(ctx=multiprocessing.get_context("spawn"))
         self._manager.start()
-        self._other = self._manager.Other(make)
+        self._other = self._manager.OtherProcess(make)
         self._accepts = {}
         self._unused = queue.SimpleQueue()  # numbers of connections that tests have dropped
         self._closing = threading.Event()

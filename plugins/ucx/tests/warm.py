@@ -12,7 +12,7 @@ SECONDS = 240.0
 LARGE = bytes(1 << 20)
 
 
-def warmed(connection, client):
+def warm_up(connection, client):
     """Exchange large buffers until both ends have offered UCX."""
     deadline = time.monotonic() + SECONDS
     said = False
@@ -31,8 +31,8 @@ def warmed(connection, client):
     return connection
 
 
-class Warm(Transport):
-    """A transport that wraps another one."""
+class WarmTransport(Transport):
+    """A transport whose connections already use UCX."""
 
     def __init__(self, transport):
         self._transport = transport
@@ -40,14 +40,14 @@ class Warm(Transport):
         self.capabilities = transport.capabilities
 
     def connect(self, url, limits, timeout):
-        return warmed(self._transport.connect(url, limits, timeout), client=True)
+        return warm_up(self._transport.connect(url, limits, timeout), client=True)
 
     def listen(self, url, limits, accept):
-        return self._transport.listen(url, limits, lambda connection: accept(warmed(connection, client=False)))
+        return self._transport.listen(url, limits, lambda connection: accept(warm_up(connection, client=False)))
 
     def over_tls(self, tls):
-        return Warm(self._transport.over_tls(tls))
+        return WarmTransport(self._transport.over_tls(tls))
 
 
 def warm_ucx():
-    return Warm(UcxTransport(bulk_bytes=192 << 10))
+    return WarmTransport(UcxTransport(bulk_bytes=192 << 10))

@@ -23,7 +23,7 @@ from djinn.testing import WeightSourceConformance, open_permitted
 from djinn_weights.network_files import BucketSource, pieces
 
 
-class Memory:
+class MemoryBuckets:
     """Buckets in the memory of this process."""
 
     scheme = "memory"
@@ -41,7 +41,7 @@ class Memory:
         self.system.store.clear()
 
 
-class Moto:
+class MotoBuckets:
     """Buckets on a server with the S3 protocol."""
 
     scheme = "s3"
@@ -80,18 +80,18 @@ with_s3 = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=[Memory, pytest.param(Moto, marks=with_s3)])
-def running(request):
+@pytest.fixture(scope="module", params=[MemoryBuckets, pytest.param(MotoBuckets, marks=with_s3)])
+def bucket_server(request):
     buckets = request.param()
     yield buckets
     buckets.stop()
 
 
 @pytest.fixture
-def buckets(running):
-    for found in running.system.find("models"):
-        running.system.rm_file(found)
-    return running
+def buckets(bucket_server):
+    for found in bucket_server.system.find("models"):
+        bucket_server.system.rm_file(found)
+    return bucket_server
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_changed_or_deleted_object_is_detected(buckets, source, permissions):
 
 @with_s3
 def test_executor_reads_bucket_with_own_credentials(python, plain_environment, tmp_path):
-    buckets = Moto()
+    buckets = MotoBuckets()
     tensors = {"a": torch.randn(100, 100), "b": torch.arange(5)}
     buckets.put("llama/model.safetensors", save(tensors))
     environment = plain_environment | {

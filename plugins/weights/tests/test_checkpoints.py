@@ -24,17 +24,17 @@ from djinn_weights.checkpoints.checkpoint import read_pytorch
 from djinn_weights.checkpoints.pickled import pickled_tensors
 
 
-def saved(value, **options):
+def save_bytes(value, **options):
     written = io.BytesIO()
     torch.save(value, written, **options)
     return written.getvalue()
 
 
-def raw(tensor):
+def raw_bytes(tensor):
     return tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-def every_kind():
+def sample_checkpoint():
     torch.manual_seed(0)
     layer = torch.nn.Linear(5, 7)
     attributed = torch.ones(3)
@@ -69,7 +69,7 @@ def every_kind():
     }
 
 
-def at(value, path):
+def value_at(value, path):
     for key in path.split("."):
         if not isinstance(value, dict) or path in value:
             return value[path] if isinstance(value, dict) else value[int(key)]
@@ -82,8 +82,8 @@ def at(value, path):
 @pytest.mark.parametrize("piece", [strided.PIECE, 500])
 def test_read_pytorch_equals_torch_load(protocol, piece, monkeypatch):
     monkeypatch.setattr(strided, "PIECE", piece)
-    given = every_kind()
-    file = MemoryFile(saved(given, pickle_protocol=protocol))
+    given = sample_checkpoint()
+    file = MemoryFile(save_bytes(given, pickle_protocol=protocol))
     loaded = torch.load(io.BytesIO(file.data), weights_only=False)  # tensors from the reader under test
     header = read_pytorch(file)
     expected = {name for name, value in loaded.items() if isinstance(value, torch.Tensor)}
@@ -97,7 +97,7 @@ def test_read_pytorch_equals_torch_load(protocol, piece, monkeypatch):
             else {"nested.list.0": torch.zeros(1), "nested.list.2.0": torch.ones(2)}.get(name, torch.ones(3))
         )
         assert (entry.dtype, entry.shape) == (tensor.dtype, tuple(tensor.shape)), name
-        whole = raw(tensor)
+        whole = raw_bytes(tensor)
         assert contents(file, entry) == whole, name
         for first in range(0, len(whole), max(1, len(whole) // 7)):
             size = min(len(whole) - first, 1 + len(whole) // 5)
@@ -107,17 +107,17 @@ def test_read_pytorch_equals_torch_load(protocol, piece, monkeypatch):
 def test_strided_tensors_are_read_in_pieces_without_repeats(monkeypatch):
     monkeypatch.setattr(strided, "PIECE", 64 << 10)
     given = {"rows": torch.randn(1024, 1024).t(), "column": torch.randn(4096, 64)[:, 3]}
-    file = MemoryFile(saved(given))
+    file = MemoryFile(save_bytes(given))
     header = read_pytorch(file)
     for name, tensor in given.items():
         file.reads.clear()
-        assert contents(file, header.tensors[name]) == raw(tensor)
+        assert contents(file, header.tensors[name]) == raw_bytes(tensor)
         assert max(file.reads) <= 64 << 10
         assert sum(file.reads) <= tensor.untyped_storage().nbytes()
 
 
-class Runs:
-    """Would run a command if it were unpickled."""
+class RunsCommand:
+    """An object that runs a command if it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -135,7 +135,7 @@ class Attack:
 
 
 @pytest.fixture
-def nothing_unpickles(monkeypatch):
+def forbid_unpickling(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("something was unpickled")
 
@@ -152,14 +152,14 @@ def archive(pickle_data, records=(), folder="archive", **options):
     return written.getvalue()
 
 
-@pytest.mark.usefixtures("nothing_unpickles")
+@pytest.mark.usefixtures("forbid_unpickling")
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
 def test_pickles_run_no_code(protocol, tmp_path):
     marker = tmp_path / "ran"
     for value in (
-        Runs(marker),
-        {"a": Runs(marker)},
-        {"a": [Runs(marker)]},
+        RunsCommand(marker),
+        {"a": RunsCommand(marker)},
+        {"a": [RunsCommand(marker)]},
         {"a": Attack(eval, f"open({str(marker)!r}, 'w')")},
         {"a": Attack(getattr, Path, "touch")},
         {"a": Attack(torch.jit.load, str(marker))},
@@ -171,7 +171,7 @@ def test_pickles_run_no_code(protocol, tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.usefixtures("nothing_unpickles")
+@pytest.mark.usefixtures("forbid_unpickling")
 @pytest.mark.parametrize(
     "data",
     [
@@ -207,7 +207,7 @@ def test_pickles_run_no_code(protocol, tmp_path):
         b"}q\x00X\x01\x00\x00\x00ah\x00s.",  # a dictionary that contains itself
     ],
 )
-def test_malformed_pickles(data):
+def test_malformed_pickles_are_refused(data):
     try:
         assert pickled_tensors(data) == {}
     except ValueError:
@@ -233,7 +233,7 @@ def test_exponentially_nested_values_are_refused_fast(monkeypatch):
     assert time.monotonic() - started < 60
 
 
-def refused(data, match):
+def assert_refused(data, match):
     with pytest.raises(ValueError, match=match):
         read_pytorch(MemoryFile(data))
 
@@ -275,7 +275,7 @@ def test_layouts_beyond_their_storage_are_refused():
         ({"storage_key": "../0"}, "no record"),
         ({"kind": torch.QInt8Storage}, "not allowed in a file"),
     ):
-        refused(archive(tensor_pickle(**options), {"data/0": bytes(16)}), match)
+        assert_refused(archive(tensor_pickle(**options), {"data/0": bytes(16)}), match)
     header = read_pytorch(
         MemoryFile(archive(tensor_pickle(shape=(1, 4, 1), strides=(1 << 61, 1, 7)), {"data/0": bytes(16)}))
     )
@@ -285,48 +285,48 @@ def test_layouts_beyond_their_storage_are_refused():
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_unsupported_archives_are_refused(tmp_path):
     good = tensor_pickle()
-    refused(archive(good, {"data/0": bytes(1000)}, compression=zipfile.ZIP_DEFLATED), "compressed")
-    refused(archive(good, {"data/0": bytes(16), "byteorder": b"big"}), "not little-endian")
-    refused(archive(good, {"data/0": bytes(16), "x/data.pkl": b""})[:-30], "malformed")
-    refused(archive(good, {"data/0": bytes(16), "code/m.py": b""}), "TorchScript")
-    refused(saved({"a": torch.ones(1)}, _use_new_zipfile_serialization=False), "before version 1.6")
-    refused(saved(torch.ones(3)), "no dictionary of tensors")
-    refused(saved({"a": torch.ones(1).expand(5)}), "share memory")
-    refused(saved({"a": torch.ones(2, dtype=torch.complex64).conj()}), "conj")
-    refused(saved({"a": torch.eye(2).to_sparse()}), "_rebuild_sparse_tensor, which is not allowed")
-    refused(saved(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear")
-    refused(saved({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}), "twice")
-    refused(b"", "not a checkpoint")
-    refused(b"PK", "malformed")
-    refused(b"not a zip file at all", "not a checkpoint")
+    assert_refused(archive(good, {"data/0": bytes(1000)}, compression=zipfile.ZIP_DEFLATED), "compressed")
+    assert_refused(archive(good, {"data/0": bytes(16), "byteorder": b"big"}), "not little-endian")
+    assert_refused(archive(good, {"data/0": bytes(16), "x/data.pkl": b""})[:-30], "malformed")
+    assert_refused(archive(good, {"data/0": bytes(16), "code/m.py": b""}), "TorchScript")
+    assert_refused(save_bytes({"a": torch.ones(1)}, _use_new_zipfile_serialization=False), "before version 1.6")
+    assert_refused(save_bytes(torch.ones(3)), "no dictionary of tensors")
+    assert_refused(save_bytes({"a": torch.ones(1).expand(5)}), "share memory")
+    assert_refused(save_bytes({"a": torch.ones(2, dtype=torch.complex64).conj()}), "conj")
+    assert_refused(save_bytes({"a": torch.eye(2).to_sparse()}), "_rebuild_sparse_tensor, which is not allowed")
+    assert_refused(save_bytes(torch.nn.Linear(1, 1)), "torch.nn.modules.linear.Linear")
+    assert_refused(save_bytes({"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}), "twice")
+    assert_refused(b"", "not a checkpoint")
+    assert_refused(b"PK", "malformed")
+    assert_refused(b"not a zip file at all", "not a checkpoint")
     script = tmp_path / "script.pt"
     torch.jit.save(torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(2)), script)
-    refused(script.read_bytes(), "TorchScript")
+    assert_refused(script.read_bytes(), "TorchScript")
     encrypted = bytearray(archive(good, {"data/0": bytes(16)}))
     for place in range(len(encrypted)):
         if encrypted[place : place + 4] == b"PK\1\2":
             encrypted[place + 8] |= 1
-    refused(bytes(encrypted), "encrypted")
+    assert_refused(bytes(encrypted), "encrypted")
     damaged = archive(good, {"data/0": bytes(16)})
-    refused(damaged.replace(good, good.replace(b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b")), "damaged")
-    refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not supported|opcode")
+    assert_refused(damaged.replace(good, good.replace(b"X\x01\x00\x00\x00a", b"X\x01\x00\x00\x00b")), "damaged")
+    assert_refused(archive(good[:-5] + b"xxxx.", {"data/0": bytes(16)}), "malformed|not supported|opcode")
 
 
 def test_overlapping_or_repeated_records_are_refused():
     repeated = archive(tensor_pickle(), {"data/0": bytes(16), "data/1": bytes(16)}).replace(b"data/1", b"data/0")
-    refused(repeated, "two records of the same name")
-    two = saved({"a": torch.ones(4), "b": torch.zeros(4)})
+    assert_refused(repeated, "two records of the same name")
+    two = save_bytes({"a": torch.ones(4), "b": torch.zeros(4)})
     entries = {entry.filename: entry.header_offset for entry in zipfile.ZipFile(io.BytesIO(two)).infolist()}
     moved = bytearray(two)
     place = moved.rindex(b"archive/data/1") - 46  # the record's entry in the directory
     assert moved[place : place + 4] == b"PK\1\2"
     moved[place + 42 : place + 46] = entries["archive/data/0"].to_bytes(4, "little")
-    refused(bytes(moved), "overlaps")
+    assert_refused(bytes(moved), "overlaps")
 
 
 def test_long_archive_directory_is_refused(monkeypatch):
     monkeypatch.setattr(pytorch, "DIRECTORY_LIMIT", 2000)
-    refused(
+    assert_refused(
         archive(tensor_pickle(), {"data/0": bytes(16)} | {f"data/{n}": b"" for n in range(1, 100)}), "more than 2,000"
     )
 
@@ -339,10 +339,10 @@ def test_unreadable_file_error_names_reason():
             super().read_into(start, buffer)
 
     with pytest.raises(OSError, match="the disk is broken"):
-        read_pytorch(Broken(saved({"a": torch.ones(100)})))
+        read_pytorch(Broken(save_bytes({"a": torch.ones(100)})))
 
 
-SAMPLE = saved(every_kind())
+SAMPLE = save_bytes(sample_checkpoint())
 
 
 @given(st.data())
@@ -353,7 +353,7 @@ def test_mutated_archives_are_read_or_refused(data):
         # Mutate the directory at the end and the pickle at the beginning more often than tensors.
         place = data.draw(st.one_of(st.integers(0, 4000), st.integers(last - 4000, last), st.integers(0, last)))
         whole[place] = data.draw(st.integers(0, 255))
-    consistent(MemoryFile(bytes(whole[: data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))])))
+    is_readable(MemoryFile(bytes(whole[: data.draw(st.one_of(st.just(len(whole)), st.integers(0, len(whole))))])))
 
 
 @pytest.mark.filterwarnings("ignore:invalid escape sequence")  # strings of a refused type
@@ -374,12 +374,12 @@ def test_mutated_pickles_are_read_or_refused():
                 del changed[place : place + chance.randint(1, 4)]
             else:
                 changed[place:place] = changed[chance.randrange(len(changed)) :][: chance.randint(1, 30)]
-        found += consistent(MemoryFile(archive(bytes(changed), records)))
+        found += is_readable(MemoryFile(archive(bytes(changed), records)))
     assert found > 10
 
 
-def consistent(file):
-    """Return True if the file can be read. Then check that every tensor is within the file."""
+def is_readable(file):
+    """Return True if the file can be read. Assert that each tensor lies within the file."""
     try:
         header = read_pytorch(file)
     except ValueError:
@@ -398,7 +398,7 @@ class TestFormat(WeightFormatConformance):
 
     @pytest.fixture
     def make_file(self):
-        return saved
+        return save_bytes
 
 
 class TestPlugin(PluginConformance):

@@ -28,7 +28,7 @@ LATER = "1123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Models by name, with their files, served as huggingface_hub expects."""
+    """A fake hub that serves models by name, as huggingface_hub expects."""
 
     def __init__(self):
         self.models, self.commits, self.asked, self.broken = {}, {}, [], set()
@@ -126,7 +126,7 @@ SHARDS = {
 }
 
 
-def names(files):
+def file_names(files):
     return [file.name for file in files]
 
 
@@ -136,23 +136,27 @@ def read(file):
     return bytes(data)
 
 
-def got(hub):
+def downloaded_files(hub):
     return sorted({path.rpartition("/")[2] for command, path in hub.asked if command == "GET" and "/api/" not in path})
 
 
 def test_download_fetches_only_weights_and_only_once(hub, source, tmp_path):
     hub.put("org/model", SHARDS)
     found = open_permitted(source, "hf://org/model@main", ALLOWED)
-    assert names(found) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
+    assert file_names(found) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
     assert [read(file) for file in found[:2]] == [b"11", b"222"]
-    assert got(hub) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
+    assert downloaded_files(hub) == ["1.safetensors", "2.safetensors", "model.safetensors.index.json"]
     hub.asked.clear()
-    assert names(open_permitted(source, "hf://org/model", ALLOWED)) == names(found)
-    assert got(hub) == []
+    assert file_names(open_permitted(source, "hf://org/model", ALLOWED)) == file_names(found)
+    assert downloaded_files(hub) == []
     # a cache like any other
     cached = WeightPermissions((tmp_path / "own",), suffixes=SUFFIXES)
-    assert names(open_permitted(HubSource(tmp_path / "nowhere"), "hf://org/model@main", cached)) == names(found)
-    assert names(open_permitted(HubSource(tmp_path / "nowhere"), f"hf://org/model@{COMMIT}", cached)) == names(found)
+    assert file_names(open_permitted(HubSource(tmp_path / "nowhere"), "hf://org/model@main", cached)) == file_names(
+        found
+    )
+    assert file_names(
+        open_permitted(HubSource(tmp_path / "nowhere"), f"hf://org/model@{COMMIT}", cached)
+    ) == file_names(found)
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=oct)
@@ -190,9 +194,9 @@ def test_current_reference_is_not_rewritten(hub, source, tmp_path):
 
 def test_hub_address_names_file_folder_or_tag(hub, source):
     hub.put("org/model", SHARDS | {"unet/config.json": b"{}", "a.gguf": b"1", "b.gguf": b"2"})
-    assert names(open_permitted(source, "hf://org/model@v1/unet", ALLOWED)) == ["x.safetensors"]
-    assert names(open_permitted(source, "hf://org/model/b.gguf", ALLOWED)) == ["b.gguf"]
-    assert "a.gguf" not in got(hub)
+    assert file_names(open_permitted(source, "hf://org/model@v1/unet", ALLOWED)) == ["x.safetensors"]
+    assert file_names(open_permitted(source, "hf://org/model/b.gguf", ALLOWED)) == ["b.gguf"]
+    assert "a.gguf" not in downloaded_files(hub)
     for path in ("none", "config.json", "none.safetensors"):
         with pytest.raises(WeightsUnavailable):
             open_permitted(source, f"hf://org/model@main/{path}", ALLOWED)
@@ -212,7 +216,7 @@ def test_hub_is_not_contacted_without_permission(hub, source):
     assert not hub.asked
 
 
-def test_moved_branch_and_unreachable_hub(hub, source):
+def test_moved_branch_is_downloaded_and_cache_serves_without_hub(hub, source):
     hub.put("org/model", {"model.safetensors": b"1"})
     assert read(open_permitted(source, "hf://org/model", ALLOWED)[0]) == b"1"
     hub.put("org/model", {"model.safetensors": b"2"}, LATER)
@@ -244,7 +248,7 @@ def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
     monkeypatch.setattr(downloads, "RESERVE", shutil.disk_usage(tmp_path).total)
     with pytest.raises(WeightsUnavailable, match="free bytes, which"):
         open_permitted(source, "hf://org/model", ALLOWED)
-    assert got(hub) == ["model.safetensors.index.json"]
+    assert downloaded_files(hub) == ["model.safetensors.index.json"]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_full_disk_fails_the_download(hub, source, monkeypatch, tmp_path):
         ([], "", None),
     ],
 )
-def test_selection_of_weight_files(files, path, expected):
+def test_download_selects_weight_files(files, path, expected):
     if expected is None:
         with pytest.raises(WeightsUnavailable):
             select_files(files, path, SUFFIXES)
@@ -339,5 +343,5 @@ def test_executor_downloads_model(hub, python, plain_environment, tmp_path):
     finally:
         hub.go_on.set()
         server.stop()
-    assert got(hub) == ["model.safetensors", "slow.safetensors"]
+    assert downloaded_files(hub) == ["model.safetensors", "slow.safetensors"]
     assert (tmp_path / "cache" / "models--org--model" / "refs" / "main").read_text() == COMMIT

@@ -158,7 +158,7 @@ def test_large_vocabulary_needs_few_reads():
     assert len(file.reads) < 15
 
 
-def test_gguf_limits(monkeypatch):
+def test_gguf_over_limits_is_refused(monkeypatch):
     monkeypatch.setattr(gguf, "HEADER_LIMIT", 200)
     with pytest.raises(ValueError, match="too long"):
         read_gguf(MemoryFile(gguf_file(ONE, keyed("a", 8, text("x" * 300)), 1)))

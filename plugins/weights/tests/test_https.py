@@ -63,7 +63,7 @@ def certificate(tmp_path_factory):
 
 
 class Server:
-    """A web server with files, and with faults by path."""
+    """A web server with files and with faults by path."""
 
     def __init__(self, certificate):
         self.files, self.how, self.requests = {}, {}, []
@@ -105,11 +105,11 @@ class Server:
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
-            return await self._made(request, path)
+            return await self._respond(request, path)
         finally:
             self.under_way -= 1
 
-    async def _made(self, request, path):
+    async def _respond(self, request, path):
         how = self.how.get(path)
         if callable(how):
             how = how(len([one for one in self.requests if one == path]))
@@ -144,17 +144,22 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def running(certificate):
+def running_server(certificate):
     server = Server(certificate)
     yield server
     server.stop()
 
 
 @pytest.fixture
-def server(running):
-    running.files.clear(), running.how.clear(), running.requests.clear(), running.connections.clear()
-    running.most_under_way = 0
-    return running
+def server(running_server):
+    (
+        running_server.files.clear(),
+        running_server.how.clear(),
+        running_server.requests.clear(),
+        running_server.connections.clear(),
+    )
+    running_server.most_under_way = 0
+    return running_server
 
 
 @pytest.fixture
@@ -190,7 +195,7 @@ def read(file, start=0, size=None):
     return bytes(data)
 
 
-def opened(source, server, permissions, data, path="models/a.bin"):
+def open_file(source, server, permissions, data, path="models/a.bin"):
     server.files[path] = data
     (file,) = open_permitted(source, server.address(path), permissions)
     return file
@@ -199,7 +204,7 @@ def opened(source, server, permissions, data, path="models/a.bin"):
 def test_long_reads_are_split_over_few_connections(source, server, permissions, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 1000)
     data = bytes(torch.randint(0, 255, (100_500,), dtype=torch.uint8).tolist())
-    file = opened(source, server, permissions, data)
+    file = open_file(source, server, permissions, data)
     server.how["models/a.bin"] = lambda number: "pause" if number < 20 else None
     assert read(file) == data
     assert len(server.requests) == 102
@@ -322,13 +327,13 @@ def test_replies_without_range_are_refused(source, server, permissions, how, mat
 
 
 def test_transient_server_failures_are_retried(source, server, permissions):
-    file = opened(source, server, permissions, bytes(100))
+    file = open_file(source, server, permissions, bytes(100))
     server.how["models/a.bin"] = lambda number: 503 if number < 4 else None
     assert read(file) == bytes(100)
 
 
 def test_slow_server_times_out(source, server, permissions, monkeypatch):
-    file = opened(source, server, permissions, bytes(100_000))
+    file = open_file(source, server, permissions, bytes(100_000))
     monkeypatch.setattr(https, "TIMEOUT", 0.5)
     monkeypatch.setattr(https, "MIN_BYTES_PER_SECOND", 1_000_000)
     server.how["models/a.bin"] = "slow"
@@ -339,7 +344,7 @@ def test_slow_server_times_out(source, server, permissions, monkeypatch):
 
 
 def test_changed_file_is_detected(source, server, permissions):
-    file = opened(source, server, permissions, bytes(100))
+    file = open_file(source, server, permissions, bytes(100))
     before = file.version()
     assert read(file, 10, 20) == bytes(20)
     assert file.version() == before
@@ -347,7 +352,7 @@ def test_changed_file_is_detected(source, server, permissions):
     with pytest.raises(OSError, match="has changed"):
         read(file, 10, 20)
     assert file.version() != before
-    again = opened(source, server, permissions, b"1" * 100)
+    again = open_file(source, server, permissions, b"1" * 100)
     assert again.version() not in {before, file.version()}
     server.files["models/a.bin"] = b"1" * 99
     with pytest.raises(OSError, match="has changed"):

@@ -81,7 +81,7 @@ def test_invalid_hub_addresses_are_refused(address):
         parse(address)
 
 
-def test_branches_commits_and_uncached_models(tmp_path):
+def test_cached_branches_and_commits_open_and_others_are_refused(tmp_path):
     cache_model(tmp_path, "org/model", {"a.safetensors": b"1", "sub/b.safetensors": b"22"}, branch="v1")
     source, permissions = HubSource(tmp_path / "nowhere"), WeightPermissions((tmp_path,))
     for revision in ("v1", COMMIT):
@@ -100,7 +100,7 @@ def test_branches_commits_and_uncached_models(tmp_path):
             open_permitted(source, address, permissions)
 
 
-def test_links_out_of_cache_are_not_followed(tmp_path):
+def test_links_out_of_hub_cache_are_not_followed(tmp_path):
     (tmp_path / "secret.safetensors").write_bytes(b"1")
     cache_model(tmp_path / "cache", "org/model", {"a.safetensors": b"1"})
     snapshot = tmp_path / "cache" / "models--org--model" / "snapshots" / COMMIT

@@ -32,8 +32,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory, python, plain_environment):
-    """A server for the tests that need no special one, and the folder of what is published there."""
+def published_server(tmp_path_factory, python, plain_environment):
+    """Yield a server and the folder of its published weights."""
     from servers import start_server
 
     where = tmp_path_factory.mktemp("served")
@@ -45,8 +45,8 @@ def served(tmp_path_factory, python, plain_environment):
     server.stop()
 
 
-def test_a_killed_program_is_continued_by_another(served, python, plain_environment, tmp_path):
-    server, folder = served
+def test_next_program_attaches_weights_of_killed_program(published_server, python, plain_environment, tmp_path):
+    server, folder = published_server
     environment = plain_environment | {"DJINN_CONNECTION_FILE": str(server.file)}
     assert python.run("-c", PUBLISHES, cwd=tmp_path, env=environment).returncode == -9
     expected = torch.load(tmp_path / "expected.pt")
@@ -70,9 +70,9 @@ def test_a_killed_program_is_continued_by_another(served, python, plain_environm
     assert listed.seconds_left == pytest.approx(7 * 86400, abs=300)
 
 
-def test_the_command_lists_and_removes(served, python, plain_environment):
+def test_weights_command_lists_and_removes(published_server, python, plain_environment):
     djinn.weights.publish("listed", {"x": torch.ones(4, device=REMOTE)}, ttl=7200)
-    command = "-m", "djinn_core.cli", "published", "--connection-file", served[0].file
+    command = "-m", "djinn_core.cli", "published", "--connection-file", published_server[0].file
     shown = python.run(*command, env=plain_environment).stdout
     assert "listed" in shown
     assert "in 120 min" in shown
@@ -84,16 +84,16 @@ def test_the_command_lists_and_removes(served, python, plain_environment):
     assert "listed" not in djinn.weights.published()
 
 
-def test_what_is_replaced_or_removed_stays_with_those_who_use_it(served):
+def test_replaced_weights_stay_attached(published_server):
     djinn.weights.publish("kept", {"x": torch.ones(1000, device=REMOTE), "y": torch.ones(3, device=REMOTE)})
     first = djinn.weights.attach("kept")
     held = first["x"]
     assert held.sum().item() == 1000
     djinn.weights.publish("kept", {"x": torch.full((1000,), 2.0, device=REMOTE)})
     assert djinn.weights.attach("kept")["x"].sum().item() == 2000
-    assert len(list(served[1].glob("kept@*"))) == 1
+    assert len(list(published_server[1].glob("kept@*"))) == 1
     djinn.weights.unpublish("kept")
-    assert list(served[1].glob("kept@*")) == []
+    assert list(published_server[1].glob("kept@*")) == []
     with pytest.raises(djinn.errors.WeightsUnavailable, match="nothing is published as 'kept'"):
         djinn.weights.attach("kept")
     assert first["y"].sum().item() == 3
@@ -105,7 +105,7 @@ def test_what_is_replaced_or_removed_stays_with_those_who_use_it(served):
     assert held.sum().item() == 2000
 
 
-def test_those_who_attach_share_memory_and_the_publisher_keeps_its_own(own_server):
+def test_attached_weights_share_memory_except_with_publisher(own_server):
     server = own_server("--threads", "1", "--snapshot-seconds", "0")
     with configured(connection_file=server.file):
         weight = torch.ones(1000, 100, device=REMOTE)
@@ -126,24 +126,24 @@ def test_those_who_attach_share_memory_and_the_publisher_keeps_its_own(own_serve
         assert second.sum().item() == 100_000
 
 
-def test_a_name_expires(served):
+def test_published_name_expires(published_server):
     djinn.weights.publish("short", {"x": torch.ones(2, device=REMOTE)}, ttl=1)
     held = djinn.weights.attach("short")["x"]
     assert held.sum().item() == 2
     wait_for(lambda: "short" not in djinn.weights.published(), "the end of a name")
-    assert list(served[1].glob("short@*")) == []
+    assert list(published_server[1].glob("short@*")) == []
     with pytest.raises(djinn.errors.WeightsUnavailable, match="nothing is published as 'short'"):
         djinn.weights.attach("short")
     assert held.sum().item() == 2
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a" * 101, "a@1-2-3", "a b", "é", "a\n"])
-def test_names_that_are_refused(name, served):
+def test_invalid_published_names_are_refused(name, published_server):
     with pytest.raises(djinn.errors.WeightsUnavailable, match="is not a valid name"):
         djinn.weights.publish(name, {"x": torch.ones(1, device=REMOTE)})
 
 
-def test_what_is_no_tensor_is_refused(served):
+def test_publish_refuses_invalid_contents(published_server):
     one = torch.ones(1, device=REMOTE)
     with pytest.raises(djinn.errors.ConfigurationError, match=r"'param_groups' is of type list"):
         djinn.weights.publish("bad", {"x": one, "param_groups": [{"lr": 0.1}]})
@@ -160,7 +160,7 @@ def test_what_is_no_tensor_is_refused(served):
     assert "bad" not in djinn.weights.published()
 
 
-def test_tenants_have_names_of_their_own_within_their_disk(own_server, python, plain_environment, tmp_path):
+def test_published_names_and_disk_quota_are_per_tenant(own_server, python, plain_environment, tmp_path):
     tokens = tmp_path / "tokens.json"
     command, made = ("-m", "djinn_core.cli", "token"), {}
     for tenant in ("alice", "bob"):
@@ -187,7 +187,7 @@ def test_tenants_have_names_of_their_own_within_their_disk(own_server, python, p
     assert file.exists()
 
 
-def test_programs_with_executors_of_their_own_find_each_others_names():
+def test_programs_with_local_executors_share_published_names():
     with configured(threads=1):
         djinn.weights.publish("own", {"x": torch.full((3,), 5.0, device=REMOTE)})
     with configured(threads=1):
@@ -195,7 +195,7 @@ def test_programs_with_executors_of_their_own_find_each_others_names():
         djinn.weights.unpublish("own")
 
 
-def test_where_nothing_is_published():
+def test_publish_is_refused_without_server():
     with configured(executor="inline"):
         with pytest.raises(djinn.errors.WeightsUnavailable, match="published:"):
             djinn.weights.publish("x", {"x": torch.ones(1, device=REMOTE)})
