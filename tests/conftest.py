@@ -20,13 +20,13 @@ sys.dont_write_bytecode = False
 
 @pytest.fixture(scope="session")
 def url_of(serving):
-    """The server's URL by scheme."""
+    """Return a function that returns the server's URL for a scheme."""
     return lambda scheme: next(url for url in serving.urls if url.startswith(f"{scheme}://"))
 
 
 @pytest.fixture(scope="session")
 def connect(serving):
-    """A block in which `remote_accelerator` is the server's, reached over the scheme of the URL and nothing else."""
+    """Return a context manager that connects `remote_accelerator` to a URL of the server, over its scheme only."""
     from configured import configured
 
     import djinn
@@ -47,13 +47,13 @@ def connect(serving):
 
 @pytest.fixture(scope="module", params=["tcp", "http"])
 def over(request, connect, url_of):
-    """`remote_accelerator` is a server of its own process, over TCP and over HTTP."""
+    """Connect `remote_accelerator` to a server in another process, over TCP and then over HTTP."""
     with connect(url_of(request.param)):
         yield request.param
 
 
 @pytest.fixture(scope="module")
 def over_tcp(connect, url_of):
-    """`remote_accelerator` is a server of its own process, over TCP."""
+    """Connect `remote_accelerator` to a server in another process, over TCP."""
     with connect(url_of("tcp")):
         yield

@@ -23,7 +23,7 @@ def tls(tmp_path_factory):
 
 @pytest.fixture(name="closes", scope="session")
 def _closes():
-    """True if the peer closes the connection within five minutes, whatever it sends before."""
+    """Return a function that returns True if the peer closes the connection within five minutes."""
 
     def closes(sock):
         sock.settimeout(300)
@@ -41,7 +41,7 @@ def _closes():
 
 @pytest.fixture
 def dial():
-    """Plain connections to the host and port of a URL, closed afterwards."""
+    """Return a function that opens plain connections to the host and port of a URL. The test's end closes them."""
     dialled = []
 
     def connect(url):

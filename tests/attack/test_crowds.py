@@ -115,7 +115,7 @@ def test_invalid_http_logs_one_line(web, dial, closes, caplog, wait_for):
 
 
 @pytest.fixture
-def watched(tls, request):
+def watched_listener(tls, request):
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "test")))
     server = WatchedServer(dict, lambda *_: "", lambda shown, _: gatekeeper.identify(shown))
     routes = Operations(server, SimpleNamespace(file=lambda path: None), lambda accept: (b"", ""))
@@ -125,39 +125,39 @@ def watched(tls, request):
     listener.close()
 
 
-@pytest.mark.parametrize("watched", ["plain", "tls"], indirect=True)
-def test_silent_operations_connection_is_closed(watched, dial, closes, monkeypatch):
+@pytest.mark.parametrize("watched_listener", ["plain", "tls"], indirect=True)
+def test_silent_operations_connection_is_closed(watched_listener, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
-    assert closes(dial(watched.url))
+    assert closes(dial(watched_listener.url))
 
 
-@pytest.mark.parametrize("watched", ["tls"], indirect=True)
-def test_partial_handshake_is_closed(watched, dial, closes, monkeypatch):
+@pytest.mark.parametrize("watched_listener", ["tls"], indirect=True)
+def test_partial_handshake_is_closed(watched_listener, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 0.2)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     half = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
     with pytest.raises(ssl.SSLWantReadError):
         half.do_handshake()
-    sock = dial(watched.url)
+    sock = dial(watched_listener.url)
     sock.sendall(outgoing.read()[:100])
     assert closes(sock)
 
 
-def test_operations_listener_bounds_headers(watched, dial):
-    sock = dial(watched.url)
+def test_operations_listener_limits_header_bytes(watched_listener, dial):
+    sock = dial(watched_listener.url)
     sock.sendall(
         b"GET /livez HTTP/1.0\r\nHost: localhost\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 4000) for n in range(5))
     )
     assert b" 431 " in sock.recv(200)
 
 
-def test_excess_operations_connections_are_evicted(watched, dial, closes, monkeypatch):
+def test_excess_operations_connections_are_evicted(watched_listener, dial, closes, monkeypatch):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
-    watched._unauthenticated = UnauthenticatedLimit(2)
-    oldest = dial(watched.url)
+    watched_listener._unauthenticated = UnauthenticatedLimit(2)
+    oldest = dial(watched_listener.url)
     for _ in range(2):
-        dial(watched.url)
+        dial(watched_listener.url)
     assert closes(oldest)
 
 
@@ -173,9 +173,11 @@ def test_excess_operations_connections_are_evicted(watched, dial, closes, monkey
         (b"GET / HTTP/1.1\r\nHost: localhost\r\nX\x1b[2J: forged\r\n\r\n", b" 400 "),
     ],
 )
-def test_operations_listener_closes_after_one_reply(watched, dial, closes, caplog, monkeypatch, request_, status):
+def test_operations_listener_closes_after_one_reply(
+    watched_listener, dial, closes, caplog, monkeypatch, request_, status
+):
     monkeypatch.setattr(operations_listener, "REQUEST_SECONDS", 60.0)
-    sock = dial(watched.url)
+    sock = dial(watched_listener.url)
     sock.sendall(request_)
     sock.settimeout(300)
     assert status in sock.recv(200)

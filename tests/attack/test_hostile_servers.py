@@ -44,7 +44,7 @@ from djinn_server.peers import exchange
 CPU = DeviceInfo("cpu", "cpu")
 
 
-def ways(transports, reached, *urls, fingerprint=""):
+def reachable_urls(transports, reached, *urls, fingerprint=""):
     listening = (reached.replace("gpu-box", "0.0.0.0"),)  # what a server says that it listens at
     welcome = Welcome("ticket", urls, "1", "2", CPU, gateway=listening, fingerprint=fingerprint)
     known = with_tls(transports, TlsOptions())
@@ -53,24 +53,26 @@ def ways(transports, reached, *urls, fingerprint=""):
 
 def test_server_cannot_redirect_to_other_hosts(transports):
     elsewhere = ("tcp://10.0.0.1:22", "tcp://metadata.internal:80", "tcp://127.0.0.1:6379", "tcp://[::1", "nothing")
-    found = ways(transports, "tcp://gpu-box:5556", *elsewhere)
+    found = reachable_urls(transports, "tcp://gpu-box:5556", *elsewhere)
     assert found == ["tcp://gpu-box:22", "tcp://gpu-box:80", "tcp://gpu-box:6379"]
 
 
 def test_server_cannot_downgrade_tls(transports):
-    assert ways(transports, "tcps://gpu-box:5556", "tcp://gpu-box:1", "tcps://gpu-box:2") == ["tcps://gpu-box:2"]
-    assert ways(transports, "tcp://gpu-box:5556", "tcp://gpu-box:1") == ["tcp://gpu-box:1"]
+    assert reachable_urls(transports, "tcps://gpu-box:5556", "tcp://gpu-box:1", "tcps://gpu-box:2") == [
+        "tcps://gpu-box:2"
+    ]
+    assert reachable_urls(transports, "tcp://gpu-box:5556", "tcp://gpu-box:1") == ["tcp://gpu-box:1"]
 
 
 def test_other_host_needs_known_certificate(transports, tmp_path):
-    """One that the gateway has named over TLS, or on its own machine: an executor that an engine has started elsewhere."""
+    """A certificate is known if the gateway named it over TLS or on its own machine, as for an engine's executors."""
     own = tmp_path / f"{DIRECTORY_PREFIX}x"
     own.mkdir(mode=0o700)
     urls = ("tcp://10.0.0.1:22", f"unix://{own}/executor.sock", "tcps://10.0.0.1:5000", "tcps://[::1", "nothing")
     pinned = "sha256:" + "0" * 64
     for gateway in ("tcps://gpu-box:5556", "tcp://127.0.0.1:5556"):
-        assert ways(transports, gateway, *urls, fingerprint=pinned) == ["tcps://10.0.0.1:5000"]
-    assert ways(transports, "tcp://gpu-box:5556", *urls, fingerprint=pinned) == []
+        assert reachable_urls(transports, gateway, *urls, fingerprint=pinned) == ["tcps://10.0.0.1:5000"]
+    assert reachable_urls(transports, "tcp://gpu-box:5556", *urls, fingerprint=pinned) == []
     ways_there = transports_trusting(with_tls(transports, TlsOptions(fingerprints=("sha256:" + "1" * 64,))), pinned)
     (way,) = [transport for transport in ways_there if transport.schemes == ("tcps",)]
     with tcps_listener(transports, tmp_path) as url, pytest.raises(TransportError, match="certificate"):
@@ -79,7 +81,7 @@ def test_other_host_needs_known_certificate(transports, tmp_path):
 
 @contextlib.contextmanager
 def tcps_listener(transports, tmp_path):
-    """The address of a listener that shows another certificate."""
+    """Yield the address of a listener whose certificate is unknown to the client."""
     made = self_signed(tmp_path / "tls")
     (tcps,) = [one for one in under_tls(transports, TlsOptions(made.certificate, made.key)) if "tcps" in one.schemes]
     listener = tcps.listen("tcps://127.0.0.1:0", Limits(), lambda connection: None)
@@ -99,8 +101,8 @@ def test_only_executor_sockets_are_followed(transports, tmp_path):
         f"unix://{tmp_path}/executor.sock",
         "unix://x/y",
     )
-    assert ways(transports, "tcp://127.0.0.1:5556", good, *others) == [good]
-    assert ways(transports, "tcp://gpu-box:5556", good) == []  # another machine's
+    assert reachable_urls(transports, "tcp://127.0.0.1:5556", good, *others) == [good]
+    assert reachable_urls(transports, "tcp://gpu-box:5556", good) == []  # another machine's
     own.chmod(0o755)
     assert not is_own_socket(good)
 
@@ -135,8 +137,8 @@ def test_control_characters_are_escaped():
     assert len(decode(encode(Refused("a" * 1_000_000))).reason) < 40_000
 
 
-def served(answer):
-    """The address of a listener that answers each connection with the bytes of `answer()`, over and over."""
+def serve_bytes(answer):
+    """Return the address of a listener that answers each connection with the bytes of `answer()`, repeatedly."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run():
@@ -166,7 +168,7 @@ def served(answer):
 )
 def test_endless_http_response_is_bounded(transports, begin, more, says):
     parts = iter([begin])
-    with served(lambda: next(parts, more)) as listener:
+    with serve_bytes(lambda: next(parts, more)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(TransportError, match=says):
             transport_for(url, transports).connect(url, Limits(), 0.5)

@@ -71,54 +71,54 @@ START_SECONDS = 300.0
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Executors that one after the other go on with what the ones before have left."""
+def start_executor(tmp_path):
+    """Return a function that starts an executor. Each executor uses the recovery folder of the earlier ones."""
     options = ExecutorConfig("cpu", threads=1, recovery=RecoveryConfig(20.0, tmp_path, 1 << 20))
     started = []
 
-    def start():
+    def start_executor():
         started.append(ExecutorProcess(options))
         started[-1].wait_ready(START_SECONDS)
         return started[-1]
 
-    yield start
+    yield start_executor
     for executor in started:
         executor.close(0.0)
 
 
 @pytest.fixture
-def say(transports):
-    """The reply of an executor to a first message."""
+def send_first(transports):
+    """Return a function that returns an executor's reply to a first message."""
     connections = []
 
-    def say(executor, message):
+    def send_first(executor, message):
         url = executor.ready.urls[0]
         connections.append(transport_for(url, transports).connect(url, Limits(), START_SECONDS))
         connections[-1].send(Frame(encode(message)))
         return decode(connections[-1].receive(START_SECONDS).head)
 
-    yield say
+    yield send_first
     for connection in connections:
         connection.close()
 
 
-def test_reserved_executor_cannot_be_taken(start, say):
+def test_reserved_executor_refuses_other_tenants(start_executor, send_first):
     alice = Badge("alice")
-    first = start()
-    attached = say(first, Attach(first.issue_ticket(badge=alice), ""))
+    first = start_executor()
+    attached = send_first(first, Attach(first.issue_ticket(badge=alice), ""))
     assert isinstance(attached, Attached)
     os.kill(first.process_id, signal.SIGKILL)  # an op that crashes does it, too
     first.wait()
     mine = Resume(attached.session, attached.secret, 0)
-    spare = start()
-    answer = say(spare, mine)
+    spare = start_executor()
+    answer = send_first(spare, mine)
     assert isinstance(answer, Refused)
     assert "works for another tenant" in answer.reason
-    assert isinstance(say(spare, Attach(spare.issue_ticket(badge=Badge("bob")), "")), Attached)
-    assert "works for another tenant" in say(spare, mine).reason
-    hers = start()
+    assert isinstance(send_first(spare, Attach(spare.issue_ticket(badge=Badge("bob")), "")), Attached)
+    assert "works for another tenant" in send_first(spare, mine).reason
+    hers = start_executor()
     hers.issue_ticket(badge=alice)
-    assert isinstance(say(hers, mine), Resumed)
+    assert isinstance(send_first(hers, mine), Resumed)
 
 
 @pytest.mark.parametrize("op", ["aten::unbind_copy.int", "aten::sort"])
@@ -131,8 +131,8 @@ def test_list_results_count_towards_quota(op):
     assert compile_template(Template((one,), (0,), (0, 1), (0,), (1,)), CPU, own).steps
 
 
-class Script:
-    """Stands for a connection that says what it was given."""
+class ScriptedConnection:
+    """A fake connection that delivers prepared frames and records sent messages."""
 
     def __init__(self, frames):
         self.frames = iter(frames)
@@ -151,7 +151,7 @@ class Script:
 
 @pytest.fixture
 def context():
-    """An executor's context in which nothing has happened yet."""
+    """Return the context of a new executor."""
     return ExecutorContext.of(CpuRuntime())
 
 
@@ -163,7 +163,7 @@ def test_uploaded_values_count_towards_quota(context):
     context.usage.quota = Quota(values=5)
     session = ExecutorSession(context)
     with pytest.raises(QuotaExceeded, match="6 live tensors; your quota is 5"):
-        session.serve(PlainExecutorChannel(Script(upload(number) for number in range(1, 100))))
+        session.serve(PlainExecutorChannel(ScriptedConnection(upload(number) for number in range(1, 100))))
     session.close()
 
 
@@ -176,7 +176,7 @@ def test_awaited_uploads_are_rate_limited(context, monkeypatch):
     session._uploads.wanted[99] = bytes(32)
     frames = [Frame(encode(Submit(1))), *(upload(number) for number in range(1, 40))]
     with pytest.raises(TransportError, match="hung up"):
-        session.serve(PlainExecutorChannel(Script(frames)))
+        session.serve(PlainExecutorChannel(ScriptedConnection(frames)))
     session.close()
     assert len(waited) >= 20
     assert max(waited) > 1.0
@@ -213,8 +213,8 @@ def test_relay_threads_are_shared_among_tenants():
         assert afterwards
 
 
-def test_excess_relays_are_refused_with_reason(start, transports, tmp_path):
-    executor = start()
+def test_excess_relays_are_refused_with_reason(start_executor, transports, tmp_path):
+    executor = start_executor()
     pool = SimpleNamespace(assign=lambda *_, **__: (0, executor), devices=(executor.ready.device.id,))
     tenants = SimpleNamespace(start_pool=lambda tenant, memory: pool, others=lambda tenant: [])
     gatekeeper = Authentication(TokenAuthenticator(Token("t" * 32, "this test")))
@@ -250,7 +250,7 @@ QUOTED = 'no"), 0)); std::system("id"); (true ? 0 : (throw std::runtime_error("y
 
 @pytest.mark.parametrize(("message", "taken"), [("all are positive", 8), (QUOTED, 4), ("a\\", 4), ("a\n", 4)])
 def test_program_text_is_not_compiled_as_code(message, taken):
-    """Inductor writes the text of an assertion into C++ as it is, which then ran in the executor."""
+    """Inductor copies the text of an assertion into C++ code, which the executor would run."""
     relu = Form("aten::relu", (Operand(),), (), ("new",), False)
     check = Form("aten::_assert_async.msg", (Operand(), Constant(message)), (), (), False)
     own = own_operators(CpuRuntime(), DeviceTimer(CpuRuntime()), DeviceRandomness(CPU))
@@ -273,19 +273,19 @@ def test_program_text_is_not_packed_for_compiler():
 def test_concurrent_admissions_respect_limit():
     made = []
 
-    def slowly(*_):
+    def fail_slowly(*_):
         made.append(1)
         time.sleep(0.3)
         raise TransportError("enough")
 
-    def come(connection):
+    def connect(connection):
         with contextlib.suppress(TransportError):
             executor.serve(connection)
 
     key = new_key()
     device = OpenDevice(DeviceCapabilities(id="cpu:0", kind="cpu"), CpuRuntime())
     executor = Executor(
-        device, ExecutorContext.of(device.runtime), SimpleNamespace(transports=()), TicketChecker(key), slowly
+        device, ExecutorContext.of(device.runtime), SimpleNamespace(transports=()), TicketChecker(key), fail_slowly
     )
     badge = Badge("alice", "", Quota(sessions=2))
     pairs = [socket.socketpair() for _ in range(8)]
@@ -295,7 +295,7 @@ def test_concurrent_admissions_respect_limit():
             ticket = issue_ticket(key, f"client {number}", badge=badge)
             theirs.sendall(b"".join(encode_frame(Frame(encode(Attach(ticket, ""))), UNAUTHENTICATED_LIMITS)))
             threads.append(
-                threading.Thread(target=come, args=(AcceptedConnection(mine, UNAUTHENTICATED_LIMITS, "client"),))
+                threading.Thread(target=connect, args=(AcceptedConnection(mine, UNAUTHENTICATED_LIMITS, "client"),))
             )
         for thread in threads:
             thread.start()

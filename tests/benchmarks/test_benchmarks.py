@@ -23,15 +23,15 @@ def module():
 
 
 @pytest.fixture
-def run(module, connect, url_of, capsys, monkeypatch):
-    """Run a script in its shortest form against the tests' server; returns the JSON that it prints."""
+def run_benchmark(module, connect, url_of, capsys, monkeypatch):
+    """Return a function that runs a short benchmark against the tests' server and returns the printed JSON."""
 
     @contextmanager
     def connected(*_, **__):
         with connect(url_of("tcp")):
             yield
 
-    def run(name, *cases):
+    def run_benchmark(name, *cases):
         script, measuring = module(name), module("measuring")
         if hasattr(script, "connected"):
             monkeypatch.setattr(script, "connected", connected)
@@ -46,33 +46,35 @@ def run(module, connect, url_of, capsys, monkeypatch):
         bars = {case.name: case.bar for case in script.CASES}
         return {name: (value, bars[name]) for name, value in found.items()}
 
-    return run
+    return run_benchmark
 
 
-def assert_met(found, *names):
+def assert_within_limits(found, *names):
     for name in names:
         value, bar = found[name]
         assert value <= bar, f"{name}: {value}, at most {bar}"
 
 
-def test_capture_benchmark(run, embedded):
-    assert_met(run("bench_capture", "instruction_bytes", "capture_add"), "instruction_bytes")
+def test_capture_benchmark_meets_limits(run_benchmark, embedded):
+    assert_within_limits(run_benchmark("bench_capture", "instruction_bytes", "capture_add"), "instruction_bytes")
 
 
-def test_bytes_benchmark(run):
+def test_bytes_benchmark_meets_limits(run_benchmark):
     names = ("decode_bytes_sent", "element_bytes_received")
-    assert_met(run("bench_bytes", *names), *names)
+    assert_within_limits(run_benchmark("bench_bytes", *names), *names)
 
 
-def test_tensors_benchmark(run):
-    assert_met(run("bench_tensors"), "copies")
+def test_tensors_benchmark_meets_limits(run_benchmark):
+    assert_within_limits(run_benchmark("bench_tensors"), "copies")
 
 
-def test_transports_benchmark(run):
-    run("bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op")
+def test_transports_benchmark_meets_limits(run_benchmark):
+    run_benchmark(
+        "bench_transports", "tcp_64_mib", "http_64_mib", "local_64_mib", "submission", "submission_with_an_op"
+    )
 
 
-def test_server_weights_benchmark(run, module, python, tmp_path, monkeypatch):
+def test_server_weights_benchmark_meets_limits(run_benchmark, module, python, tmp_path, monkeypatch):
     @contextmanager
     def forked(*arguments, threads=1, environment=None):
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -83,20 +85,20 @@ def test_server_weights_benchmark(run, module, python, tmp_path, monkeypatch):
         started.stop()
 
     monkeypatch.setattr(module("serving"), "served", forked)
-    assert_met(run("bench_weights", "second_session", "bytes"), "bytes")
+    assert_within_limits(run_benchmark("bench_weights", "second_session", "bytes"), "bytes")
 
 
-def test_models_benchmark(run):
-    run("bench_models", "toy_decode", "toy_own_loop")
+def test_models_benchmark_meets_limits(run_benchmark):
+    run_benchmark("bench_models", "toy_decode", "toy_own_loop")
 
 
-def test_varying_sizes_benchmark(run, module):
-    run("bench_varying", "convolution_new_over_known", "convolution_plans", "convolution_fixed_over_local")
+def test_varying_sizes_benchmark_meets_limits(run_benchmark, module):
+    run_benchmark("bench_varying", "convolution_new_over_known", "convolution_plans", "convolution_fixed_over_local")
     found = module("bench_varying").varied
     assert found.cache_info().misses == 1, "the cases of one program share its run"
 
 
-def test_skeleton_is_installed_as_by_pip(module):
+def test_plugin_skeleton_is_installed_like_by_pip(module):
     from djinn_core.registry.discovery import installed
 
     varying = module("bench_varying")
@@ -115,7 +117,7 @@ def test_pool_benchmark_runs_programs_twice(module):
         assert programs[name].build(torch.device("cpu"))().isfinite().all()
 
 
-def test_varying_programs_have_new_sizes(module):
+def test_varying_sizes_benchmark_uses_new_sizes(module):
     programs = module("varying_programs")
     for program in programs.PROGRAMS:
         known, unseen = program.halves(40)
@@ -157,15 +159,15 @@ def test_namespace_bridge_delays_frames(module):
 def test_failing_case_does_not_stop_others(module, capsys):
     measuring = module("measuring")
 
-    def breaks(_):
+    def raise_broken(_):
         raise ValueError("broken on purpose")
 
-    def missing(_):
+    def raise_cannot_measure(_):
         raise measuring.CannotMeasureError("no such thing here")
 
     cases = (
-        measuring.Case("one", 1, breaks),
-        measuring.Case("two", 1, missing),
+        measuring.Case("one", 1, raise_broken),
+        measuring.Case("two", 1, raise_cannot_measure),
         measuring.Case("three", 1, lambda _: measuring.Outcome(2.0)),
     )
     with pytest.raises(SystemExit):
@@ -179,7 +181,7 @@ def test_failing_case_does_not_stop_others(module, capsys):
     assert said == {"three": 2.0, **dict.fromkeys(why), measuring.NOT_MEASURED: why}
 
 
-def test_plot_and_table(module, tmp_path, monkeypatch):
+def test_report_has_plot_and_table(module, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     measuring, plot = module("measuring"), module("plot")
     monkeypatch.setattr("sys.argv", ["bench_things.py"])

@@ -40,15 +40,15 @@ def test_synthetic_histories_have_few_false_alarms(history, deviation, runs):
     chance = random.Random(deviation)
     names = [str(number) for number in range(300)]
 
-    def made(by=1.0):
+    def make_run(by=1.0):
         values = {name: by * math.exp(chance.gauss(0.0, deviation)) for name in names}
         return history.BenchRun("a", "26.10.0", "2026-10-30", "two processors", "", values)
 
-    before = [made() for _ in range(runs)]
-    assert len(history.slower(before, made())) < 0.04 * len(names)
+    before = [make_run() for _ in range(runs)]
+    assert len(history.slower(before, make_run())) < 0.04 * len(names)
     middle = statistics.median([history.noise([one.values[name] for one in before]) for name in names])
     assert middle < 0.3 + 3 * deviation
-    assert len(history.slower(before, made(by=1 + 2 * middle))) > 0.8 * len(names)
+    assert len(history.slower(before, make_run(by=1 + 2 * middle))) > 0.8 * len(names)
 
 
 def test_runs_are_compared_with_last_release(history):

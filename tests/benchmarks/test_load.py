@@ -12,7 +12,7 @@ from evaluation.load.many_clients import figures_of
 FOLDER = Path(load.__file__).parent
 
 
-def test_many_clients_get_right_results(python, served_environment, url_of):
+def test_load_of_many_clients_gets_right_results(python, served_environment, url_of):
     command = ["-W", "ignore", "-m", "evaluation.load.many_clients", "--clients", "2", "--minutes", "0.01"]
     done = python.run(*command, "--at", url_of("tcp"), "--json", env=served_environment)
     found = json.loads(done.stdout.strip().splitlines()[-1])
@@ -21,14 +21,14 @@ def test_many_clients_get_right_results(python, served_environment, url_of):
     assert found["requests"] > 0
 
 
-def test_wrong_result_is_counted():
+def test_load_counts_wrong_results():
     one = {"requests": 10, "wrong": 0, "seconds": [0.1] * 10, "failure": ""}
     assert figures_of([one, one], {}, {}, 1.0)["many_clients_fair_and_right"] == 1
     for other in ({"wrong": 1}, {"requests": 3}, {"failure": "it broke"}):
         assert figures_of([one, one | other], {}, {}, 1.0)["many_clients_fair_and_right"] == 0, other
 
 
-def test_load_rows_and_verdicts(monkeypatch, capsys):
+def test_load_report_has_rows_and_verdicts(monkeypatch, capsys):
     options = argparse.Namespace(clients=1, tenants=1, minutes=1, sessions=1, steps=10)
     rows = load.rows_of(options)
     assert all(row.verdict in (FOLDER / f"{row.program}.py").read_text() for row in rows.values())

@@ -58,7 +58,7 @@ for line in sys.stdin:
 """
 
 
-def test_checkouts_take_turns_in_fresh_processes(paired, tmp_path):
+def test_paired_runs_alternate_checkouts_in_new_processes(paired, tmp_path):
     for name, turns in (("a", 100_000), ("b", 400_000)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "subject.py").write_text(f"NAME, TURNS = {name!r}, {turns}\n")

@@ -20,8 +20,8 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture(scope="module")
-def doomed(start_python, plain_environment, tmp_path_factory):
-    """A server that is killed, which keeps nothing on its disk: its process, and its connection file."""
+def doomed_server(start_python, plain_environment, tmp_path_factory):
+    """Yield the process and connection file of a server that the test kills. It keeps nothing on disk."""
     options = ["--threads", "1", "--drain-seconds", "0", "--store-gib", "0"]
     server = start_server(start_python, tmp_path_factory.mktemp("doomed"), *options, env=plain_environment)
     yield server.process, read_connection_file(server.file)
@@ -29,31 +29,31 @@ def doomed(start_python, plain_environment, tmp_path_factory):
 
 
 @pytest.fixture
-def remote(doomed, serving, tmp_path):
-    """The device is the doomed server's; the one that all tests share stands by."""
+def remote(doomed_server, serving, tmp_path):
+    """Let `remote_accelerator` be the doomed server's device, with the shared server as standby."""
     file = tmp_path / "standby.json"
     write_connection_file(file, serving)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    urls = [url for url in doomed[1].urls if url.startswith("tcp")]
+    urls = [url for url in doomed_server[1].urls if url.startswith("tcp")]
     djinn.shut_down()
     djinn.configure(
         servers=urls,
-        token=doomed[1].token,
+        token=doomed_server[1].token,
         standby=[str(file)],
         standby_seconds=0.2,
         disable=("local",),
         progress=False,
     )
-    begin()
+    open_session()
     yield REMOTE
     djinn.shut_down()
     djinn.configure()
     torch.set_num_threads(threads)
 
 
-def begin():
-    """Begin a session, once the executor that was killed before is there again."""
+def open_session():
+    """Open a session. Retry until the executor that an earlier test killed has restarted."""
     deadline = time.monotonic() + 300
     while True:
         try:
@@ -69,8 +69,8 @@ def kill_executor():
     os.kill(client.executor_process(), signal.SIGKILL)
 
 
-def trained(device, at_step_12=lambda: None):
-    """Losses of a few steps with dropout and AdamW."""
+def train(device, at_step_12=lambda: None):
+    """Return losses of a few steps with dropout and AdamW."""
     torch.manual_seed(5)
     layers = [torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 4)]
     model = torch.nn.Sequential(*layers).to(device)
@@ -90,14 +90,14 @@ def trained(device, at_step_12=lambda: None):
 
 
 def test_training_fails_over_to_standby(remote, serving):
-    expected = trained(remote)
-    assert trained(remote, kill_executor) == expected
+    expected = train(remote)
+    assert train(remote, kill_executor) == expected
     assert open_connections()[0].connection.server in serving.urls
-    assert trained(remote) == expected
+    assert train(remote) == expected
 
 
-class Killer:
-    """Stands where tokens are shown, and kills at the eighth."""
+class KillingStreamer:
+    """A token streamer that kills the server and its executor at the eighth token."""
 
     def __init__(self, process):
         self.process, self.tokens = process, 0
@@ -113,7 +113,7 @@ class Killer:
         pass
 
 
-def test_generation_fails_over_from_last_state(remote, doomed, serving, monkeypatch):
+def test_generation_fails_over_from_last_state(remote, doomed_server, serving, monkeypatch):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     monkeypatch.setattr(snapshot_schedule, "SNAPSHOT_SECONDS", 0.0)
@@ -123,16 +123,18 @@ def test_generation_fails_over_from_last_state(remote, doomed, serving, monkeypa
     model = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **sizes)).eval().to(remote)
     prompt = torch.randint(0, 100, (1, 12)).to(remote)
 
-    def generated(process):
-        return model.generate(prompt, max_new_tokens=16, do_sample=False, pad_token_id=0, streamer=Killer(process))
+    def generate(process):
+        return model.generate(
+            prompt, max_new_tokens=16, do_sample=False, pad_token_id=0, streamer=KillingStreamer(process)
+        )
 
-    expected = generated(None).tolist()
+    expected = generate(None).tolist()
     talk = open_connections()[0].connection
-    assert generated(doomed[0]).tolist() == expected
+    assert generate(doomed_server[0]).tolist() == expected
     assert talk.server in serving.urls
     assert talk.bytes_sent > 0
     talk._failover_log._schedule.due = 0.0
-    assert generated(None).tolist() == expected
+    assert generate(None).tolist() == expected
     assert talk._failover_log.base > 0  # states were taken
 
 

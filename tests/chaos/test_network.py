@@ -25,30 +25,30 @@ def network(connect, url_of):
 
 
 @pytest.fixture(params=["tcp", "http"])
-def breaking(request, connect, url_of):
+def faulty_network(request, connect, url_of):
     network = BadNetwork(url_of(request.param))
     with connect(network.url):
         yield network
     network.close()
 
 
-def test_connection_breaks_at_any_time(breaking):
+def test_results_survive_connection_break_at_any_time(faulty_network):
     total, one = torch.zeros(3, device=REMOTE), torch.ones(3).to(REMOTE)
     for i in range(200):
         total.add_(one)
         if i % 20 == 7:
-            breaking.break_all()
+            faulty_network.break_all()
         if i % 20 == 12:
             assert total[0].item() == i + 1
     assert total.tolist() == [200.0] * 3
 
 
-def test_stalled_network_loses_nothing(breaking):
+def test_stalled_network_loses_no_frames(faulty_network):
     total = torch.zeros(3, device=REMOTE)
     for i in range(20):
         total += 1
         if i == 10:
-            breaking.part(1.5)
+            faulty_network.part(1.5)
         assert total[0].item() == i + 1
 
 
@@ -76,7 +76,7 @@ def test_interrupted_upload_resumes(network):
     assert network.sent < 1.6 * source.nbytes
 
 
-def test_upload_source_may_change_after_send(network):
+def test_upload_source_may_change_after_call(network):
     network.up = lambda n: BREAK if n % 7 == 0 else PASS
     source = torch.arange(1 << 18)
     remotes = []
@@ -87,7 +87,7 @@ def test_upload_source_may_change_after_send(network):
     assert [r[-1].item() for r in remotes] == list(range(6))
 
 
-def test_large_result_is_a_snapshot(network):
+def test_large_result_is_snapshot_of_its_time(network):
     values = torch.zeros(1 << 19, device=REMOTE)
     djinn.synchronize()
     network.down = lambda n: HALF if n % 6 == 1 else PASS

@@ -23,13 +23,13 @@ REMOTE = "remote_accelerator:0"
 
 @pytest.fixture(scope="module")
 def journals(tmp_path_factory):
-    """Directory in which the server keeps its sessions' journals."""
+    """Return the directory of the server's session journals."""
     return tmp_path_factory.mktemp("recovery") / "state" / "journals"
 
 
 @pytest.fixture(scope="module", params=["20", "0"], ids=["journal", "snapshots"])
 def server(request, start_python, plain_environment, journals):
-    """A server of its own, whose executors are killed."""
+    """Yield a server for the tests that kill executors."""
     folder = journals.parents[1]
     options = ["--threads", "1", "--drain-seconds", "1", "--state-dir", str(journals.parent), "--store", str(folder)]
     server = start_server(start_python, folder, *options, "--snapshot-seconds", request.param, env=plain_environment)
@@ -52,14 +52,14 @@ def remote(server):
 
 
 def executor_process():
-    """The process of the executor that has the session."""
+    """Return the id of the process that executes the session."""
     (status,) = ask_servers(client.settings()).values()
     assert not isinstance(status, Exception), status
     return next(executor.process for executor in status.executors if executor.state == "ready")
 
 
-class Killer(threading.Thread):
-    """Kills an executor after some seconds, from beside the program."""
+class ExecutorKiller(threading.Thread):
+    """A thread that kills the session's executor after `after` seconds."""
 
     def __init__(self, after):
         super().__init__(daemon=True)
@@ -71,8 +71,8 @@ class Killer(threading.Thread):
         os.kill(self.process, signal.SIGKILL)
 
 
-def trained(device, killed_after=None):
-    """Losses of a few steps with dropout and AdamW."""
+def train(device, killed_after=None):
+    """Return losses of a few steps with dropout and AdamW."""
     torch.manual_seed(5)
     layers = [torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(64, 4)]
     model = torch.nn.Sequential(*layers).to(device)
@@ -82,7 +82,7 @@ def trained(device, killed_after=None):
     losses = []
     for step in range(40):
         if step == 12 and killed_after is not None:
-            Killer(killed_after)
+            ExecutorKiller(killed_after)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
@@ -94,12 +94,12 @@ def trained(device, killed_after=None):
 
 
 def test_training_survives_kills(remote):
-    expected = trained(remote)
-    assert trained(remote, killed_after=0.03) == expected
+    expected = train(remote)
+    assert train(remote, killed_after=0.03) == expected
 
 
-def attended(device, process=None):
-    """Results of a loop with a growing cache, whose steps run ahead; `process` is killed while one does."""
+def run_attention_loop(device, process=None):
+    """Return the results of a loop with a growing cache that runs ahead. Kill `process` during the loop."""
     torch.manual_seed(7)
     weight = (torch.randn(192, 192) * 0.1).to(device)
     x, cache, found = torch.ones(96, 192).to(device), torch.zeros(1, 192).to(device), []
@@ -117,7 +117,7 @@ def attended(device, process=None):
 
 
 def test_loop_running_ahead_survives_kill(remote):
-    assert attended(remote, executor_process()) == attended("cpu")
+    assert run_attention_loop(remote, executor_process()) == run_attention_loop("cpu")
 
 
 def test_in_place_updates_run_once(remote):
@@ -127,24 +127,24 @@ def test_in_place_updates_run_once(remote):
         total.add_(one)
         if i == 150:
             assert total[0].item() == 151
-            killer = Killer(0.0)
+            killer = ExecutorKiller(0.0)
         if i == 250:
             killer.join()
             djinn.synchronize()
     assert total.tolist() == [400.0] * 1000
 
 
-def test_uploads_are_recovered(remote, journals):
+def test_uploads_survive_executor_kill(remote, journals):
     large, small = torch.randn(1 << 20), torch.randn(10)
     held, other = large.to(remote), small.to(remote)
     held += 1
     djinn.synchronize()
     for stored in journals.parents[1].glob("??/*"):  # as if the store had made room for others
         stored.unlink(missing_ok=True)
-    Killer(0.0).join()
+    ExecutorKiller(0.0).join()
     assert torch.equal(held.cpu(), large + 1)
     assert torch.equal((other * 2).cpu(), small * 2)
-    Killer(0.0).join()  # and once more
+    ExecutorKiller(0.0).join()  # and once more
     assert torch.equal(held.cpu(), large + 1)
 
 
@@ -166,14 +166,14 @@ def test_sparse_and_nested_tensors_are_recovered(remote):
     values = held[0].values() if held[0].is_coalesced() else held[0]._values()
     values.add_(0)  # written after it was made
     djinn.synchronize()
-    Killer(0.0).join()
+    ExecutorKiller(0.0).join()
     assert equal(plain(held), expected[0])
-    Killer(0.0).join()
+    ExecutorKiller(0.0).join()
     assert equal(plain(used(held)), expected[1])
 
 
 def test_growing_cache_survives_kill(remote):
-    def decoded(device, after=None):
+    def decode(device, after=None):
         torch.manual_seed(0)
         cache, rows = torch.randn(2, 4, 300, 64).to(device), torch.randn(16, 2, 4, 1, 64).to(device)
         kept, seen = cache, []
@@ -189,8 +189,8 @@ def test_growing_cache_survives_kill(remote):
                     after()
         return [*seen, cache.cpu(), kept.cpu()]
 
-    before = decoded("cpu")
-    decoded(remote)  # from its third run on, the program appends in place
-    after = decoded(remote, lambda: os.kill(executor_process(), signal.SIGKILL))
+    before = decode("cpu")
+    decode(remote)  # from its third run on, the program appends in place
+    after = decode(remote, lambda: os.kill(executor_process(), signal.SIGKILL))
     assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(after, before, strict=True))
     assert executor_figures()["appended_bytes"] > 0

@@ -18,8 +18,8 @@ from evaluation.chaos.disturbing import RestartedServer, executors, resume_count
 from evaluation.chaos.programs import PROGRAMS, REMOTE
 
 
-def exists(process):
-    """True if a process runs (a zombie does not)."""
+def is_running(process):
+    """Return True if a process runs and is no zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -28,7 +28,7 @@ def exists(process):
 
 @pytest.fixture(scope="module")
 def server(python, tmp_path_factory):
-    """A server that the tests kill and start again; the device is there."""
+    """Yield a server that the tests kill and restart. `remote_accelerator` is its device."""
     server = RestartedServer(tmp_path_factory.mktemp("restarted"), starter=python.start)
     started = server.start()
     with configured(servers=[started.tcp], token=started.token, disable=("local",)):
@@ -47,14 +47,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "moment", "number"), CASES, ids=lambda value: getattr(value, "name", value))
-def test_program_continues_after_a_restart(server, name, moment, number):
+def test_program_continues_after_server_restart(server, name, moment, number):
     expected = PROGRAMS[name](lambda _: None)
     before, (victim,) = resume_count(), executors()
     found = PROGRAMS[name](lambda step: step == moment and server.restart(number=number))
     server.join()
     assert found == expected
     assert resume_count() == before + 1
-    wait_for(lambda: not exists(victim), "the end of the executor of a server that was ended")
+    wait_for(lambda: not is_running(victim), "the end of the executor of a server that was ended")
 
 
 def test_session_of_other_version_is_lost_with_advice(server):

@@ -21,7 +21,7 @@ from djinn_core.cli.explain_error import read_sections
 from djinn_core.errors import DjinnError, SessionLost
 
 
-def every_class():
+def error_classes():
     for package in (djinn_core, djinn_client, djinn_server):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if not module.name.endswith(("__main__", "notebook.magics")):  # the latter needs IPython
@@ -41,7 +41,7 @@ def every_class():
 
 
 def test_each_error_class_has_documentation_section():
-    public = {error for error in every_class() if error.__module__ == "djinn.errors"}
+    public = {error for error in error_classes() if error.__module__ == "djinn.errors"}
     assert len(public) > 20
     sections = read_sections()
     assert sections.keys() == {error.code for error in public}
@@ -53,7 +53,7 @@ def test_each_error_class_has_documentation_section():
 
 
 def test_private_errors_have_code_of_public_base():
-    assert {error.__name__ for error in every_class() if error.__module__ != "djinn.errors"} == {
+    assert {error.__name__ for error in error_classes() if error.__module__ != "djinn.errors"} == {
         "ClientLeft",
         "CrashLoop",
         "FramesLost",
@@ -63,7 +63,7 @@ def test_private_errors_have_code_of_public_base():
 
 
 @pytest.mark.parametrize("asked", ["session-lost", "SessionLost", "djinn.errors.SessionLost"])
-def test_explain_by_code_or_class(asked):
+def test_explain_error_accepts_code_or_class(asked):
     done = CliRunner().invoke(main, ["explain-error", asked])
     assert done.exit_code == 0
     assert "djinn.init()" in done.output
@@ -71,7 +71,7 @@ def test_explain_by_code_or_class(asked):
     assert "forked" not in done.output
 
 
-def test_list_of_codes_and_suggestion():
+def test_explain_error_lists_codes_and_suggests_nearest():
     listed = CliRunner().invoke(main, ["explain-error"]).output
     assert all(code in listed for code in read_sections())
     wrong = CliRunner().invoke(main, ["explain-error", "sesion-lost"])
@@ -79,7 +79,7 @@ def test_list_of_codes_and_suggestion():
     assert "did you mean 'session-lost'?" in wrong.output
 
 
-def test_code_is_in_traceback_only():
+def test_error_code_is_in_traceback_only():
     error = SessionLost("the executor died")
     assert str(error) == "the executor died"
     assert "djinn explain-error session-lost" in "".join(traceback.format_exception(error))
@@ -89,7 +89,7 @@ def test_code_is_in_traceback_only():
 
 
 def test_errors_pickle_without_djinn_import():
-    """A process that holds an executor has the core alone; engines send its errors, and cloudpickle copies classes that it finds nowhere."""
+    """Engines send errors between processes, and an executor has only the core. cloudpickle copies unknown classes."""
     program = (
         "import pickle, sys; from djinn_core.errors import RemoteError; "
         "error = RemoteError('no', 'aten::add', 'a.py:3'); error.add_note('of a user'); data = pickle.dumps(error); assert 'djinn' not in sys.modules; "

@@ -75,7 +75,7 @@ def test_commands_of_missing_package_are_known():
     assert offered == {name for name, folder in PACKAGES.items() if folder == "plugins/commands"}
 
 
-def test_error_is_one_message_and_exit_code_1(failing):
+def test_command_error_is_one_message_and_exit_code_1(failing):
     done = run("plugins", DJINN_DEBUG="")
     assert done.exit_code == 1
     assert done.output == (
@@ -84,7 +84,7 @@ def test_error_is_one_message_and_exit_code_1(failing):
     )
 
 
-def test_debug_shows_traceback(failing):
+def test_debug_option_shows_traceback(failing):
     done = run("plugins", DJINN_DEBUG="runtime")
     assert isinstance(done.exception, TransportError)
 
@@ -96,8 +96,8 @@ def test_invalid_setting_stops_commands_except_doctor():
     assert '"well": false' in done.output
 
 
-def test_python_dash_m_djinn():
-    """It begins anew as the command, with the interpreter's options, if there are any."""
+def test_python_dash_m_djinn_runs_command_line():
+    """The process restarts as the command and keeps the interpreter's options."""
     command = [sys.executable, "-X", "dev", "-P", "-m", "djinn", "serv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 2

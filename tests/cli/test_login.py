@@ -49,14 +49,14 @@ def test_login_saves_address_and_token(serving, url_of, own_configuration):
     assert "there is no log-in 'box'" in refused.output
 
 
-def test_wrong_token_is_not_saved(url_of, own_configuration):
+def test_login_does_not_save_wrong_token(url_of, own_configuration):
     done = run("login", url_of("tcp"), "--name", "box", given="not-the-token-of-this-server\n")
     assert done.exit_code == 1
     assert "not-the-token-of-this-server" not in done.output
     assert not own_configuration.exists()
 
 
-def test_login_takes_several_addresses_a_token_file_or_a_connection_file(serving, url_of, tmp_path, own_configuration):
+def test_login_accepts_addresses_token_file_or_connection_file(serving, url_of, tmp_path, own_configuration):
     token = tmp_path / "token"
     token.write_text(f"{serving.token}\n")
     assert run("login", url_of("tcp"), "--token-file", str(token)).exit_code == 0
@@ -72,7 +72,7 @@ def test_login_takes_several_addresses_a_token_file_or_a_connection_file(serving
     assert "an address begins with its scheme: tcps://gpu-box:5556" in run("login", "gpu-box:5556").output
 
 
-def test_invalid_login_names_and_mixed_tokens(serving):
+def test_login_refuses_invalid_names_and_mixed_tokens(serving):
     for name in ("../elsewhere", "", "a/b", "x" * 65):
         with pytest.raises(ConfigurationError, match="cannot be the name"):
             save_login(Login(name, ConnectionFile((), "t")))
@@ -82,7 +82,7 @@ def test_invalid_login_names_and_mixed_tokens(serving):
         assert "the same token" in run("status", "--server", "a", "--server", other).output
 
 
-def test_environment_variable_names_login(serving, url_of, monkeypatch):
+def test_environment_variable_selects_login(serving, url_of, monkeypatch):
     save_login(Login("box", ConnectionFile((url_of("tcp"),), serving.token)))
     monkeypatch.setenv("DJINN_SERVERS", "box")
     monkeypatch.setenv("DJINN_TOKEN", "that-of-another-server")

@@ -8,7 +8,7 @@ from djinn_core.errors import ConfigurationError
 from djinn_server.cli.token import command
 
 
-def test_limit_of_unknown_tenant_fails(tmp_path):
+def test_token_limit_of_unknown_tenant_fails(tmp_path):
     table = ["--file", str(tmp_path / "tokens.json")]
     run = CliRunner().invoke
     assert run(command, ["create", "alice", *table]).exit_code == 0

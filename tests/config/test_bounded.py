@@ -34,7 +34,7 @@ def test_backoff_doubles_to_maximum_and_resets():
 
 
 @pytest.mark.parametrize("times", [0, 1])
-def test_backoff_jitter_range(times):
+def test_backoff_jitter_stays_in_range(times):
     for _ in range(200):
         backoff = Backoff(1.0, 2.0)
         for _ in range(times):

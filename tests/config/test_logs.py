@@ -17,7 +17,7 @@ from djinn_core.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
-def quiet():
+def reset_logs():
     logs.hide()
     yield
     logs.hide()
@@ -28,13 +28,13 @@ def log():
     return logs.get_logger("djinn.runtime")
 
 
-def shown(level="info", **environ):
+def shown_lines(level="info", **environ):
     stream = io.StringIO()
     logs.show(level, stream, environ)
     return stream
 
 
-def test_no_handler_by_default(log, caplog):
+def test_library_adds_no_log_handler_by_default(log, caplog):
     log.warning("it happened", size=3)
     assert logging.getLogger("djinn").handlers == []
     (record,) = caplog.records
@@ -42,7 +42,7 @@ def test_no_handler_by_default(log, caplog):
     assert record.djinn == {"event": "it happened", "size": 3}
 
 
-def test_default_shows_warnings_only():
+def test_log_shows_warnings_only_by_default():
     script = "from djinn_core.logs import get_logger; l = get_logger('djinn.x'); l.info('quiet'); l.warning('loud', pct='5%')"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "loud pct='5%'\n")
@@ -51,7 +51,7 @@ def test_default_shows_warnings_only():
 def test_formatter_is_created_for_first_message(log, monkeypatch):
     made, make = [], logs._formatter
     monkeypatch.setattr(logs, "_formatter", lambda *given: made.append(given) or make(*given))
-    stream = shown("warning")
+    stream = shown_lines("warning")
     log.info("not shown")
     assert made == []
     log.warning("shown")
@@ -59,8 +59,8 @@ def test_formatter_is_created_for_first_message(log, monkeypatch):
     assert (made, stream.getvalue()) == ([("plain", False)], "shown\nshown again\n")
 
 
-def test_console_format(log):
-    stream = shown()
+def test_console_log_format(log):
+    stream = shown_lines()
     log.info("connected", url="tcp://host:1", seconds=0.5)
     line = stream.getvalue()
     assert "connected" in line
@@ -69,8 +69,8 @@ def test_console_format(log):
     assert "\x1b" not in line
 
 
-def test_json_format(log):
-    stream = shown(DJINN_LOG_FORMAT="json")
+def test_json_log_format(log):
+    stream = shown_lines(DJINN_LOG_FORMAT="json")
     log.info("connected", seconds=0.5)
     try:
         raise OSError("broken, token=s3cr3t")
@@ -86,17 +86,17 @@ def test_json_format(log):
     assert "OSError: broken, token=[hidden]" in second["exception"]
 
 
-def test_showing_twice_prints_once(log):
-    shown()
-    stream = shown()
+def test_enabling_log_twice_prints_lines_once(log):
+    shown_lines()
+    stream = shown_lines()
     log.info("once")
     assert stream.getvalue().count("once") == 1
     assert len(logging.getLogger("djinn").handlers) == 1
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
-def test_secrets_are_redacted(log, style):
-    stream = shown(DJINN_LOG_FORMAT=style)
+def test_log_redacts_secrets(log, style):
+    stream = shown_lines(DJINN_LOG_FORMAT=style)
     log.info(
         "hello bearer s3cr3t",
         token="s3cr3t",
@@ -120,8 +120,8 @@ def test_secrets_are_redacted(log, style):
     ],
     ids=["s3-v4", "s3-v2", "gcs-v4", "gcs-v2", "azure"],
 )
-def test_url_signatures_are_redacted(log, query):
-    stream, recent = shown(), logs.RecentLines()
+def test_log_redacts_url_signatures(log, query):
+    stream, recent = shown_lines(), logs.RecentLines()
     logging.getLogger("djinn").addHandler(recent)
     try:
         url = f"https://bucket.example/weights?{query}"
@@ -136,8 +136,8 @@ def test_url_signatures_are_redacted(log, query):
     assert len(recent.lines()) == 2
 
 
-def test_debug_level_of_some_parts(log):
-    stream = shown("warning")
+def test_debug_log_of_some_parts(log):
+    stream = shown_lines("warning")
     logs.set_debug_level("runtime,djinn.pool")
     log.debug("seen")
     logs.get_logger("djinn.server").debug("not seen")
@@ -150,7 +150,7 @@ def test_debug_level_of_some_parts(log):
     assert "as before" in stream.getvalue()
 
 
-def test_debug_level_of_all_parts_and_reset(log, capsys):
+def test_debug_log_of_all_parts_can_be_reset(log, capsys):
     logs.set_debug_level("all")
     log.debug("one")
     logs.set_debug_level("")
@@ -160,7 +160,7 @@ def test_debug_level_of_all_parts_and_reset(log, capsys):
     assert logging.getLogger("djinn").propagate
 
 
-def test_known_parts_match_loggers():
+def test_log_parts_match_loggers():
     root = Path(__file__).parents[2]
     sources = "".join(
         path.read_text()
@@ -184,17 +184,17 @@ def test_invalid_log_settings_raise(call, message):
         call()
 
 
-def test_tokens_are_redacted_anywhere():
+def test_log_redacts_tokens_anywhere():
     from djinn_server.launch.token_table import TokenTable, create
 
     _, row, token = create(TokenTable(), "alice", 0.0)
-    shown = str(logs.redact(None, "", {"event": f"a client came with {token}", "key": row.id}))
-    assert token not in shown
-    assert row.id in shown
+    shown_lines = str(logs.redact(None, "", {"event": f"a client came with {token}", "key": row.id}))
+    assert token not in shown_lines
+    assert row.id in shown_lines
 
 
 def test_warning_level_format_equals_default(log):
-    stream = shown("warning")
+    stream = shown_lines("warning")
     log.info("quiet")
     log.warning("loud", pct="5%", token="hunter2")
     assert stream.getvalue() == f"loud pct='5%' token={logs.HIDDEN!r}\n"

@@ -18,7 +18,7 @@ def file(tmp_path):
     return path
 
 
-def test_precedence_of_setting_sources(file):
+def test_setting_sources_have_documented_precedence(file):
     found = resolve({"servers": ["tcp://argument:1"]}, {"DJINN_SERVERS": "tcp://e:1", "DJINN_THREADS": "2"}, file)
     assert found.settings.servers == ("tcp://argument:1",)
     assert found.settings.threads == 2
@@ -37,7 +37,7 @@ def test_every_setting_has_an_origin_and_a_row():
     assert set(found.origins.values()) == {"default"}
 
 
-def test_rows_are_readable():
+def test_setting_rows_are_readable():
     rows = resolve({"connection_file": "/srv/djinn.json", "threads": 2}, {}).rows()
     assert {("connection_file", "/srv/djinn.json"), ("threads", "2")} <= {(row.name, row.value) for row in rows}
 
@@ -80,21 +80,21 @@ def test_invalid_setting_names_source(overrides, environ, message):
         resolve(overrides, environ)
 
 
-def test_unreadable_file_is_named(tmp_path):
+def test_unreadable_configuration_file_is_named(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("servers = [")
     with pytest.raises(ConfigurationError, match=f"{file} cannot be read"):
         resolve({}, {}, file)
 
 
-def test_unknown_name_in_file_raises(tmp_path):
+def test_unknown_setting_in_file_raises(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("tokn = 'x'")
     with pytest.raises(ConfigurationError, match=f"no setting `tokn` .file {file}.: did you mean `token`"):
         resolve({}, {}, file)
 
 
-def test_token_is_not_shown():
+def test_setting_rows_hide_token():
     found = resolve({"token": "hush"}, {})
     assert "hush" not in repr(found)
     assert "hush" not in str(found.rows())
@@ -104,7 +104,7 @@ def test_token_is_not_shown():
     assert "hush" not in str(refusal.value)
 
 
-def test_unknown_environment_variables():
+def test_unknown_environment_variables_are_reported():
     environ = {"DJINN_TOKN": "x", "DJINN_CONFIG": "y", "DJINN_SERVERS": "z", "DJINN_XY": "", "PATH": ""}
     assert unknown_variables(environ) == {"DJINN_TOKN": "DJINN_TOKEN", "DJINN_XY": ""}
 

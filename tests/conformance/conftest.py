@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def embedded_for_all():
-    """`remote_accelerator` is the embedded default: an executor process of its own."""
+    """Let `remote_accelerator` be the embedded default, an executor process of its own."""
     from configured import configured
 
     with configured(threads=1):
@@ -14,7 +14,7 @@ def embedded_for_all():
 
 @pytest.fixture(scope="module")
 def blind_pool(embedded_for_all):
-    """`remote_accelerator` is two executors, and ops are placed on them in turn. For the last tests of a module."""
+    """Let `remote_accelerator` be two executors with ops placed alternately, for the last tests of a module."""
     from configured import configured
 
     with configured(threads=1, executors=2, placement_policy="round_robin"):

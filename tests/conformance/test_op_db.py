@@ -43,7 +43,7 @@ def test_excluded_ops_are_under_one_percent():
 
 @pytest.mark.parametrize(("way", "part"), [("op_db forward", 16), ("op_db gradient", 24), ("op_db in-place", 16)])
 def test_ops_equal_local_with_transferred_values(blind_pool, way, part):
-    """A sample of `python -m evaluation conformance-pool`."""
+    """Run a sample of `python -m evaluation conformance-pool`."""
     taken = [op for op in entries() if op.get_inplace() or way != "op_db in-place"]
     verdicts = [check(op, way, samples=1) for op in taken[5 :: part * long_or(2, 1)]]
     assert {v.name: v.reason for v in verdicts if v.outcome == "failed"} == {}

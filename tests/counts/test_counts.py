@@ -52,7 +52,7 @@ class Counts:
         """Return the counts of one repetition of a phase, rounded up."""
         return cls.of({name: math.ceil(value / figures["repetitions"]) for name, value in figures.items()})
 
-    def above(self, pin: Counts, names: Collection[str]) -> dict[str, str]:
+    def counts_above(self, pin: Counts, names: Collection[str]) -> dict[str, str]:
         """Return the counts of `names` that exceed `pin`, with an explanation."""
         pairs = {name: (getattr(self, name), getattr(pin, name)) for name in names}
         return {name: f"{count:,}, pinned at {most:,}" for name, (count, most) in pairs.items() if count > most}
@@ -100,10 +100,10 @@ PUBLISHED_SIZES = {  # with LONG_FORMS: the batch sizes that rivals publish
 
 
 @pytest.fixture
-def counted(python, plain_environment, tmp_path):
-    """Run a program in a new process. Return its counts and its output."""
+def count_program(python, plain_environment, tmp_path):
+    """Return a function that runs a program in a new process. It returns the program's counts and output."""
 
-    def counted(program, *arguments, **environment):
+    def count_program(program, *arguments, **environment):
         cuda = program.stem.startswith("cuda_")  # a script that knows CUDA only
         command = ["-m", "djinn_core.cli", "run"] if cuda else []
         command += [HERE / "counting.py", program, *map(str, arguments)]
@@ -112,7 +112,7 @@ def counted(python, plain_environment, tmp_path):
         printed, _, last = done.stdout.strip().rpartition("\n")
         return Counts.of(json.loads(last)), printed
 
-    return counted
+    return count_program
 
 
 def assert_within(counts, pin, names=NAMES):
@@ -120,7 +120,7 @@ def assert_within(counts, pin, names=NAMES):
         if not importlib.metadata.version(package).startswith(f"{version}."):
             pytest.skip(f"counts are pinned for {package} {version}")
     told = pin.bytes_received + ROOM_BYTES * pin.messages_received
-    assert not counts.above(attrs.evolve(pin, bytes_received=told), names)
+    assert not counts.counts_above(attrs.evolve(pin, bytes_received=told), names)
 
 
 def test_every_example_has_a_pin():
@@ -129,23 +129,26 @@ def test_every_example_has_a_pin():
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_stays_within_its_pin(name, counted):
-    counts, _ = counted(FOLDER / f"{name}.py", **WITHOUT_TIMING)
+def test_example_stays_within_its_pin(name, count_program):
+    counts, _ = count_program(FOLDER / f"{name}.py", **WITHOUT_TIMING)
     assert_within(counts, EXAMPLES[name])
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_with_default_settings_stays_within_its_pinned_waits(name, counted):
-    counts, printed = counted(FOLDER / f"{name}.py")
+def test_example_with_default_settings_stays_within_its_pinned_waits(name, count_program):
+    counts, printed = count_program(FOLDER / f"{name}.py")
     assert ("cuda:0" if name.startswith("cuda_") else "round trips") in printed
     assert_within(counts, EXAMPLES[name], WITHOUT_BYTES)
 
 
 @pytest.fixture
-def phases(python, plain_environment, tmp_path):
-    """Run a program of `evaluation.rivals` in a new process. Return the counts of one repetition of each phase."""
+def count_phases(python, plain_environment, tmp_path):
+    """Return a function that runs a program of `evaluation.rivals` in a new process.
 
-    def phases(name, *sizes, **environment):
+    It returns the counts of one repetition of each phase.
+    """
+
+    def count_phases(name, *sizes, **environment):
         command = ["-W", "ignore", "-m", "evaluation.rivals.counting", name, *map(str, sizes)]
         simulated = {"DJINN_DEVICE": "simulated", "DJINN_PLUGIN_SIMULATED_CLUSTER": str(CLUSTER)}
         given = simulated if PROGRAMS[name].device.startswith("simulated") else {}
@@ -154,7 +157,7 @@ def phases(python, plain_environment, tmp_path):
         found = json.loads(done.stdout.strip().splitlines()[-1])
         return {phase: Counts.of_one(figures) for phase, figures in found.items()}
 
-    return phases
+    return count_phases
 
 
 def test_every_program_of_the_comparison_has_a_pin():
@@ -169,8 +172,8 @@ SIMULATED = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=SIMULATED) if name == "llama7b" else name for name in RIVALS]
 )
-def test_program_of_the_comparison_stays_within_its_pin(name, phases):
-    counts = phases(name, "--small", **WITHOUT_TIMING)
+def test_program_of_the_comparison_stays_within_its_pin(name, count_phases):
+    counts = count_phases(name, "--small", **WITHOUT_TIMING)
     assert set(counts) == set(RIVALS[name])
     for phase, pin in RIVALS[name].items():
         assert_within(counts[phase], pin)
@@ -178,8 +181,8 @@ def test_program_of_the_comparison_stays_within_its_pin(name, phases):
 
 @pytest.mark.skipif(not LONG, reason="LONG_FORMS: minutes")
 @pytest.mark.parametrize("name", PUBLISHED_SIZES)
-def test_program_of_published_size_stays_within_its_pin(name, phases):
+def test_program_of_published_size_stays_within_its_pin(name, count_phases):
     sizes, pins = PUBLISHED_SIZES[name]
-    counts = phases(name, "--sizes", *sizes, **WITHOUT_TIMING)
+    counts = count_phases(name, "--sizes", *sizes, **WITHOUT_TIMING)
     for phase, pin in pins.items():
         assert_within(counts[phase], pin)

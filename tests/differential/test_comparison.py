@@ -49,7 +49,7 @@ FAULTS = {
 }
 
 
-def noticed(faulty, right=lambda t: t, program=PROGRAM):
+def noticed_properties(faulty, right=lambda t: t, program=PROGRAM):
     extra = {"faulty": lambda device: right if device == "cpu" else faulty}
     here = run(program, "cpu", extra)
     return {d.property for d in differences(program, here, run(program, REMOTE, extra))}
@@ -57,7 +57,7 @@ def noticed(faulty, right=lambda t: t, program=PROGRAM):
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_detected(embedded, name):
-    assert name in noticed(FAULTS[name])
+    assert name in noticed_properties(FAULTS[name])
 
 
 def test_every_compared_property_has_fault():
@@ -65,27 +65,27 @@ def test_every_compared_property_has_fault():
 
 
 def test_correct_device_has_no_differences(embedded):
-    assert noticed(lambda t: t) == set()
+    assert noticed_properties(lambda t: t) == set()
 
 
 def test_one_sided_memory_sharing_is_detected(embedded):
     program = ("a = torch.ones(3, device=D)", "b = faulty(a)")
-    assert "shares" in noticed(lambda t: t.clone(), lambda t: t, program)
+    assert "shares" in noticed_properties(lambda t: t.clone(), lambda t: t, program)
 
 
-def test_text_of_an_error_is_compared(embedded):
-    assert noticed(lambda t: _raise("other"), lambda t: _raise("text")) == {"error text"}
+def test_error_texts_are_compared(embedded):
+    assert noticed_properties(lambda t: _raise("other"), lambda t: _raise("text")) == {"error text"}
 
 
 def test_lost_write_is_detected_and_shrunk(embedded):
     statements, _ = generated(7)
     statements[9:9] = ["x = torch.ones(3, device=D)", "faulty(x)"]
     extra = {"faulty": lambda device: (lambda t: t.mul_(2)) if device == "cpu" else lambda t: t.mul_(3)}
-    smallest = shrunk(statements, lambda part: "value" in _properties(part, extra))
+    smallest = shrunk(statements, lambda part: "value" in _different_properties(part, extra))
     assert smallest == ["x = torch.ones(3, device=D)", "faulty(x)"]
 
 
-def _properties(statements, extra):
+def _different_properties(statements, extra):
     here = run(statements, "cpu", extra)
     return {d.property for d in differences(statements, here, run(statements, REMOTE, extra))}
 
@@ -102,4 +102,4 @@ def test_missing_version_increment_is_detected(embedded):
         tensor.detach().data.add_(1)
         return tensor
 
-    assert noticed(write_unnoticed, lambda t: t.add_(1)) == {"version"}
+    assert noticed_properties(write_unnoticed, lambda t: t.add_(1)) == {"version"}

@@ -15,25 +15,25 @@ from evaluation.differential.op_programs import entries, programs
 from evaluation.differential.program_grammar import generated
 
 
-def check(seeds):
+def assert_no_differences(seeds):
     found = {seed: first_difference(*generated(seed)) for seed in seeds}
     assert {seed: str(one) for seed, one in found.items() if one} == {}
 
 
 def test_random_programs_equal_cpu(embedded):
-    check(range(long_or(6, 100)))
+    assert_no_differences(range(long_or(6, 100)))
 
 
-def test_random_programs_in_pieces_equal_cpu(embedded, monkeypatch):
+def test_random_programs_sent_in_pieces_equal_cpu(embedded, monkeypatch):
     monkeypatch.setattr(port, "checkpoint_instructions", 16)
     recorders.limit_programs()
-    check(range(1000, long_or(1003, 1020)))
+    assert_no_differences(range(1000, long_or(1003, 1020)))
 
 
 def test_random_programs_on_two_executors_equal_cpu(cache_directory):
     with configured(threads=1, executors=2, placement_policy="round_robin"):
         djinn.init()
-        check(range(2000, long_or(2003, 2020)))
+        assert_no_differences(range(2000, long_or(2003, 2020)))
 
 
 @pytest.mark.parametrize("first", [0, 45])

@@ -14,7 +14,7 @@ import djinn  # noqa: F401 - registers the device
 
 
 class Writer(nn.Module):
-    """Greedy, one token at a time."""
+    """A recurrent model that generates greedily, one token at a time."""
 
     def __init__(self) -> None:
         super().__init__()

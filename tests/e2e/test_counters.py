@@ -17,7 +17,7 @@ REMOTE = "remote_accelerator:0"
 
 
 class Relay:
-    """Stands between client and server, passes everything on, and counts it."""
+    """A relay between client and server that forwards all bytes and counts them."""
 
     def __init__(self, url):
         parts = urlsplit(url)
@@ -63,8 +63,8 @@ def relay(request, connect, url_of):
     relay.close()
 
 
-def settled(relay):
-    """The counters once they agree with the relay's, or after a while."""
+def settled_counters(relay):
+    """Return the client's counters once they agree with the relay's, or after 60 seconds."""
     deadline = time.monotonic() + 60.0
     while True:
         stats = djinn.stats()
@@ -83,7 +83,7 @@ def test_byte_counts_equal_socket_traffic(relay):
     for _ in range(5):
         result = result * 0.5
         result.sum().item()
-    stats = settled(relay)
+    stats = settled_counters(relay)
     assert (stats["bytes_sent"], stats["bytes_received"]) == (relay.sent, relay.received)
     assert stats["bytes_uploaded"] == weight.nbytes
     assert weight.nbytes < stats["bytes_sent"] < weight.nbytes + 32_000

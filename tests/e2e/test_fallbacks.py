@@ -22,18 +22,18 @@ def configure(serving):
 
 @pytest.fixture
 def unreachable():
-    """A URL at which no server listens."""
+    """Return a URL at which no server listens."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return f"tcp://127.0.0.1:{closed.getsockname()[1]}"
 
 
-def computes():
+def device_computes():
     return (torch.arange(3.0).to(REMOTE) * 2).tolist() == [0, 2, 4]
 
 
 def test_refused_tcp_falls_back_to_http(configure, unreachable, url_of, caplog):
     configure(unreachable, url_of("http"), disable=("local",))
-    assert computes()
+    assert device_computes()
     assert open_connections()[0].url == url_of("http")
     assert f"fell back from {unreachable} because: no server answers" in caplog.text
     assert url_of("http") in caplog.text
@@ -41,7 +41,7 @@ def test_refused_tcp_falls_back_to_http(configure, unreachable, url_of, caplog):
 
 def test_missing_transport_falls_back(configure, url_of, caplog):
     configure(url_of("tcp"), url_of("http"), disable=("local", "tcp"))
-    assert computes()
+    assert device_computes()
     assert open_connections()[0].url == url_of("http")
     assert f"fell back from {url_of('tcp')} because:" in caplog.text
     assert "no transport for tcp:// is in use here (known: " in caplog.text
@@ -50,13 +50,13 @@ def test_missing_transport_falls_back(configure, url_of, caplog):
 def test_all_transports_refused_raises(configure, unreachable):
     configure(unreachable, unreachable.replace("tcp", "http"), disable=("local",))
     with pytest.raises(djinn.errors.TransportError, match="cannot reach a server") as error:
-        computes()
+        device_computes()
     assert unreachable in str(error.value)
     assert unreachable.replace("tcp", "http") in str(error.value)
 
 
-def test_first_transport_works_without_log(configure, url_of, caplog):
+def test_working_first_transport_logs_no_fallback(configure, url_of, caplog):
     configure(url_of("http"), url_of("tcp"))
-    assert computes()
+    assert device_computes()
     assert open_connections()[0].url.startswith("unix://"), "the fastest way on one machine"
     assert "fell back" not in caplog.text

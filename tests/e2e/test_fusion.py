@@ -19,13 +19,13 @@ on_cpu = pytest.mark.skipif(DEVICE != "cpu", reason="products are fused on CPUs 
 
 
 @pytest.fixture(scope="module", autouse=True)
-def inexact(connect, url_of):
-    """A server of its own process, and a client that may round otherwise."""
+def inexact_session(connect, url_of):
+    """Connect to a server with `exact=False`, so that results may be rounded differently."""
     with connect(url_of("tcp"), exact=False, disable=("adaptive",)):  # which leaves out what does not pay for so little
         yield
 
 
-class Gated(torch.nn.Module):
+class GatedMlp(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.gate, self.up, self.other = (torch.nn.Linear(16, n) for n in (24, 24, 8))
@@ -45,8 +45,8 @@ class Convolutions(torch.nn.Module):
         return self.norms[1](self.second(self.norms[0](self.first(pictures)).relu_()))
 
 
-def applied(run):
-    """Run a program; returns its result, the optimizations that changed it, and its plans."""
+def run_and_list_optimizations(run):
+    """Run a program. Return its result, the applied optimizations, and its plans."""
     with client.record_plans() as plans:
         result = run()
     return result, {r.optimization for plan in plans for r in plan.plan.results if r.applied}, plans
@@ -54,12 +54,12 @@ def applied(run):
 
 @on_cpu
 @torch.no_grad()
-def test_products_of_one_input_are_fused():
+def test_fusion_merges_products_of_one_input():
     torch.manual_seed(0)
-    theirs = Gated().eval()
+    theirs = GatedMlp().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     rows = torch.randn(1, 1, 16)
-    (first, second), names, plans = applied(lambda: [t.cpu() for t in ours(rows.to(REMOTE))])
+    (first, second), names, plans = run_and_list_optimizations(lambda: [t.cpu() for t in ours(rows.to(REMOTE))])
     assert "fuse_projections" in names
     assert any(len(plan.graph.by_op.get("linear", ())) == 2 for plan in plans), "one for three, and `down`"
     for mine, other in zip((first, second), theirs(rows), strict=True):
@@ -69,7 +69,7 @@ def test_products_of_one_input_are_fused():
 @on_cpu
 @torch.no_grad()
 def test_fused_weights_are_cached_until_change():
-    theirs = Gated().eval()
+    theirs = GatedMlp().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
 
     def compare():
@@ -91,10 +91,10 @@ def test_fused_weights_are_cached_until_change():
 
 
 @torch.no_grad()
-def test_many_rows_are_not_fused():
-    ours = Gated().eval().to(REMOTE)
+def test_fusion_is_not_applied_to_many_rows():
+    ours = GatedMlp().eval().to(REMOTE)
     rows = torch.randn(2, 16).to(REMOTE)
-    _, names, _ = applied(lambda: [made.cpu() for made in ours(rows)])
+    _, names, _ = run_and_list_optimizations(lambda: [made.cpu() for made in ours(rows)])
     assert "fuse_projections" not in names
 
 
@@ -106,7 +106,7 @@ def test_batch_norms_are_folded_into_convolutions():
     theirs.eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     pictures = torch.randn(2, 3, 8, 8)
-    mine, names, plans = applied(lambda: ours(pictures.to(REMOTE)).cpu())
+    mine, names, plans = run_and_list_optimizations(lambda: ours(pictures.to(REMOTE)).cpu())
     assert "fold_batch_norms" in names
     assert any(not plan.graph.by_op.get("batch_norm") and plan.graph.by_op.get("relu_") for plan in plans)
     torch.testing.assert_close(mine, theirs(pictures))
@@ -116,7 +116,7 @@ def test_batch_norms_are_folded_into_convolutions():
 
 
 @torch.no_grad()
-def test_other_sizes_have_other_plans():
+def test_fused_program_has_separate_plan_for_other_sizes():
     theirs = Convolutions().eval()
     ours = copy.deepcopy(theirs).to(REMOTE)
     for size in (8, 11, 8):
@@ -124,14 +124,14 @@ def test_other_sizes_have_other_plans():
         torch.testing.assert_close(ours(pictures.to(REMOTE)).cpu(), theirs(pictures))
 
 
-def test_training_is_not_fused():
+def test_fusion_is_not_applied_to_training():
     ours = Convolutions().to(REMOTE)
 
     def step():
         ours(torch.randn(2, 3, 8, 8).to(REMOTE)).sum().backward()
         djinn.synchronize()
 
-    _, names, _ = applied(step)
+    _, names, _ = run_and_list_optimizations(step)
     assert names.isdisjoint({"fuse_projections", "fold_batch_norms"})
 
 
@@ -140,7 +140,7 @@ def test_fused_weights_are_freed_with_weights():
     gc.collect()
     djinn.synchronize()
     before = executor_figures()["values"]
-    ours = Gated().eval().to(REMOTE)
+    ours = GatedMlp().eval().to(REMOTE)
     ours(torch.randn(1, 16).to(REMOTE))[0].cpu()
     del ours
     gc.collect()
@@ -158,9 +158,9 @@ def test_prefix_of_rewritten_program_is_rewritten():
         torch.ones(3, device=REMOTE).mul_(2)  # so that what follows is a part of it
         return ours(pictures).cpu()
 
-    expected, names, _ = applied(whole)
+    expected, names, _ = run_and_list_optimizations(whole)
     assert "fold_batch_norms" in names
-    again, names, plans = applied(lambda: ours(pictures).cpu())
+    again, names, plans = run_and_list_optimizations(lambda: ours(pictures).cpu())
     assert plans, "it is planned by itself"
     assert "fold_batch_norms" in names
     torch.testing.assert_close(again, expected)
@@ -168,15 +168,15 @@ def test_prefix_of_rewritten_program_is_rewritten():
 
 @on_cpu
 @torch.no_grad()
-def test_ops_after_fused_products_are_unchanged():
-    ours, rows = Gated().eval().to(REMOTE), torch.randn(1, 1, 16).to(REMOTE)
+def test_fusion_leaves_later_ops_unchanged():
+    ours, rows = GatedMlp().eval().to(REMOTE), torch.randn(1, 1, 16).to(REMOTE)
     cache = torch.zeros(1, 30, 8, device=REMOTE)
 
     def step():
         result, other = ours(rows)
         return (torch.cat([cache, other], 1).sum() + result.sum()).cpu()
 
-    _, names, plans = applied(step)
+    _, names, plans = run_and_list_optimizations(step)
     assert "fuse_projections" in names
     rewritten = next(plan.schedule.rewritten for plan in plans if plan.schedule.rewritten is not None)
     own = {rewritten.origin.calls[rewritten.nodes[i]].signature.form.op for i in rewritten.own}

@@ -44,8 +44,8 @@ HANDLE = 1 << 32 | 1
 
 
 @pytest.fixture(scope="module")
-def healthy(python, serving, url_of, plain_environment, tmp_path_factory):
-    """Another process, which generates all the time; called, it says how much it did since the last call."""
+def check_healthy_client(python, serving, url_of, plain_environment, tmp_path_factory):
+    """Yield a function that waits until a continuously generating client has made progress since the last call."""
     output = tmp_path_factory.mktemp("healthy") / "output"
     environ = plain_environment | {"DJINN_SERVERS": url_of("tcp"), "DJINN_TOKEN": serving.token}
     script = Path(__file__).with_name("healthy_client.py")
@@ -76,23 +76,23 @@ def registry():
 
 
 @pytest.fixture(params=["tcp", "http"])
-def session(request, serving, url_of, registry, healthy):
-    """A connection that was let in; afterwards the healthy client must have gone on."""
+def session(request, serving, url_of, registry, check_healthy_client):
+    """Yield an authenticated connection. At the end, check that another client still makes progress."""
     (opened,) = open_connections(Settings(servers=(url_of(request.param),), token=serving.token), registry)
     assert opened.url.startswith(request.param)
     yield opened.connection
     opened.connection.close()
-    healthy()
+    check_healthy_client()
 
 
-def ask(connection, message, body=()):
+def request(connection, message, body=()):
     connection.send(Frame(encode(message), body))
     return decode(connection.receive(SECONDS).head)
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "http"])
 @pytest.mark.parametrize("token", ["wrong" * 8, "x"])
-def test_wrong_token_is_refused(healthy, url_of, serving, scheme, token):
+def test_wrong_token_is_refused(check_healthy_client, url_of, serving, scheme, token):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJINN_CONFIG", "")
         djinn.shut_down()
@@ -102,11 +102,11 @@ def test_wrong_token_is_refused(healthy, url_of, serving, scheme, token):
         djinn.shut_down()
         djinn.configure()
     assert serving.token not in str(refused.value)
-    healthy()
+    check_healthy_client()
 
 
 def template(**changes):
-    """A template that makes one value from another."""
+    """Return a template that computes one value from another."""
     plain = {"forms": (RELU,), "code": (0,), "references": (0, 1), "inputs": (0,), "outputs": (1,)}
     return Template(**plain | changes)
 
@@ -156,16 +156,16 @@ def test_invalid_program_keeps_session(session, frame):
     answer = decode(session.receive(SECONDS).head)
     assert isinstance(answer, Completed)
     assert [failure.kind for failure in answer.failures] == ["ProtocolError"]
-    assert isinstance(ask(session, StatsRequest()), StatsReply)
+    assert isinstance(request(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
 @pytest.mark.parametrize("frame", REFUSED_UPLOADS.values(), ids=REFUSED_UPLOADS)
 def test_invalid_upload_poisons_value(session, frame):
     session.send(frame)
-    answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
+    answer = request(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["ProtocolError"]
-    assert isinstance(ask(session, StatsRequest()), StatsReply)
+    assert isinstance(request(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
@@ -205,24 +205,24 @@ def test_disallowed_op_keeps_session(session, form):
     references, outputs = tuple(range(takes + makes)), tuple(range(takes, takes + makes))
     given = template(forms=(form,), references=references, inputs=(0,) * takes, outputs=outputs)
     message = submit(given, inputs=(HANDLE,) * takes, outputs=(HANDLE + 1,) * makes, slots=(1,) * form.slot_count)
-    answer = ask(session, message)
+    answer = request(session, message)
     assert isinstance(answer, Completed)
     (failure,) = answer.failures
     assert isinstance(failure, Failure)
     assert failure.kind == "UnsupportedOperation"
     assert form.op in failure.message
-    assert isinstance(ask(session, StatsRequest()), StatsReply)
+    assert isinstance(request(session, StatsRequest()), StatsReply)
     session.send(Frame(encode(Goodbye())))
 
 
 def test_oversized_upload_fails_alone(session):
     session.send(Frame(encode(UploadPart(HANDLE, "float32", (1,), (1,), 1 << 60)), [bytes(16)]))
-    answer = ask(session, Submit(1, fetch=pack_handles((HANDLE,))))
+    answer = request(session, Submit(1, fetch=pack_handles((HANDLE,))))
     assert [failure.kind for failure in answer.results] == ["OutOfMemoryError"]
-    assert isinstance(ask(session, StatsRequest()), StatsReply)
+    assert isinstance(request(session, StatsRequest()), StatsReply)
 
 
-def test_broken_session_raises_and_restarts(over, healthy):
+def test_broken_session_raises_and_restarts(over, check_healthy_client):
     values = torch.arange(4.0).to(REMOTE)
     only_executor().link.channel.send(Frame(b"\xc1"))
     with pytest.raises(SessionLost, match=r"cannot read a message[^$]*djinn\.init\(\)"):
@@ -231,7 +231,7 @@ def test_broken_session_raises_and_restarts(over, healthy):
         values.cpu()
     djinn.init()
     assert (torch.arange(4.0).to(REMOTE) + 1).tolist() == [1, 2, 3, 4]
-    healthy()
+    check_healthy_client()
 
 
 def test_reason_is_read_after_failed_send(over):

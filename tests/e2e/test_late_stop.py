@@ -19,8 +19,8 @@ DELAY = 0.004  # seconds, each way: some ten steps of the loop
 TOKENS = 72
 
 
-def pass_on(source, target):
-    """Each piece, `DELAY` after it came; many may be under way."""
+def forward_delayed(source, target):
+    """Forward each chunk `DELAY` seconds after its arrival. Several chunks may be under way."""
     under_way = queue.Queue()
 
     def deliver():
@@ -43,8 +43,8 @@ def pass_on(source, target):
 
 
 @pytest.fixture
-def slow(url_of):
-    """The server's URL, at the other end of a link with a delay."""
+def slow_url(url_of):
+    """Yield the URL of a link to the server that delays each byte by `DELAY` seconds."""
     server = urlsplit(url_of("tcp"))
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -58,7 +58,7 @@ def slow(url_of):
             for sock in (near, far):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for ends in ((near, far), (far, near)):
-                threading.Thread(target=pass_on, args=ends, daemon=True).start()
+                threading.Thread(target=forward_delayed, args=ends, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
     yield f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -66,7 +66,7 @@ def slow(url_of):
 
 
 @pytest.fixture(scope="module")
-def small():
+def small_model():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -74,8 +74,8 @@ def small():
     return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=40, bos_token_id=1, eos_token_id=2)).eval()
 
 
-def waits(model, count):
-    """The tokens, and for how many replies was waited."""
+def generate_and_count_waits(model, count):
+    """Return the number of generated tokens, and the number of awaited replies."""
     prompt = torch.tensor([[1, 7, 9]], device=model.device)
     before = djinn.stats()["round_trips"]
     length = {"min_new_tokens": count, "max_new_tokens": count}
@@ -83,13 +83,13 @@ def waits(model, count):
     return tokens.shape[1] - 3, djinn.stats()["round_trips"] - before
 
 
-def test_generation_waits_for_few_replies(connect, slow, small):
-    with connect(slow):
-        model = copy.deepcopy(small).to(REMOTE)
-        assert waits(model, TOKENS)[0] == TOKENS
+def test_generation_over_slow_link_waits_for_few_replies(connect, slow_url, small_model):
+    with connect(slow_url):
+        model = copy.deepcopy(small_model).to(REMOTE)
+        assert generate_and_count_waits(model, TOKENS)[0] == TOKENS
         # A machine that is busy with something else for a moment makes the client wait: one good run of ten is enough.
-        runs = ([waits(model, count)[1] for count in (1, TOKENS + 1)] for _ in range(10))
+        runs = ([generate_and_count_waits(model, count)[1] for count in (1, TOKENS + 1)] for _ in range(10))
         assert any(many - few <= TOKENS // 3 for few, many in runs)
         djinn.configure(disable=("late_stop",))
-        few, many = (waits(model, count)[1] for count in (1, TOKENS + 1))
+        few, many = (generate_and_count_waits(model, count)[1] for count in (1, TOKENS + 1))
         assert many - few == TOKENS

@@ -45,21 +45,21 @@ def tokenizer():
     return found
 
 
-def local(model, tokenizer, prompt, length):
-    """The tokens that the model generates on the CPU."""
+def local_tokens(model, tokenizer, prompt, length):
+    """Return the tokens that the model generates on the CPU."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     return model.generate(ids, max_new_tokens=length, do_sample=False)[0, ids.shape[1] :].tolist()
 
 
 async def post(session, port, **body):
-    """The status of a request, and the tokens of its answer."""
+    """Post a request. Return its status and the tokens of the response."""
     async with session.post(f"http://localhost:{port}/generate", **body) as response:
         tokens = [json.loads(line)["token"] async for line in response.content] if response.status == 200 else []
         return response.status, tokens
 
 
 async def with_server(example, model, tokenizer, use):
-    """Serve the model, and return what `use` returns for a function that posts."""
+    """Serve the model. Call `use` with a function that posts requests, and return its result."""
     port = free_port()
     serving = asyncio.create_task(example.serve(model.to("remote_accelerator:0"), tokenizer, port))
     async with aiohttp.ClientSession() as session:
@@ -78,17 +78,17 @@ async def with_server(example, model, tokenizer, use):
 def test_concurrent_requests_get_local_tokens(example, model, tokenizer, monkeypatch):
     batches = []
     asked = [("xyz", 3), ("zzzzzz", 5), ("Q", 4)]
-    expected = [(200, local(model, tokenizer, *one)) for one in asked]
+    expected = [(200, local_tokens(model, tokenizer, *one)) for one in asked]
     run = example.Batch.run
     monkeypatch.setattr(
         example.Batch, "run", lambda batch, *given: batches.append(len(batch.prompts)) or run(batch, *given)
     )
 
-    async def use(post):
+    async def post_requests(post):
         requests = [{"prompt": prompt, "tokens": length} for prompt, length in asked]
         return await post(json=requests[0]), await asyncio.gather(*[post(json=request) for request in requests])
 
-    first, found = asyncio.run(with_server(example, model, tokenizer, use))
+    first, found = asyncio.run(with_server(example, model, tokenizer, post_requests))
     assert first == expected[0]
     assert found == expected
     assert max(batches) >= 2
@@ -96,7 +96,7 @@ def test_concurrent_requests_get_local_tokens(example, model, tokenizer, monkeyp
 
 def test_prompt_ends_at_eos_within_batch(example, model):
     tokenizer, prompts = ByT5Tokenizer(), ("xyz", "a longer prompt")
-    short, long = (local(model, tokenizer, prompt, 8) for prompt in prompts)
+    short, long = (local_tokens(model, tokenizer, prompt, 8) for prompt in prompts)
     eos = short[2]
     assert eos not in long
     sent = [[], []]

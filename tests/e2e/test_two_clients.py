@@ -10,14 +10,14 @@ import torch
 
 
 class Client:
-    """An obedient client in a process of its own."""
+    """An obedient client in another process."""
 
     def __init__(self, python, addend, environment):
         script = Path(__file__).with_name("obedient_client.py")
         self.process = python.start_talking(script, addend, env=environment)
         self.answers = []
 
-    def go(self):
+    def run_step(self):
         self.process.stdin.write("\n")
         self.process.stdin.flush()
         self.answers.append(json.loads(self.process.stdout.readline()))
@@ -39,7 +39,7 @@ def clients(python, serving, url_of, plain_environment):
 
 def test_clients_are_isolated(clients):
     for turn in (0, 1, 0, 0, 1, 1, 1, 0):
-        clients[turn].go()
+        clients[turn].run_step()
     first, second = (client.answers for client in clients)
     assert [kept for kept, *_ in first] == [[n] * 3 for n in (2, 3, 4, 5)]
     assert [kept for kept, *_ in second] == [[n] * 3 for n in (200, 300, 400, 500)]

@@ -56,7 +56,7 @@ def schema_of(name):
     return torch_private.schema_named(f"aten::{packet}", "" if overload == "default" else overload)
 
 
-def atoms(kind):
+def atomic_types(kind):
     return set(re.sub(r"Optional|List|[\[\]]", " ", str(kind)).split())
 
 
@@ -79,8 +79,8 @@ def test_allowed_ops_take_tensors_and_numbers():
     for name in allowed_operators() - OWN_OPERATORS:
         schema = schema_of(name)
         for argument in (*schema.arguments, *schema.returns):
-            assert atoms(argument.type) <= PLAIN, f"{name} takes or returns {argument.type}"
-        texts = {a.name for a in schema.arguments if "str" in atoms(a.type)}
+            assert atomic_types(argument.type) <= PLAIN, f"{name} takes or returns {argument.type}"
+        texts = {a.name for a in schema.arguments if "str" in atomic_types(a.type)}
         assert not {t for t in texts if re.search("file|path|module|url|code", t)}, f"{name} takes {texts}"
 
 
@@ -106,12 +106,12 @@ def test_rules_name_existing_ops():
 
 
 @pytest.mark.parametrize("kind", ["Storage", "Stream", "AnyEnumType", "Dict", "Any", "Future", "__torch__"])
-def test_argument_kinds_that_cannot_be_sent(kind):
+def test_unsendable_argument_kinds_are_refused(kind):
     reached = [n for n in torch_private.dispatched_operators() if n.startswith("aten::") and kind in str(schema_of(n))]
     assert all(refusal(name) for name in reached)
 
 
-def test_op_resolves_by_name():
+def test_allowed_op_resolves_by_name():
     assert resolve("aten::relu") is torch.ops.aten.relu.default
 
 
@@ -122,7 +122,7 @@ def test_own_operators_name_expected_types(name):
         own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[name](5)
 
 
-def test_layout_calls_without_their_plugin_name_the_package():
+def test_layout_call_without_plugin_names_package():
     runtime = CpuRuntime()
     call = own_operators(runtime, DeviceTimer(runtime), DeviceRandomness(runtime.device))[LAYOUT_CALL]
     with pytest.raises(UnsupportedOperation, match=r"sparse.*pip install ./plugins/layouts"):

@@ -38,7 +38,7 @@ def test_regression_inputs_are_refused(path):
 
 
 def test_fuzzer_covers_every_message():
-    """The types come from the decoder itself."""
+    """The list of types comes from the decoder."""
     import random
 
     draw = random.Random(0)
@@ -50,7 +50,7 @@ def test_fuzzer_covers_every_message():
 
 def claim_in_frame():
     decoder = FrameDecoder(Limits(body=2 * TERABYTE))
-    with pytest.raises(ProtocolError, match="no memory") if _refused(TERABYTE) else _nothing():
+    with pytest.raises(ProtocolError, match="no memory") if _allocation_fails(TERABYTE) else _NullContext():
         decoder.feed(struct.pack("<4sHHIIQQ", b"DJNF", 1, 0, 0, 1, TERABYTE, TERABYTE) + bytes(100))
     return decoder
 
@@ -69,7 +69,7 @@ def claim_in_compression():
         expanded(compressed(bytes(50 << 20), 1), PLANES_ZSTD, 1, 100)
 
 
-def _refused(size):
+def _allocation_fails(size):
     try:
         torch.empty(size, dtype=torch.uint8)
     except RuntimeError:
@@ -77,7 +77,7 @@ def _refused(size):
     return False
 
 
-class _nothing:
+class _NullContext:
     def __enter__(self):
         return self
 

@@ -96,7 +96,7 @@ def test_huge_empty_shapes_are_fetched(embedded, shape):
     assert one.cpu().tolist() == [0, 1, 2, 3]
 
 
-def test_large_program_is_sent_in_parts(embedded, monkeypatch):
+def test_large_program_is_sent_in_several_submissions(embedded, monkeypatch):
     monkeypatch.setattr(limits, "ARGUMENTS_SENT", 64)
     ones = [torch.ones(2, device=REMOTE) for _ in range(200)]
     djinn.reset_stats()
@@ -118,7 +118,7 @@ def test_many_values_are_freed_in_parts(embedded, monkeypatch):
 
 
 def test_unplannable_part_keeps_other_parts(embedded, monkeypatch):
-    """Later parts run, and what they free is freed."""
+    """Later parts of the program run, and the values that they free are freed."""
     ones = [torch.ones(1000, device=REMOTE) for _ in range(20)]
     kept = torch.ones(4, device=REMOTE)
     djinn.synchronize()

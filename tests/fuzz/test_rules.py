@@ -123,19 +123,19 @@ KEYWORDS = {
 }
 
 
-class Reached(Exception):
+class KernelReachedError(Exception):
     pass
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_crashing_call_does_not_reach_kernel(name):
     def kernel(*_, **__):
-        raise Reached
+        raise KernelReachedError
 
     overload = resolve(f"aten::{name}")
     look = checked(f"aten::{name}", overload, kernel)
     good, bad = CALLS[name]
-    with pytest.raises(Reached):
+    with pytest.raises(KernelReachedError):
         look(*good, **KEYWORDS.get(name, {}))
     with pytest.raises((RuntimeError, TypeError), match=f"aten::{name.partition('.')[0]}.*: "):
         look(*bad, **KEYWORDS.get(name, {}))

@@ -38,7 +38,7 @@ def project(folder: Path) -> dict:
 
 
 def requirements() -> dict[str, str]:
-    """Return what Djinn and its plugins require, by name, without each other."""
+    """Return the requirements of Djinn and its plugins by name, without Djinn's own packages."""
     found = {}
     for folder in PROJECTS:
         for requirement in project(folder).get("dependencies", ()):
@@ -56,7 +56,7 @@ def is_installed(name: str) -> bool:
 
 
 def unpack(wheels: Path, site: Path) -> None:
-    """Have pip unpack the packages that are missing here, and write metadata of Djinn's, which name its plugins."""
+    """Unpack missing packages with pip, and write Djinn's metadata, which names its plugins."""
     missing = [requirement for name, requirement in requirements().items() if not is_installed(name)]
     if missing:
         command = [

@@ -20,7 +20,7 @@ SKIPS = re.compile(r"skipif\(.*(cuda\.is_available|HERE)")
 WITHOUT = {"torch: CUDA, usable, GPUs": [None, False, 0], "nvidia-smi": "does not run: FileNotFoundError"}
 
 
-def part(code, seconds=60, *, gpu=False):
+def make_part(code, seconds=60, *, gpu=False):
     return run_gpu.Part("one", "a part of this test", (sys.executable, "-c", code, "{to}"), seconds, gpu)
 
 
@@ -47,8 +47,8 @@ def part(code, seconds=60, *, gpu=False):
         ("import time; time.sleep(600)", 1, {"result": "TIMED OUT", "why": "the part took more than 1 s"}),
     ],
 )
-def test_each_outcome_of_part_is_a_row(tmp_path, code, seconds, expected):
-    row = run_gpu.run_part(part(code), "cpu", tmp_path, seconds)
+def test_report_has_row_for_each_outcome_of_part(tmp_path, code, seconds, expected):
+    row = run_gpu.run_part(make_part(code), "cpu", tmp_path, seconds)
     assert row | expected == row
 
 
@@ -57,7 +57,9 @@ def test_report_names_failures_and_no_person(tmp_path, monkeypatch):
     monkeypatch.setattr(run_gpu.getpass, "getuser", lambda: "alice")
     name = "test_weights_are_read_where_they_lie_and_recorded_anew"
     said = f"at {ROOT}/x.py of alice@gpubox17 10.1.2.3, token {'aB3' * 15}, GPU-1234abcd-99 {name}"
-    monkeypatch.setattr(run_gpu, "ALL", (part(f"print({said!r}); raise SystemExit(2)"), part("pass", gpu=True)))
+    monkeypatch.setattr(
+        run_gpu, "ALL", (make_part(f"print({said!r}); raise SystemExit(2)"), make_part("pass", gpu=True))
+    )
     monkeypatch.setattr(run_gpu, "facts", lambda: {"torch": "2.13.0"})
     assert run_gpu.main(["--device", "cpu", "--to", str(tmp_path)]) == 1
     report, whole = (tmp_path / "report.md").read_text(), (tmp_path / "report.jsonl").read_text()
@@ -71,7 +73,7 @@ def test_report_names_failures_and_no_person(tmp_path, monkeypatch):
     assert "not run: 1 (one)" in summary
 
 
-def test_without_gpu_parts_are_listed_only(tmp_path, monkeypatch, capsys):
+def test_parts_are_only_listed_without_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
     assert run_gpu.main(["--to", str(tmp_path)]) == 0
     said = capsys.readouterr().out
@@ -79,13 +81,13 @@ def test_without_gpu_parts_are_listed_only(tmp_path, monkeypatch, capsys):
     assert "there is no GPU: nvidia-smi does not run" in said
 
 
-def test_short_form_stops_at_time_limit(tmp_path, monkeypatch, capsys):
+def test_short_gpu_run_stops_at_time_limit(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(run_gpu, "facts", lambda: WITHOUT)
     assert run_gpu.main(["--quick", "--seconds", "0", "--device", "cpu", "--to", str(tmp_path)]) == 0
     assert "no time was left" in capsys.readouterr().out
 
 
-def test_short_form_skips_client_parts_without_library(tmp_path, monkeypatch):
+def test_short_gpu_run_skips_client_parts_without_library(tmp_path, monkeypatch):
     to = 'import sys; open(sys.argv[1], "w").write(\'{"result": "not run", "why": "no compiler"}\')'
     missing = run_gpu.Part("native_library", "", (sys.executable, "-c", to, "{to}"), quick=60)
     client = run_gpu.Part("client", "", (sys.executable, "-c", "raise SystemExit(3)"), quick=60, client=True)
@@ -107,13 +109,13 @@ def test_device_wait_inside_op_is_found():
     def add(state):
         state[0].add_(1)
 
-    def by_mask(state):
+    def zero_by_mask(state):
         state[0][state[0] > 3] = 0.0
 
     with frames.session("fakegpu") as client:
         given = torch.arange(8.0)
         handles = [client.upload(given)]
-        for step, waits in ((add, False), (by_mask, True)):
+        for step, waits in ((add, False), (zero_by_mask, True)):
             program, before = frames.record(step, [given]), client.figures()
             client.submit(program, handles)
             client.answer()
