@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 
 def _tensors(device):
-    """Tensors that the mistakes are made with."""
+    """Return the tensors that the mistakes are made with."""
     x = torch.arange(6.0).reshape(2, 3).to(device)
     return x, x.long(), torch.arange(24.0).reshape(2, 3, 2, 2).to(device)
 
@@ -181,7 +181,7 @@ MISTAKES = {
 
 
 def make(name, device):
-    """Make the mistake on `device`; what it raised, or None."""
+    """Make the mistake on `device`. Return the exception, or None if none was raised."""
     tensors = _tensors(device)
     try:
         MISTAKES[name](*tensors)

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 class Storage:
-    """Memory on the executor, which one or more values look into."""
+    """Memory on the executor that one or more values share."""
 
     def __init__(self, nbytes: int) -> None:
         self.id, self.nbytes, self.views = new_storage(), nbytes, 0
@@ -74,7 +74,7 @@ class ModeTensor(torch.Tensor):
 
 
 class Factories(TorchDispatchMode):
-    """Sees ops without tensors of the device, which may make some."""
+    """A mode that sees ops without tensors of the device, such as factory functions."""
 
     def __init__(self, device: ModeDevice) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ class ModeDevice(Interception):
         self.take()
 
     def fetch(self, tensor: ModeTensor) -> torch.Tensor:
-        """The elements: one round trip."""
+        """Return the elements of a tensor on the CPU, in one round trip."""
         (reply,) = self.run(fetch=(tensor.value.handle,)).tensors
         return reply
 
     # --- ops ---------------------------------------------------------------------------------------------------
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an op here, where it has nothing to do with the device, or record it."""
+        """Record an op of the device. Run any other op in this process."""
         leaves = pytree.tree_leaves((args, kwargs))
         remote = [one for one in leaves if isinstance(one, ModeTensor)]
         target = kwargs.get("device")
@@ -146,7 +146,7 @@ class ModeDevice(Interception):
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._there, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._uploaded, (args, kwargs))
         try:
             return self._record(func, args, kwargs)
         except NotImplementedError:  # its results depend on data
@@ -159,11 +159,11 @@ class ModeDevice(Interception):
             return self.fetch(source).to(dtype)
         return self.upload(source.to(dtype))
 
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _uploaded(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, ModeTensor) or tensor.dim() == 0 else self.upload(tensor)
 
     def upload(self, source: torch.Tensor) -> ModeTensor:
-        """A copy of a CPU tensor on the executor."""
+        """Return a copy of a CPU tensor on the executor."""
         source = source.detach().contiguous()
         value = Value(self, Storage(source.nbytes), meta_of(source))
         self.sink.upload(value.handle, source)
@@ -174,7 +174,7 @@ class ModeDevice(Interception):
         slots: list[float] = []
         encoded = tuple(self._encode(one, operands, slots) for one in args)
         named = tuple((n, self._encode(one, operands, slots)) for n, one in kwargs.items() if n != "pin_memory")
-        stand_ins = _StandIns()
+        stand_ins = _MetaOperands()
         metas = [stand_ins.of(one) for one in operands]
         given = iter(metas)
         meta_args, meta_kwargs = pytree.tree_map(
@@ -198,7 +198,7 @@ class ModeDevice(Interception):
             tuple(None if one is None else meta_of(one) for one in results),
             aliases,
             same,
-            tuple(sorted(_written(func, args, kwargs, operands))),
+            tuple(sorted(_written_operands(func, args, kwargs, operands))),
             torch.Tag.nondeterministic_seeded in func.tags,
             form.operand_count,
             form.slot_count,
@@ -244,8 +244,8 @@ class ModeDevice(Interception):
         return forms.Enumerated(kind, str(one).removeprefix("torch."))
 
 
-class _StandIns:
-    """Meta tensors in the place of operands; those that share memory share it here, too."""
+class _MetaOperands:
+    """Meta tensors for operands. Operands that share memory have meta tensors that share memory."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -264,8 +264,8 @@ class _StandIns:
         return keys.index(key) if result is not None and (key := result.untyped_storage()._cdata) in keys else -1
 
 
-def _written(func: Any, args: Any, kwargs: Any, operands: list[ModeTensor]) -> set[int]:
-    """Places of the operands that the schema says are written."""
+def _written_operands(func: Any, args: Any, kwargs: Any, operands: list[ModeTensor]) -> set[int]:
+    """Return the indexes of the operands that the schema marks as written."""
     found: set[int] = set()
     for place, argument in enumerate(func._schema.arguments):
         given = args[place] if place < len(args) else kwargs.get(argument.name)

@@ -1,4 +1,4 @@
-"""A case is a function of a device. It is run on the CPU and on the remote device, and both must say the same."""
+"""Compare the CPU and the remote device. A case is a function of a device, whose results must be equal on both."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Case = Callable[[str], Any]
 
 
 def numbers(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """0, 1, 2... in a tensor of its own."""
+    """Return a new tensor 0, 1, 2, ..."""
     count = int(torch.Size(shape).numel())
     return torch.arange(count, device="cpu").reshape(shape).to(dtype).clone().to(device)
 
 
 def waves(device: str, *shape: int) -> torch.Tensor:
-    """Numbers between -1 and 1, no two the same."""
+    """Return distinct numbers between -1 and 1."""
     return numbers("cpu", *shape).add_(1).sin_().to(device)
 
 
 def complexes(device: str) -> torch.Tensor:
-    """Six complex numbers."""
+    """Return six complex numbers."""
     return torch.complex(numbers("cpu", 2, 3), numbers("cpu", 2, 3) + 6).to(device)
 
 
-def same(case: Case) -> None:
-    """Run `case` on both sides and compare what it returns."""
+def assert_same_as_cpu(case: Case) -> None:
+    """Run `case` on both devices and compare the results."""
     here, there = run(case, "cpu"), run(case, REMOTE)
     compare(here, there, case.__name__)
 
 
-def fails_alike(case: Case) -> None:
-    """Run `case` on both sides: it must raise the same kind of error."""
+def assert_same_error(case: Case) -> None:
+    """Run `case` on both devices and assert that it raises the same kind of error."""
     kinds = []
     for device in ("cpu", REMOTE):
         try:
@@ -52,23 +52,23 @@ def fails_alike(case: Case) -> None:
 def run(case: Case, device: str) -> Any:
     torch.manual_seed(0)
     out = case(device)
-    return fetched(out)
+    return comparable(out)
 
 
-def fetched(out: Any) -> Any:
-    """`out` with tensors replaced by what can be said of them, and their elements on the CPU."""
+def comparable(out: Any) -> Any:
+    """Return `out` with each tensor replaced by its properties and its elements on the CPU."""
     if isinstance(out, torch.Tensor):
-        return described(out)
+        return describe_tensor(out)
     if isinstance(out, torch.nn.Module):
-        return fetched(dict(out.state_dict()))
+        return comparable(dict(out.state_dict()))
     if isinstance(out, dict):
-        return {name: fetched(value) for name, value in out.items()}
+        return {name: comparable(value) for name, value in out.items()}
     if isinstance(out, (list, tuple)):
-        return [fetched(value) for value in out]
+        return [comparable(value) for value in out]
     return "the device" if isinstance(out, torch.device) and out.type in {"cpu", "remote_accelerator"} else out
 
 
-def described(out: torch.Tensor) -> tuple[str, dict[str, Any], torch.Tensor]:
+def describe_tensor(out: torch.Tensor) -> tuple[str, dict[str, Any], torch.Tensor]:
     if out.is_meta:
         return "meta", {"shape": out.shape, "stride": out.stride(), "dtype": out.dtype}, torch.empty(0)
     looks = {name: getattr(out, name) for name in ("dtype", "shape", "requires_grad", "is_leaf")}

@@ -22,7 +22,7 @@ EXPECTED = torch.arange(12.0).view(3, 4).t() * 2
 
 
 class SlowLink:
-    """The session's connection, on which nothing has come yet while no thread waits."""
+    """The session's connection. It delivers replies only while a thread waits."""
 
     def __init__(self, connection):
         self._connection = connection
@@ -165,12 +165,12 @@ def test_moving_module_is_synchronous(slow):
 def test_concurrent_reader_waits_for_copy(slow, monkeypatch):
     copying, go_on, laid_out = threading.Event(), threading.Event(), sync.laid_out
 
-    def held_back(*arguments):
+    def lay_out_later(*arguments):
         copying.set()
         go_on.wait(30)
         return laid_out(*arguments)
 
-    monkeypatch.setattr(sync, "laid_out", held_back)
+    monkeypatch.setattr(sync, "laid_out", lay_out_later)
     copied = (torch.full((4,), 3.0, device=slow) * 2).to("cpu", non_blocking=True)
     with ThreadPoolExecutor() as threads:
         synchronized = threads.submit(djinn.synchronize)

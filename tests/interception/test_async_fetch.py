@@ -37,7 +37,7 @@ def test_fetch_completes_without_wait(embedded):
     assert x.sum().item() == 0
 
 
-def test_early_read_waits(embedded):
+def test_read_of_pending_fetch_waits(embedded):
     x = torch.randn(256, 256, device=embedded)
     asked = []
     for _ in range(20):
@@ -88,17 +88,17 @@ def test_interrupted_read_can_be_repeated(embedded, monkeypatch):
     pending = fetch_later([x])
     executor = only_executor()
 
-    def interrupted(_number, *_, **__):
+    def interrupt_once(_number, *_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(executor.replies, "receive_until", interrupted)
+        patch.setattr(executor.replies, "receive_until", interrupt_once)
         pending.result()
     assert pending.result()[0].tolist() == [0, 1, 2]
 
 
-def test_pending_fetch_after_session_end(connect, url_of):
+def test_pending_fetch_raises_after_session_end(connect, url_of):
     with connect(url_of("tcp")):
         pending = fetch_later([torch.arange(3, device="remote_accelerator:0")])
         there = fetch_later([torch.arange(2, device="remote_accelerator:0")])

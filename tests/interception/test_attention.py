@@ -19,7 +19,7 @@ PLAIN = ((2, 4, 16, 8),) * 3
 
 
 class Ops(list, Tap):
-    """Names of the ops that this thread records inside the block."""
+    """Collects the names of ops that this thread records inside the block."""
 
     def __enter__(self):
         taps.add(self)
@@ -32,8 +32,10 @@ class Ops(list, Tap):
         self.append(call.op)
 
 
-def on(device, shapes=PLAIN, dtype=torch.float32, look=lambda x: x, mask=None, mask_grad=False, **options):
-    """Output and gradients, with their strides."""
+def attention_results(
+    device, shapes=PLAIN, dtype=torch.float32, look=lambda x: x, mask=None, mask_grad=False, **options
+):
+    """Return output and gradients of attention, each with its strides."""
     generator = torch.Generator().manual_seed(0)
     leaves = [torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes]
     if mask is not None:
@@ -73,11 +75,11 @@ MATH_CASES = {
 
 
 @pytest.mark.parametrize("name", [*FUSED_CASES, *MATH_CASES])
-def test_kernel_bits_and_strides_equal_local(embedded, name):
+def test_attention_bits_and_strides_equal_local(embedded, name):
     options = FUSED_CASES.get(name) or MATH_CASES.get(name, {})
     with Ops() as ops:
-        there = on(DEVICE, **options)
-    here = on("cpu", **options)
+        there = attention_results(DEVICE, **options)
+    here = attention_results("cpu", **options)
     assert all(torch.equal(a, b) for (a, _), (b, _) in zip(there, here, strict=True))
     assert [s for _, s in there] == [s for _, s in here]
     assert (ops.count(FUSED), ops.count(f"{FUSED}_backward")) == ((1, 1) if name in FUSED_CASES else (0, 0))
@@ -106,7 +108,7 @@ def test_disallowed_backends_are_not_used(embedded, mode):
             F.scaled_dot_product_attention(x.to(DEVICE), x.to(DEVICE), x.to(DEVICE), dropout_p=0.5)
 
 
-def twice_differentiated(device):
+def higher_gradients(device):
     leaves = [
         torch.linspace(-1, 1, 40).sin().view(1, 2, 5, 4).add(n).double().to(device).requires_grad_() for n in range(3)
     ]
@@ -120,13 +122,13 @@ def twice_differentiated(device):
 
 def test_double_backward_without_fused_kernel(embedded):
     with Ops() as ops:
-        there = twice_differentiated(DEVICE)
+        there = higher_gradients(DEVICE)
     assert ops.count(f"{FUSED}_backward") > 0
     with sdpa_kernel(SDPBackend.MATH):
-        torch.testing.assert_close(there, twice_differentiated("cpu"))
+        torch.testing.assert_close(there, higher_gradients("cpu"))
 
 
-def test_checkpoint_with_autocast(embedded):
+def test_checkpointed_attention_under_autocast_equals_local(embedded):
     def step(device):
         x = torch.linspace(-1, 1, 80).view(1, 2, 5, 8).clone().to(device).requires_grad_()
         with torch.autocast(torch.device(device).type, torch.bfloat16):

@@ -117,7 +117,10 @@ def test_unsafe_losses_are_refused():
 
 
 class Model(torch.nn.Module):
-    """Convolution, attention, normalisation, a head. `cast` and `back` are what autocasting does, where it is not there."""
+    """A model with convolution, attention, norm and a head.
+
+    `cast` and `back` replace autocasting on devices without it.
+    """
 
     def __init__(self, cast=lambda t: t, back=lambda t: t):
         super().__init__()
@@ -162,14 +165,14 @@ def train(model, device, context, steps=6):
 
 def test_bfloat16_training_equals_reference():
     reference = Model(lambda t: t.bfloat16(), lambda t: t.float())
-    wanted = train(reference, "cpu", _nothing)
+    wanted = train(reference, "cpu", _NullContext)
     got = train(Model(), TYPE, autocast)
     assert got == pytest.approx(wanted, abs=2e-3)
-    full = train(Model(), "cpu", _nothing)
+    full = train(Model(), "cpu", _NullContext)
     assert got != pytest.approx(full, abs=1e-6)
 
 
-class _nothing:
+class _NullContext:
     def __enter__(self):
         return self
 
@@ -200,11 +203,11 @@ def test_parameter_is_cast_once_per_block():
         assert not torch.equal(first.cpu(), layer(x).cpu())
 
 
-def test_blocks_nest_and_are_thread_local():
+def test_autocast_blocks_nest_and_are_thread_local():
     x = torch.randn(3, 3).to(TYPE)
     seen = {}
 
-    def elsewhere():
+    def run_in_thread():
         seen["thread"] = (x @ x).dtype
 
     with autocast(torch.float16):
@@ -216,7 +219,7 @@ def test_blocks_nest_and_are_thread_local():
                 assert (x @ x).dtype is torch.bfloat16
         assert (x @ x).dtype is torch.float16
         assert (x.cpu() @ x.cpu()).dtype is torch.float32
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=run_in_thread)
         thread.start()
         thread.join()
     assert seen == {"thread": torch.float32}
@@ -276,7 +279,7 @@ def test_custom_function_sees_autocast_in_backward():
 
 
 @pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
-def test_recurrent_networks_under_autocast(kind):
+def test_recurrent_networks_under_autocast_equal_reference(kind):
     torch.manual_seed(6)
     network, x = kind(4, 8, num_layers=2, bidirectional=True, batch_first=True), torch.randn(2, 5, 4)
     with torch.no_grad():
@@ -290,7 +293,7 @@ def test_recurrent_networks_under_autocast(kind):
     assert all(p.grad.dtype is torch.float32 for p in network.parameters())
 
 
-def test_functional_transforms_under_autocast():
+def test_functional_transforms_under_autocast_equal_reference():
     weight, batch = (t.to(TYPE) for t in tensors((3, 3), (4, 3, 3)))
     with autocast():
         assert torch.vmap(lambda a: a @ weight)(batch).dtype is torch.bfloat16

@@ -23,7 +23,7 @@ def model(embedded):
     return model, expected
 
 
-def same(found, expected):
+def assert_equals_local(found, expected):
     return list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
 
 
@@ -32,7 +32,7 @@ def test_module_to_cpu_is_one_fetch(model):
     parameters = list(model.parameters())
     model.cpu()
     assert djinn.stats()["round_trips"] <= 2, "one for each dtype"
-    assert same(model.state_dict(), expected)
+    assert assert_equals_local(model.state_dict(), expected)
     assert all(kept is now for kept, now in zip(parameters, model.parameters(), strict=True))
 
 
@@ -41,7 +41,7 @@ def test_groups_are_requested_before_first_wait(model, monkeypatch):
     monkeypatch.setattr(batched_fetch, "GROUP_BYTES", 300)
     model.cpu()
     assert djinn.stats()["submissions"] > 5
-    assert same(model.state_dict(), expected)
+    assert assert_equals_local(model.state_dict(), expected)
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -54,7 +54,7 @@ def test_torch_save_is_one_fetch(model, new):
     assert djinn.stats()["round_trips"] == 1
     file.seek(0)
     loaded = torch.load(file, map_location="cpu")
-    assert same(loaded["model"], expected)
+    assert assert_equals_local(loaded["model"], expected)
     assert loaded["views"].untyped_storage().data_ptr() == loaded["model"]["0.weight"].untyped_storage().data_ptr()
 
 
@@ -68,7 +68,7 @@ def test_safetensors_save_is_one_fetch(model, tmp_path):
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
-def test_dtype_conversion_fetches_converted_bytes_only(model):
+def test_module_cast_to_cpu_fetches_converted_bytes_only(model):
     model, expected = model
     model.to("cpu", torch.float64)
     nbytes = sum(value.numel() * 8 for value in expected.values())

@@ -37,7 +37,7 @@ def test_device_module_has_expected_names():
     assert module.get_amp_supported_dtype() == [torch.float16, torch.bfloat16]
 
 
-def test_device_indexes():
+def test_device_indexes_are_parsed_and_checked():
     assert (module.device_count(), module.current_device()) == (1, 0)
     module.set_device(f"{TYPE}:0")
     with module.device(0), module.device(-1), module.device(None), module.device_of(torch.ones(1, device=TYPE)):
@@ -53,7 +53,7 @@ def test_device_indexes():
         module.synchronize("cpu")
 
 
-def test_device_properties():
+def test_device_properties_describe_executor():
     properties = module.get_device_properties()
     assert properties.kind == "cpu"
     assert properties.name == module.get_device_name(0)
@@ -168,7 +168,7 @@ def test_timed_ops_are_not_eliminated():
     assert djinn.stats()["instructions_sent"] == before + 7
 
 
-def test_event_errors():
+def test_invalid_event_use_raises():
     timed, plain = module.Event(enable_timing=True), module.Event()
     assert plain.query()
     plain.synchronize()
@@ -262,7 +262,7 @@ def test_tensor_and_module_methods_named_after_device():
         assert x.to(TYPE).storage().is_remote_accelerator
 
 
-def test_default_device():
+def test_default_device_is_used_by_factories():
     torch.set_default_device(TYPE)
     try:
         assert torch.zeros(2).is_remote_accelerator

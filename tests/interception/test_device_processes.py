@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 
 
-def test_data_loader_workers_while_parent_uses_device(tmp_path, python, served_environment):
+def test_data_loader_workers_run_while_parent_uses_device(tmp_path, python, served_environment):
     script = tmp_path / "loading.py"
     script.write_text(SCRIPT)
     done = python.run("-W", "error", script, env=served_environment, finalize=True)
@@ -50,7 +50,7 @@ def test_data_loader_workers_while_parent_uses_device(tmp_path, python, served_e
 
 
 @forks
-def test_forked_workers_with_pinned_batches(embedded):
+def test_forked_workers_yield_pinned_batches(embedded):
     scale = torch.ones(1, device=TYPE) * 2
     assert scale.item() == 2
     loader = DataLoader(
@@ -61,8 +61,8 @@ def test_forked_workers_with_pinned_batches(embedded):
     assert [(batch.to(TYPE) * scale).sum().item() for batch in batches] == [12, 44]
 
 
-class Augmented(torch.utils.data.Dataset):
-    """As with torchvision, whose transforms are modules."""
+class AugmentedDataset(torch.utils.data.Dataset):
+    """A data set with modules as transforms, as in torchvision."""
 
     def __init__(self):
         self.transform = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 4)).requires_grad_(False)
@@ -79,7 +79,7 @@ class Augmented(torch.utils.data.Dataset):
 @forks
 def test_forked_workers_run_cpu_modules(embedded):
     assert torch.ones(1, device=TYPE).item() == 1
-    data = Augmented()
+    data = AugmentedDataset()
     here = torch.stack([data[0], data[1]])
     there = next(iter(DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context="fork")))
     assert torch.equal(here, there)
@@ -142,7 +142,7 @@ def test_remote_tensors_cannot_be_sent_to_processes(embedded):
 
 @forks
 def test_process_pool_reports_remote_tensor_to_submitter(embedded):
-    """And goes on."""
+    """The pool continues afterwards."""
     tensor = torch.ones(3, device=TYPE)
     context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -151,7 +151,7 @@ def test_process_pool_reports_remote_tensor_to_submitter(embedded):
         assert pool.submit(len, tensor.cpu()).result(timeout=60) == 3
 
 
-def test_asyncio_tasks_and_threads(embedded):
+def test_asyncio_tasks_and_threads_share_device(embedded):
     x = torch.ones(3, device=TYPE)
 
     async def work(n):

@@ -11,7 +11,7 @@ from torch.testing._internal.composite_compliance import generate_cct_and_mode
 from torch.utils.flop_counter import FlopCounterMode
 
 
-class Attending(nn.Module):
+class AttentionLayer(nn.Module):
     def __init__(self):
         super().__init__()
         self.project = nn.Linear(8, 8)
@@ -24,11 +24,11 @@ class Attending(nn.Module):
 MODELS = {
     "linear": lambda: (nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2)), (3, 8)),
     "convolution": lambda: (nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU()), (2, 2, 6, 6)),
-    "attention": lambda: (Attending(), (2, 4, 8)),
+    "attention": lambda: (AttentionLayer(), (2, 4, 8)),
 }
 
 
-def first(output):
+def first_output(output):
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -42,7 +42,7 @@ def test_flop_counter_equals_cpu(embedded, name, training):
     for device in ("cpu", embedded):
         model.to(device)
         with torch.set_grad_enabled(training), FlopCounterMode(display=False) as flops:
-            output = first(model(x.to(device)))
+            output = first_output(model(x.to(device)))
             if training:
                 output.sum().backward()
         counts.append(flops.get_total_flops())
@@ -71,7 +71,7 @@ def test_eval_batch_norm_statistics_are_empty(embedded, op):
 
 
 def test_wrapper_subclass_view_shares_base_storage(embedded):
-    """As PyTorch's checks of composite ops make them, with Python dispatch off."""
+    """PyTorch's composite checks make such views with Python dispatch disabled."""
     wrapper, mode = generate_cct_and_mode()
     x = wrapper(torch.tensor([2.0, 3.0], device=embedded), mode).requires_grad_()
     y = torch.tensor([3.0, 2.0], device=embedded).requires_grad_()

@@ -51,7 +51,7 @@ def test_tensors_are_intact_after_mistake(embedded):
 
 
 def test_mixed_devices_raise_cuda_error(embedded):
-    """In the words that CUDA has for it."""
+    """The message equals CUDA's."""
     x, local = torch.ones(2, 3, device=embedded), torch.ones(2, 3)
     mixed = [
         lambda: x + local,

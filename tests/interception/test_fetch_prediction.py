@@ -24,15 +24,15 @@ def device(embedded):
     return embedded
 
 
-def trips(function, times=4):
-    """Round trips of the last call."""
+def round_trips(function, times=4):
+    """Return the number of round trips of the last of `times` calls."""
     for _ in range(times):
         djinn.reset_stats()
         function()
     return djinn.stats()["round_trips"]
 
 
-def test_items_of_list_come_in_one_round_trip(device):
+def test_items_of_list_are_fetched_in_one_round_trip(device):
     given = torch.arange(8.0, device=device)
     offset = 0
 
@@ -42,7 +42,7 @@ def test_items_of_list_come_in_one_round_trip(device):
         results = [(given * i + offset).sum() for i in range(50)]
         assert [one.item() for one in results] == [28.0 * i + 8 * offset for i in range(50)]
 
-    assert trips(run) == 1
+    assert round_trips(run) == 1
 
 
 def test_prints_copies_and_conditions_are_predicted(device):
@@ -55,10 +55,10 @@ def test_prints_copies_and_conditions_are_predicted(device):
         assert second.tolist() == [0, 2, 4, 6]
         assert bool(third > 2) is True
 
-    assert trips(run) == 2  # the comparison is a program of its own
+    assert round_trips(run) == 2  # the comparison is a program of its own
 
 
-def test_repeated_read_of_same_number(device):
+def test_repeated_read_of_number_is_predicted(device):
     given = torch.arange(4.0, device=device)
 
     def run():
@@ -72,7 +72,7 @@ def test_repeated_read_of_same_number(device):
         total.add_(1)
         assert (total.item(), twice.item()) == (7, 12)
 
-    assert trips(run) == 3  # one for each program
+    assert round_trips(run) == 3  # one for each program
 
 
 def test_large_results_are_not_prefetched(device):
@@ -85,7 +85,7 @@ def test_large_results_are_not_prefetched(device):
         assert much.cpu().sum().item() == 10_000
 
     djinn.reset_stats()
-    trips(run)
+    round_trips(run)
     assert djinn.stats()["bytes_received"] < 3 * large.nbytes / 2
 
 
@@ -144,7 +144,7 @@ WRITES = {
 
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize("sent", [False, True])
-def test_all_kinds_of_writes_invalidate(device, name, sent):
+def test_all_kinds_of_writes_invalidate_prediction(device, name, sent):
     def run(where):
         tensor = torch.arange(6.0, device=where).view(3, 2).clone()
         assert tensor.tolist() == tensor.tolist() == [[0, 1], [2, 3], [4, 5]]
@@ -156,7 +156,7 @@ def test_all_kinds_of_writes_invalidate(device, name, sent):
     assert run(device) == run("cpu")
 
 
-def test_write_of_other_thread_invalidates(device):
+def test_write_of_other_thread_invalidates_prediction(device):
     given = torch.ones(2, device=device)
 
     def run():
@@ -170,7 +170,7 @@ def test_write_of_other_thread_invalidates(device):
         run()
 
 
-def test_unsent_write_of_other_thread_invalidates(device):
+def test_unsent_write_of_other_thread_invalidates_prediction(device):
     given = torch.ones(2, device=device)
 
     def run(written):
@@ -198,7 +198,7 @@ def test_fetched_values_are_shared_by_threads(device):
     assert djinn.stats()["round_trips"] == 1
 
 
-def test_write_during_fetch_invalidates(device, monkeypatch):
+def test_write_during_fetch_invalidates_fetched_value(device, monkeypatch):
     total, plain = torch.arange(4.0, device=device).sum(), Recorder.ask_unseen
 
     def written_after(*args):
@@ -213,7 +213,7 @@ def test_write_during_fetch_invalidates(device, monkeypatch):
     assert total.item() == 7
 
 
-def test_prediction_with_fewer_results(device):
+def test_prediction_tolerates_fewer_results(device):
     given = torch.ones(2, device=device)
 
     def run(count):
@@ -272,7 +272,7 @@ def test_random_programs_equal_cpu(device, seed):
 
 
 @own_executors
-def test_prediction_over_two_executors():
+def test_prediction_works_over_two_executors():
     with configured(executors=2, threads=1, placement_policy="round_robin"):
         given = torch.ones(4, device=REMOTE)
 
@@ -280,4 +280,4 @@ def test_prediction_over_two_executors():
             results = [(given * i).sum() for i in range(20)]
             assert [one.item() for one in results] == [4.0 * i for i in range(20)]
 
-        assert trips(run) <= 2  # one for each executor
+        assert round_trips(run) <= 2  # one for each executor

@@ -13,26 +13,26 @@ from torch.nn import functional
 aten = torch.ops.aten
 
 
-def permuted(t, order):
-    """Copy `t` to memory with its dimensions in this order, outermost first."""
+def with_memory_order(t, order):
+    """Return a copy of `t` whose dimensions lie in memory in this order, outermost first."""
     return t.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])
 
 
-def orders(*shape):
-    """Return a function that makes the same tensor in every memory order of its dimensions."""
+def all_memory_orders(*shape):
+    """Return a function that makes the same tensor in each memory order of its dimensions."""
 
     def make(device):
-        return [permuted(waves(device, *shape), order) for order in itertools.permutations(range(len(shape)))]
+        return [with_memory_order(waves(device, *shape), order) for order in itertools.permutations(range(len(shape)))]
 
     return make
 
 
-def images(*shape):
+def image_layouts(*shape):
     """Return a function that makes the same images contiguous and channels-last."""
 
     def make(device):
         given, dims = waves(device, *shape), len(shape)
-        return [given, permuted(given, (0, *range(2, dims), 1))]
+        return [given, with_memory_order(given, (0, *range(2, dims), 1))]
 
     return make
 
@@ -50,7 +50,7 @@ def convolution(dims, transposed=False, options=(1, 0)):
 
     def call(t):
         weight = waves("cpu", 4, 4, *(3,) * dims).to(t.device)
-        lasts = [weight, permuted(weight, (0, *range(2, dims + 2), 1))]
+        lasts = [weight, with_memory_order(weight, (0, *range(2, dims + 2), 1))]
         rest = ([stride] * dims, [0] * dims, [1] * dims, transposed, [padding] * dims, 1)
         made = [aten.convolution(t, w, None, *rest) for w in lasts]
         return [
@@ -61,7 +61,7 @@ def convolution(dims, transposed=False, options=(1, 0)):
     return call
 
 
-def normalized(training):
+def batch_norm(training):
     def call(t):
         channels = t.shape[1]
         return functional.batch_norm(t, ones(t, channels), ones(t, channels), training=training)
@@ -69,32 +69,37 @@ def normalized(training):
     return call
 
 
-def normalized_backward(t):
+def batch_norm_backward(t):
     channels = t.shape[1]
     out, mean, rstd = aten.native_batch_norm(t, None, None, None, None, True, 0.1, 1e-5)
     given = (out, ones(t, channels), None, None, mean, rstd, True, 1e-5, [True] * 3)
     return aten.native_batch_norm_backward(ones(t), *given), aten.native_batch_norm_backward(out, *given)
 
 
-MATRICES, ROWS, IMAGES, VOLUMES = orders(3, 2), orders(2, 3, 4), images(2, 4, 6, 6), images(2, 4, 5, 5, 5)
+MATRICES, ROWS, IMAGES, VOLUMES = (
+    all_memory_orders(3, 2),
+    all_memory_orders(2, 3, 4),
+    image_layouts(2, 4, 6, 6),
+    image_layouts(2, 4, 5, 5, 5),
+)
 CASES = {
     "isin": (ROWS, lambda t: torch.isin(t, ones(t, 3))),
     "isin of a matrix": (MATRICES, lambda t: torch.isin(t, ones(t, 3))),
     "isin a number": (ROWS, lambda t: torch.isin(t, 1.0)),
     "isin of integers": (ROWS, lambda t: torch.isin(t.long(), ones(t, 300).long())),
-    "batch_norm that trains": (ROWS, normalized(True)),
-    "batch_norm in evaluation": (ROWS, normalized(False)),
-    "batch_norm of images": (IMAGES, normalized(True)),
-    "batch_norm of images in evaluation": (IMAGES, normalized(False)),
-    "batch_norm backward": (IMAGES, normalized_backward),
-    "batch_norm backward of rows": (ROWS, normalized_backward),
-    "conv1d": (images(2, 4, 6), convolution(1)),
-    "conv_transpose1d": (images(2, 4, 6), convolution(1, True, (2, 1))),
+    "batch_norm that trains": (ROWS, batch_norm(True)),
+    "batch_norm in evaluation": (ROWS, batch_norm(False)),
+    "batch_norm of images": (IMAGES, batch_norm(True)),
+    "batch_norm of images in evaluation": (IMAGES, batch_norm(False)),
+    "batch_norm backward": (IMAGES, batch_norm_backward),
+    "batch_norm backward of rows": (ROWS, batch_norm_backward),
+    "conv1d": (image_layouts(2, 4, 6), convolution(1)),
+    "conv_transpose1d": (image_layouts(2, 4, 6), convolution(1, True, (2, 1))),
     "conv2d": (IMAGES, convolution(2)),
     "conv3d": (VOLUMES, convolution(3)),
-    "conv3d of one": (images(1, 4, 5, 5, 5), convolution(3)),
+    "conv3d of one": (image_layouts(1, 4, 5, 5, 5), convolution(3)),
     "conv_transpose3d": (VOLUMES, convolution(3, True, (2, 1))),
-    "conv_transpose3d of one": (images(1, 4, 5, 5, 5), convolution(3, True)),
+    "conv_transpose3d of one": (image_layouts(1, 4, 5, 5, 5), convolution(3, True)),
     "replication_pad2d": (IMAGES, lambda t: functional.pad(t, (1, -1, 1, 0), "replicate")),
     "reflection_pad2d": (IMAGES, lambda t: functional.pad(t, (1, 1, 1, 0), "reflect")),
     "replication_pad3d": (VOLUMES, lambda t: functional.pad(t, (1, 1, 1, 0, 1, 1), "replicate")),
@@ -113,7 +118,7 @@ CASES = {
     "logsigmoid": (ROWS, functional.logsigmoid),
     "rrelu": (ROWS, lambda t: [functional.rrelu(t), functional.rrelu(t, training=True)]),
     "index_fill": (ROWS, lambda t: [index_filled(t), index_filled(t[..., ::2]), index_filled(t[:, 1:])]),
-    "attention": (orders(1, 2, 3, 4), lambda t: functional.scaled_dot_product_attention(t, t, t)),
+    "attention": (all_memory_orders(1, 2, 3, 4), lambda t: functional.scaled_dot_product_attention(t, t, t)),
     "one_hot": (ROWS, lambda t: [functional.one_hot(t.abs().long()), functional.one_hot(t.abs().long(), 3)]),
     "dropout backward": (ROWS, lambda t: aten.native_dropout_backward(t, t > 0, 2.0)),
     "hardtanh backward": (ROWS, lambda t: [aten.hardtanh_backward(ones(t), t, -1, 1), aten.hardtanh_backward(t, ones(t), -1, 1)]),
@@ -130,7 +135,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def first_session():
-    """The device with a new session, which has not learnt any layout."""
+    """Yield the device with a new session that has learned no layout."""
     with configured(threads=1):
         yield "remote_accelerator:0"
 
@@ -142,14 +147,14 @@ def strides(results):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_first_call_returns_the_strides_of_the_cpu(first_session, name):
+def test_first_call_returns_cpu_strides(first_session, name):
     make, call = CASES[name]
     expected, *found = [[strides(call(t)) for t in make(device)] for device in ("cpu", first_session, first_session)]
     assert found == [expected, expected]
 
 
-def test_op_after_isin_finds_the_predicted_layout(first_session):
-    """`contiguous()` returns the tensor itself, so that a write changes both."""
+def test_predicted_layout_of_isin_is_confirmed(first_session):
+    """`contiguous()` returns the tensor itself if the layout is right, so that a write changes both."""
     given = numbers(first_session, 3, 2).t().bool().nonzero()
     found = torch.isin(given, torch.arange(3.0, device=first_session))
     again = found.contiguous()

@@ -41,8 +41,8 @@ def tensors(dtype, layout):
         )
 
 
-def checked(entries, first):
-    """Compare each call that a rule made with what PyTorch's meta kernel infers; return the ops."""
+def check_formula_calls(entries, first):
+    """Compare the calls that a formula inferred with PyTorch's meta kernel. Return their ops."""
     found = []
     for entry, number in zip(entries[first:], entries.call_numbers[1][first:].tolist(), strict=True):
         if ops.describe_call(number)[0] < 0:
@@ -56,14 +56,14 @@ def checked(entries, first):
     return found
 
 
-def compare(func, args, kwargs=None):
-    """Call an op. Return True if a rule made the call; checks that it is right."""
+def check_call(func, args, kwargs=None):
+    """Call an op. Return True if a formula inferred the call. Assert that its metadata is right."""
     before = current().unsent
     try:
         kept = func(*args, **kwargs or {})
     except (RuntimeError, IndexError):
         return False
-    found = checked(current().entries, before)
+    found = check_formula_calls(current().entries, before)
     del kept
     return bool(found)
 
@@ -79,19 +79,19 @@ def assert_equal(call, inferred):
 
 
 @pytest.fixture
-def compared(monkeypatch):
+def check_all_calls(monkeypatch):
     """Each call of a program that a rule made is compared with the meta kernel's result; which ops were, and how often."""
     counted, wrong = collections.Counter(), []
 
-    class Checked(recorders.RecordedProgram):
+    class CheckedProgram(recorders.RecordedProgram):
         def __init__(self, *args):
             super().__init__(*args)
             try:
-                counted.update(checked(self, 0))
+                counted.update(check_formula_calls(self, 0))
             except Exception as error:
                 wrong.append(error)
 
-    monkeypatch.setattr(recorders, "RecordedProgram", Checked)
+    monkeypatch.setattr(recorders, "RecordedProgram", CheckedProgram)
     yield counted
     djinn.synchronize()
     assert not wrong, wrong[0]
@@ -105,7 +105,7 @@ def test_pointwise_formula_equals_meta_kernel(embedded, func):
     ):
         for a, b in itertools.product(tensors(dtypes[0], layout), tensors(dtypes[1], "plain")):
             args = {aten.where.self: [a > 0, a, b], aten.gelu.default: [b]}.get(func, [a, b])
-            count += compare(func, args)
+            count += check_call(func, args)
     assert count > 10
 
 
@@ -114,9 +114,9 @@ def test_dtype_deciding_scalars_use_meta_kernels(embedded):
     for size, number in [(3, 1), (4, 1.5), (5, 2), (6, 2.5)]:
         x = torch.zeros(size, dtype=torch.int64, device=DEVICE)
         assert (x + number).dtype == (torch.zeros(size, dtype=torch.int64) + number).dtype
-        compare(aten.add.Tensor, [x, number])
-        compare(aten.add.Tensor, [x > 0, number])
-        compare(aten.add.Tensor, [x > 0, bool(number)])
+        check_call(aten.add.Tensor, [x, number])
+        check_call(aten.add.Tensor, [x > 0, number])
+        check_call(aten.add.Tensor, [x > 0, bool(number)])
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1, 2])
@@ -128,10 +128,10 @@ def test_concatenation_formula_equals_meta_kernel(embedded, dim):
             for shape, size in zip(shapes, sizes, strict=True):
                 shape[dim] = size
             parts = [torch.zeros(shape, device=DEVICE) for shape in shapes]
-            count += compare(aten.cat.default, [parts, dim])
+            count += check_call(aten.cat.default, [parts, dim])
     assert count >= 8
     odd = [torch.zeros(2, 3, device=DEVICE), torch.zeros(4, 4, device=DEVICE)]
-    assert not compare(aten.cat.default, [odd, 0])
+    assert not check_call(aten.cat.default, [odd, 0])
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -142,7 +142,7 @@ def test_attention_formula_with_growing_cache(embedded, masked):
         key, value = (torch.zeros(2, 3, keys, 8, device=DEVICE) for _ in range(2))
         mask = torch.zeros(2, 1, queries, keys, dtype=torch.bool, device=DEVICE) if masked else None
         args = [query, key, value, mask]
-        count += compare(aten.scaled_dot_product_attention.default, args)
+        count += check_call(aten.scaled_dot_product_attention.default, args)
     assert count > 15
 
 
@@ -153,7 +153,7 @@ def test_slice_formula_equals_meta_kernel(embedded):
     ):
         for x, dim in ((torch.zeros(3, size, device=DEVICE), 1), (torch.zeros(size, 3, device=DEVICE).t()[1:], -1)):
             args = [x, dim, start, end, step]
-            count += compare(aten.slice.Tensor, args)
+            count += check_call(aten.slice.Tensor, args)
     assert count > 30
 
 
@@ -161,14 +161,14 @@ def test_copy_and_view_formulas_equal_meta_kernel(embedded):
     count = 0
     for length in range(2, 8):
         last = torch.zeros(2, length, dtype=torch.int64, device=DEVICE)[:1, -1:]
-        count += compare(aten.clone.default, [last])
-        count += compare(aten.add.Tensor, [last, last])
+        count += check_call(aten.clone.default, [last])
+        count += check_call(aten.add.Tensor, [last, last])
         ends = torch.zeros(1, dtype=torch.int64, device=DEVICE)
-        count += compare(aten.isin.Tensor_Tensor, [last, ends])
+        count += check_call(aten.isin.Tensor_Tensor, [last, ends])
     assert count >= 15
 
 
-def test_mistake_raises_after_formula_is_learnt(embedded):
+def test_invalid_call_raises_after_formula_is_learned(embedded):
     x = torch.zeros(3, 4, device=DEVICE)
     for size in (4, 4, 4):
         x + torch.zeros(size, device=DEVICE)
@@ -178,8 +178,8 @@ def test_mistake_raises_after_formula_is_learnt(embedded):
         torch.cat([x, torch.zeros(3, 5, device=DEVICE)])
 
 
-def _varied(args):
-    """The arguments with one integer changed, or one size of one tensor."""
+def _vary_one_number(args):
+    """Yield the arguments with one changed integer, or one changed size of one tensor."""
     leaves, spec = pytree.tree_flatten(args)
     for place, leaf in enumerate(leaves):
         others = []
@@ -245,7 +245,7 @@ def test_formulas_refuse_what_kernels_refuse(embedded, monkeypatch):
     made_by_rule = collections.Counter()
     for func, args in _calls_with_mistakes_nearby():
         func(*on_device(args))
-        varied = [(here, on_device(here)) for here in _varied(args)]
+        varied = [(here, on_device(here)) for here in _vary_one_number(args)]
         with monkeypatch.context() as patch:
             patch.setattr(dispatch, "_record_unknown", infers)
             for here, there in varied:
@@ -273,26 +273,26 @@ def test_interrupt_in_meta_kernel_is_raised(embedded, monkeypatch):
         index = torch.zeros(size, 2, dtype=torch.int64, device=DEVICE)
         return torch.zeros(size, 4, device=DEVICE).gather(1, index)
 
-    def interrupted(*_):
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     gather(3)
     with monkeypatch.context() as patch:
-        patch.setattr(torch._meta_registrations, "maybe_wrap_dim", interrupted)
+        patch.setattr(torch._meta_registrations, "maybe_wrap_dim", interrupt)
         with pytest.raises(KeyboardInterrupt):
             gather(5)
     assert gather(6).tolist() == [[0.0, 0.0]] * 6
 
 
 def test_taps_see_calls_recorded_in_cpp(embedded):
-    class Seen(Tap):
+    class RecordingTap(Tap):
         def __init__(self):
             self.ops = []
 
         def recorded(self, call, slots, operands, results):
             self.ops.append(call.op)
 
-    known, seen = torch.ones((), dtype=torch.int64, device=DEVICE), Seen()
+    known, seen = torch.ones((), dtype=torch.int64, device=DEVICE), RecordingTap()
     known + 1
     taps.add(seen)
     try:
@@ -342,7 +342,7 @@ DATABASE = (
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_op_database_samples_equal_meta_kernels(embedded, compared):
+def test_op_database_samples_equal_meta_kernels(embedded, check_all_calls):
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in (op for op in op_db if op.name in DATABASE):
@@ -359,8 +359,8 @@ def test_op_database_samples_equal_meta_kernels(embedded, compared):
             ]
             if leaves:
                 sum(leaf.sum() for leaf in leaves).backward()
-    assert len(compared) > long_or(30, 40)
-    assert sum(compared.values()) > long_or(250, 500)
+    assert len(check_all_calls) > long_or(30, 40)
+    assert sum(check_all_calls.values()) > long_or(250, 500)
 
 
 def transformer(d):
@@ -416,7 +416,7 @@ def detector(d):
 
 
 @pytest.mark.parametrize("build", [transformer, language_model, detector])
-def test_varying_sizes_run_no_meta_kernels(embedded, compared, build):
+def test_varying_sizes_run_no_meta_kernels(embedded, check_all_calls, build):
     draw = random.Random(0)
     model, loss = build(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -435,4 +435,4 @@ def test_varying_sizes_run_no_meta_kernels(embedded, compared, build):
     djinn.synchronize()
     inferred = djinn.stats()["ops_inferred"] - before
     assert inferred <= 0.02 * (djinn.stats()["ops_captured"] - captured), inferred
-    assert len(compared) > 25
+    assert len(check_all_calls) > 25

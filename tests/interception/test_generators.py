@@ -48,7 +48,7 @@ def draw(generator):
 
 
 @pytest.mark.parametrize("seed", [None, 5, -3, 2**63 + 1])
-def test_draws_equal_cpu_generator(seed):
+def test_remote_generator_draws_equal_cpu_generator(seed):
     here, there = torch.Generator(), remote()
     if seed is not None:
         here.manual_seed(seed)
@@ -91,7 +91,7 @@ def test_state_is_saved_copied_and_restored():
     assert generator.seed() == generator.initial_seed() != 1
 
 
-def test_generators_are_independent():
+def test_remote_generators_are_independent():
     torch.manual_seed(3)
     wanted = torch.rand(3, device=TYPE).tolist()
     first, second = remote(1), remote(1)
@@ -106,12 +106,12 @@ def test_threads_share_generator_in_program_order():
     expected = [torch.randn(3, generator=wanted).tolist() for _ in range(20)]
     generator, drawn = remote(9), []
 
-    def turn():
+    def draw_in_order():
         drawn.append(torch.randn(3, generator=generator, device=TYPE))
 
     for _ in range(10):
-        turn()
-        thread = threading.Thread(target=turn)
+        draw_in_order()
+        thread = threading.Thread(target=draw_in_order)
         thread.start()
         thread.join()
     assert [t.tolist() for t in drawn] == expected
@@ -131,7 +131,7 @@ def test_generator_of_other_device_raises():
     assert sampled.tolist() == draw(remote(1))
 
 
-def test_invalid_state_raises():
+def test_invalid_generator_state_raises():
     generator = remote(2)
     for state, error in (
         (3, TypeError),

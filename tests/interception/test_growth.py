@@ -35,8 +35,8 @@ def test_foreach_infers_one_element_per_kind(embedded, monkeypatch, shapes):
     assert all(torch.equal(found[n].cpu(), expected[n]) for n in (0, 1, 2, 3, 299))
 
 
-def calls_of(work):
-    """Number of Python function calls in this thread during `work`."""
+def count_python_calls(work):
+    """Return the number of Python function calls in this thread during `work`."""
     found = [0]
 
     def count(_frame, event, _what):
@@ -51,8 +51,8 @@ def calls_of(work):
     return found[0]
 
 
-def recorded(work):
-    """Number of instructions that `work` records."""
+def count_recorded_ops(work):
+    """Return the number of instructions that `work` records."""
     djinn.synchronize()
     before = recorders.ops_captured
     work()
@@ -60,16 +60,16 @@ def recorded(work):
     return recorders.ops_captured - before
 
 
-def made(tensors, number):
+def add_all(tensors, number):
     return torch._foreach_add(tensors, number)[-1].cpu()
 
 
-def written(tensors, number):
+def multiply_all(tensors, number):
     torch._foreach_mul_(tensors, number)
     return tensors[-1].cpu()
 
 
-@pytest.mark.parametrize("work", [made, written])
+@pytest.mark.parametrize("work", [add_all, multiply_all])
 def test_foreach_call_size_is_independent_of_length(embedded, work):
     sent = []
     for length in (50, 500):
@@ -97,7 +97,7 @@ def test_cost_per_element_of_fused_lists_is_constant(embedded):
     for length in (50, 150, 450):
         lists = [[torch.full((4,), float(which), device=REMOTE) for _ in range(length)] for which in range(4)]
         djinn.synchronize()
-        counts.append(calls_of(lambda there=lists, rate=1 / length: fused(there, rate)))
+        counts.append(count_python_calls(lambda there=lists, rate=1 / length: fused(there, rate)))
     short, long = (counts[1] - counts[0]) / 100, (counts[2] - counts[1]) / 300
     assert long < 1.2 * short
 
@@ -126,12 +126,12 @@ def test_view_chain_is_bounded(embedded):
     assert base.tolist() == [0, 2, 4, 6, 8, 10]
     weight = torch.ones(2, 3, device=REMOTE, requires_grad=True)
     # Autograd still knows that it writes to the base.
-    assert recorded(lambda: view.mul_(weight)) <= LONGEST
-    assert recorded(lambda: base.sum().backward()) <= LONGEST
+    assert count_recorded_ops(lambda: view.mul_(weight)) <= LONGEST
+    assert count_recorded_ops(lambda: base.sum().backward()) <= LONGEST
     assert weight.grad.tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
-def test_no_grad_view_chain_refuses_write(embedded):
+def test_write_to_no_grad_view_chain_raises(embedded):
     with torch.no_grad():
         view = torch.arange(6.0).to(REMOTE)
         for number in range(3 * LONGEST):
@@ -140,7 +140,7 @@ def test_no_grad_view_chain_refuses_write(embedded):
         view.mul_(torch.ones(2, 3, device=REMOTE, requires_grad=True))
 
 
-def test_hooks_in_view_chain_run(embedded):
+def test_hooks_of_shortened_view_chain_run(embedded):
     base = torch.ones(4, device=REMOTE, requires_grad=True)
     view = base
     for number in range(3 * LONGEST):
@@ -151,8 +151,8 @@ def test_hooks_in_view_chain_run(embedded):
     assert base.grad.tolist() == [3.0] * 4
 
 
-def chain(base, length, middle):
-    """A chain of views of `base` that are scaled at the end, and the view in the middle."""
+def view_chain(base, length, middle):
+    """Return a chain of views of `base` that are scaled at the end, and the view at index `middle`."""
     view = kept = base
     for number in range(length):
         view = view.view(2, 3) if number % 2 else view.view(6)
@@ -165,10 +165,10 @@ def test_long_view_chain_gradients_equal_cpu(embedded, middle):
     found = []
     for device in ("cpu", REMOTE):
         base = torch.arange(6.0).to(device).requires_grad_()
-        view, kept = chain(base, 3 * LONGEST, middle)
+        view, kept = view_chain(base, 3 * LONGEST, middle)
         kept.retain_grad()
         (view**3).sum().backward()
-        view, other = chain(base, 3 * LONGEST, middle)
+        view, other = view_chain(base, 3 * LONGEST, middle)
         (first,) = torch.autograd.grad((view**3).sum(), other, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), base)
         found.append([t.tolist() for t in (base.grad, kept.grad, first.detach(), second)])
@@ -180,12 +180,12 @@ def test_view_chain_with_gradients_is_bounded(embedded):
     for device in ("cpu", REMOTE):
         leaf = torch.arange(6.0).to(device).requires_grad_()
         base = leaf * 2
-        view, kept = chain(base, 3 * LONGEST, LONGEST)
+        view, kept = view_chain(base, 3 * LONGEST, LONGEST)
         assert view._base is base
-        assert recorded(lambda to=view, by=kept: to.mul_(by.detach().view_as(to) + 1)) <= LONGEST
+        assert count_recorded_ops(lambda to=view, by=kept: to.mul_(by.detach().view_as(to) + 1)) <= LONGEST
         (base * kept).sum().backward()
         found.append((base.tolist(), leaf.grad.tolist(), kept.requires_grad))
-        view, _ = chain(leaf, 3 * LONGEST, 0)
+        view, _ = view_chain(leaf, 3 * LONGEST, 0)
         with pytest.raises(RuntimeError, match="a view of a leaf Variable that requires grad"):
             view.mul_(2)
     assert found[0] == found[1]
@@ -194,9 +194,9 @@ def test_view_chain_with_gradients_is_bounded(embedded):
 def test_shortened_views_record_nothing(embedded):
     base = torch.ones(4, device=REMOTE)
     base.view(-1)  # the call is known from now on
-    recorded = recorders.ops_captured
+    count_recorded_ops = recorders.ops_captured
     view = base
     for _ in range(3 * LONGEST):
         view = view.view(-1)
-    assert recorders.ops_captured == recorded
+    assert recorders.ops_captured == count_recorded_ops
     assert view.tolist() == [1.0] * 4

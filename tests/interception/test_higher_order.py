@@ -14,48 +14,50 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def given(*shape):
+def random_input(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def chosen(x):
+def use_cond(x):
     taken = torch.cond(x.sum() > 100, lambda x: x.sin(), lambda x: x.cos() * 2, (x,))
     return taken, torch.cond(x.sum() < 100, lambda x: x.sin(), lambda x: x.cos() * 2, (x,))
 
 
-def looped(x):
+def use_while_loop(x):
     return while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0, device=x.device), x))
 
 
-def scanned(x):
+def use_scan(x):
     return scan(lambda carry, x: (carry + x, carry * x), torch.zeros(3, device=x.device), x)
 
 
-def scanned_in_a_tree(x):
+def use_associative_scan(x):
     return (associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"),)
 
 
-def mapped(x):
+def use_map(x):
     return (map_over(lambda row, y: (row * y).sin(), x, torch.full((3,), 2.0, device=x.device)),)
 
 
-def attended(x):
+def use_flex_attention(x):
     query = x.view(1, 2, 2, 3)
     causal = create_block_mask(lambda _b, _h, i, j: i >= j, 1, 1, 2, 2, device=str(x.device))
     moved = flex_attention(query, query, query, score_mod=lambda score, _b, _h, i, j: score + (i - j))
     return moved, flex_attention(query, query, query, block_mask=causal)
 
 
-@pytest.mark.parametrize("function", [chosen, looped, scanned, scanned_in_a_tree, mapped, attended])
+@pytest.mark.parametrize(
+    "function", [use_cond, use_while_loop, use_scan, use_associative_scan, use_map, use_flex_attention]
+)
 def test_higher_order_values_equal_cpu(embedded, function):
-    x = given(4, 3)
+    x = random_input(4, 3)
     for ours, theirs in zip(function(x.to(embedded)), function(x), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
-@pytest.mark.parametrize("function", [chosen, scanned, mapped])
+@pytest.mark.parametrize("function", [use_cond, use_scan, use_map])
 def test_higher_order_gradients_equal_cpu(embedded, function):
-    x = given(4, 3).requires_grad_()
+    x = random_input(4, 3).requires_grad_()
     remote = x.detach().to(embedded).requires_grad_()
     for tensor in (x, remote):
         sum(result.sum() for result in function(tensor)).backward()
@@ -63,7 +65,7 @@ def test_higher_order_gradients_equal_cpu(embedded, function):
 
 
 def test_attention_gradients_missing_on_cpu(embedded):
-    x = given(1, 2, 4, 3).requires_grad_()
+    x = random_input(1, 2, 4, 3).requires_grad_()
     remote = x.detach().to(embedded).requires_grad_()
     torch.nn.functional.scaled_dot_product_attention(x, x, x).square().sum().backward()
     flex_attention(remote, remote, remote).square().sum().backward()
@@ -76,7 +78,7 @@ class Branches(torch.nn.Module):
 
 
 def test_export_keeps_higher_order_op(embedded):
-    x = given(4, 3)
+    x = random_input(4, 3)
     exported = torch.export.export(Branches(), (x.to(embedded),))
     assert "cond" in str(exported.graph)
     torch.testing.assert_close(exported.module()(x.to(embedded)).cpu(), Branches()(x))

@@ -115,8 +115,8 @@ def test_index_error_equals_cpu_after_other_failure(embedded):
         given[index[:2], index]
 
 
-def test_formula_refuses_what_kernel_refuses(embedded):
-    """A formula takes the place of the meta kernel after it was right for another size."""
+def test_formula_raises_errors_of_kernel(embedded):
+    """A formula replaces the meta kernel after it was right for another size."""
     for size in (5, 6, 7, 8):
         assert torch.ones(size, 3, device=embedded).flip(0, 1).shape == (size, 3)
     with pytest.raises(RuntimeError, match=r"appears multiple times|duplicate"):
@@ -134,7 +134,7 @@ def test_warning_names_user_line(embedded):
 
 @pytest.fixture
 def warn_always():
-    """PyTorch repeats what it says once in a process."""
+    """Let PyTorch repeat its warnings, which it otherwise gives once per process."""
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(False)
@@ -252,7 +252,7 @@ def test_empty_tensors_do_not_overlap(embedded):
     assert torch.matmul(torch.ones(0, device=embedded), torch.ones(0, 0, 0, device=embedded), out=out) is out
 
 
-def test_copy_from_scalar(embedded):
+def test_copy_broadcasts_scalar(embedded):
     for shape in ((3,), ()):
         assert (torch.zeros(shape, device=embedded).copy_(2.5) == 2.5).all()
 
@@ -262,7 +262,7 @@ def test_index_fill_accepts_cpu_index(embedded):
 
 
 def test_random_op_refused_by_meta_draws_once(embedded):
-    """The meta kernel refuses `normal_` of integers; where the executor does, too, the tensor stays as it was."""
+    """The meta kernel refuses `normal_` of integers. If the executor refuses it too, the tensor is unchanged."""
     x = torch.arange(3, device=embedded)
     with pytest.raises((RuntimeError, NotImplementedError)):
         x.normal_()
@@ -270,7 +270,7 @@ def test_random_op_refused_by_meta_draws_once(embedded):
 
 
 def test_equal_strides_are_ordered_by_size(embedded):
-    """Operands that overlap themselves: kernels order such dimensions by their sizes."""
+    """Kernels order dimensions with equal strides by size, for operands that overlap themselves."""
     for shape in ((4, 3, 2), (4, 2, 3)):
         here, there = (torch.empty_strided(shape, (10, 1, 1), device=d) for d in ("cpu", embedded))
         assert there.fill_(1.0).exp().stride() == here.fill_(1.0).exp().stride()

@@ -25,8 +25,8 @@ def session(embedded):
     torch.ones(1, device=DEVICE).cpu()
 
 
-def asked(run):
-    """The result of `run`, and the number of round trips that it waits for."""
+def count_waits(run):
+    """Return the result of `run`, and the number of round trips that it waits for."""
     before = djinn.stats()["round_trips"]
     return run(), djinn.stats()["round_trips"] - before
 
@@ -60,7 +60,7 @@ KNOWN = {
 
 @pytest.mark.parametrize("program", KNOWN.values(), ids=KNOWN)
 def test_known_contents_need_no_fetch(program):
-    assert asked(program) == (True, 0)
+    assert count_waits(program) == (True, 0)
 
 
 def test_growing_mask_stays_known():
@@ -71,14 +71,14 @@ def test_growing_mask_stays_known():
             found.append(bool(grown.bool().sum() == grown.numel()))
         return all(found)
 
-    assert asked(program) == (True, 0)
+    assert count_waits(program) == (True, 0)
 
 
 def test_float_results_are_fetched():
-    assert asked(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
+    assert count_waits(lambda: (torch.tensor([0.5, 2.0], device=DEVICE) * 3).sum().item()) == (7.5, 1)
 
 
-def test_indexing_with_known_mask():
+def test_indexing_with_known_mask_needs_no_fetch():
     x, mask_here = torch.arange(24.0).reshape(2, 3, 4), mask().cpu() == 1
     there = x.to(DEVICE).requires_grad_()
     found = there[mask() == 1]
@@ -88,7 +88,7 @@ def test_indexing_with_known_mask():
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (2, 2), (2, 3, 5)])
-def test_mask_of_wrong_shape_raises(shape):
+def test_known_mask_of_wrong_shape_raises(shape):
     with pytest.raises(IndexError, match="The shape of the mask"):
         torch.zeros(2, 3, 4, device=DEVICE)[torch.ones(shape, dtype=torch.bool, device=DEVICE)].cpu()
 
@@ -99,7 +99,7 @@ def test_nan_check_of_loss_fetches_once(number):
         loss = torch.tensor([number], device=DEVICE).sum()
         return bool(torch.isnan(loss) or torch.isinf(loss)), str(loss.item())
 
-    assert asked(program) == ((number != 1.0, str(number)), 1)
+    assert count_waits(program) == ((number != 1.0, str(number)), 1)
 
 
 def test_written_loss_is_fetched_again():
@@ -111,11 +111,11 @@ def test_written_loss_is_fetched_again():
     assert (bool(before), bool(after), loss.item()) == (False, True, 0.0)
 
 
-def by_storage(x):
+def write_through_storage(x):
     x.untyped_storage().fill_(0)
 
 
-def by_another_thread(x):
+def write_in_another_thread(x):
     thread = threading.Thread(target=x.zero_)
     thread.start()
     thread.join()
@@ -130,8 +130,8 @@ WRITES = {
     "out=": lambda x: torch.mul(x, 0, out=x),
     "data": lambda x: setattr(x, "data", torch.zeros_like(x)),
     "scatter": lambda x: x.scatter_(0, torch.zeros(1, 3, dtype=torch.int64, device=DEVICE), 0),
-    "storage": by_storage,
-    "another thread": by_another_thread,
+    "storage": write_through_storage,
+    "another thread": write_in_another_thread,
 }
 
 
@@ -146,7 +146,7 @@ def test_write_drops_known_contents(write):
 
 
 def test_write_of_other_thread_drops_known_contents(monkeypatch):
-    """The other thread writes after Python has recorded the first write, and before C++ notes its result."""
+    """The other thread writes after Python records the first write and before C++ stores its result."""
     plain = dispatch.append
 
     def written_after(*args, **kwargs):
@@ -166,7 +166,7 @@ def test_write_of_other_thread_drops_known_contents(monkeypatch):
         assert x.item() == 5
 
 
-def test_resized_tensor_is_fetched():
+def test_resized_tensor_has_no_known_contents():
     x = mask()
     x.resize_(4, 3)
     assert x[0].tolist() == [1, 1, 0]
@@ -216,15 +216,15 @@ def test_oldest_contents_are_evicted():
     try:
         old = mask()
         others = [torch.zeros(1000, dtype=torch.int64).to(DEVICE) for _ in range(20)]
-        assert asked(old[0, 0].item) == (1, 1)
-        assert asked(others[-1][0].item) == (0, 0)
+        assert count_waits(old[0, 0].item) == (1, 1)
+        assert count_waits(others[-1][0].item) == (0, 0)
         assert ops.limit_known(64 * 1024) <= 64 * 1024
     finally:
         ops.limit_known(BUDGET)
 
 
 @pytest.mark.parametrize("dtype", [torch.bits8, torch.uint16, torch.float8_e4m3fn, torch.complex64])
-def test_other_dtypes_are_uploaded(dtype):
+def test_contents_of_other_dtypes_are_uploaded(dtype):
     here = torch.arange(16, dtype=torch.uint8).view(dtype)
     assert torch.equal(here.to(DEVICE).cpu().view(torch.uint8), here.view(torch.uint8))
 
@@ -233,11 +233,11 @@ def test_unread_long_chains_are_dropped():
     x = torch.zeros((), dtype=torch.int64, device=DEVICE)
     for _ in range(DEEPEST):  # `zeros` is the first of the chain
         x = x + 1
-    assert asked(x.item) == (DEEPEST, 1)
+    assert count_waits(x.item) == (DEEPEST, 1)
     y = torch.zeros((), dtype=torch.int64, device=DEVICE)
     for _ in range(DEEPEST - 1):
         y = y + 1
-    assert asked(y.item) == (DEEPEST - 1, 0)
+    assert count_waits(y.item) == (DEEPEST - 1, 0)
 
 
 def test_known_op_is_folded_in_cpp():
@@ -253,7 +253,7 @@ def test_known_op_is_folded_in_cpp():
     before = ops.count()[2]
     made = program()
     assert ops.count()[2] == before
-    assert asked(lambda: made.any().item()) == (False, 0)
+    assert count_waits(lambda: made.any().item()) == (False, 0)
 
 
 def test_folding_keeps_kernel_errors():
@@ -265,17 +265,17 @@ def test_concurrent_reads_of_known_number():
     count = 4
     barrier, switching = threading.Barrier(count), sys.getswitchinterval()
 
-    def ask(x):
+    def read_number(x):
         barrier.wait(60)
         return x.item()
 
     def program():
         with ThreadPoolExecutor(count) as threads:
-            return [list(threads.map(ask, [(mask() * number).sum()] * count)) for number in range(30)]
+            return [list(threads.map(read_number, [(mask() * number).sum()] * count)) for number in range(30)]
 
     sys.setswitchinterval(1e-6)
     try:
-        assert asked(program) == ([[5 * number] * count for number in range(30)], 0)
+        assert count_waits(program) == ([[5 * number] * count for number in range(30)], 0)
     finally:
         sys.setswitchinterval(switching)
 
@@ -309,7 +309,7 @@ def test_known_value_of_ended_session_raises():
 
 
 def test_known_number_is_not_constant_of_recorded_call(embedded):
-    """Also where its page is here, so that nothing would be sent for it."""
+    """The number is no constant even if its page is cached, so that nothing would be sent for it."""
     x = torch.arange(64.0, device=embedded)
     first = [x[place].item() for place in range(8)]
     assert first == [*range(8)]

@@ -16,23 +16,23 @@ def dense(device):
     return channels_last(device, 4)
 
 
-def sliced(device):
+def channel_slice(device):
     return channels_last(device, 8).chunk(2, dim=1)[0]
 
 
-def work(make, device):
-    """A convolution whose kernel goes by the order of strides, and a norm that goes by how the result lies."""
+def conv_and_norm(make, device):
+    """Return the strides of a convolution, its result, and a norm whose kernel depends on those strides."""
     weight = torch.randn(8, 4, 1, 1, generator=torch.Generator().manual_seed(1)).to(device)
     found = functional.conv2d(make(device), weight)
     normed = functional.group_norm(found.view(2, 8, 64), 2)
     return found.stride(), found.cpu(), normed.cpu()
 
 
-@pytest.mark.parametrize("order", [(dense, sliced), (sliced, dense)])
+@pytest.mark.parametrize("order", [(dense, channel_slice), (channel_slice, dense)])
 def test_learnt_layout_is_specific_to_operand_layout(embedded, order):
     for make in order * 2:
-        stride, found, normed = work(make, embedded)
-        expected_stride, expected, expected_normed = work(make, "cpu")
+        stride, found, normed = conv_and_norm(make, embedded)
+        expected_stride, expected, expected_normed = conv_and_norm(make, "cpu")
         assert stride == expected_stride
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(normed, expected_normed)

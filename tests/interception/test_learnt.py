@@ -17,7 +17,7 @@ from djinn_core.ir.form import Form
 from djinn_core.ir.values import tensor_meta
 
 
-def test_tables_are_bounded():
+def test_learned_tables_are_bounded():
     known = {}
     for number in range(100):
         assert keep(known, number, -number, 10) == -number
@@ -41,11 +41,11 @@ def test_signatures_and_forms_are_bounded(monkeypatch):
 def test_metadata_is_interned_once_across_threads():
     barrier, found = threading.Barrier(8), [[] for _ in range(8)]
 
-    def ask(mine):
+    def intern_metadata(mine):
         barrier.wait()
         mine.extend(tensor_meta((7, n), (n, 1), 0, torch.float32) for n in range(300))
 
-    threads = [threading.Thread(target=ask, args=(mine,)) for mine in found]
+    threads = [threading.Thread(target=intern_metadata, args=(mine,)) for mine in found]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -54,8 +54,8 @@ def test_metadata_is_interned_once_across_threads():
     assert isinstance(values._intern_lock, type(threading.RLock()))
 
 
-def recorded(program):
-    """The only call that `program` records."""
+def record_call(program):
+    """Return the only call that `program` records."""
     with djinn.capture() as captured:
         program()
     (call,) = captured.program.calls
@@ -64,7 +64,7 @@ def recorded(program):
 
 @pytest.fixture
 def another_session(embedded):
-    """Ends the session and begins another, as with a server of another kind."""
+    """Return a function that replaces the session, as with a server of another kind."""
 
     def begin():
         djinn.shut_down()
@@ -74,28 +74,28 @@ def another_session(embedded):
     return begin
 
 
-def test_learnt_layout_is_not_used_on_other_device(embedded, another_session):
+def test_learned_layout_is_not_used_on_other_device(embedded, another_session):
     # The kernel of another kind of device is only told of: `learn_layout` is what the reply of one would have called.
     x = torch.ones(3, 5, device=embedded)
-    call = recorded(lambda: x.add(1.5))
+    call = record_call(lambda: x.add(1.5))
     learn_layout(call, 0, (1, 3))
-    assert recorded(lambda: x.add(1.5)).results[0].stride == (1, 3)
+    assert record_call(lambda: x.add(1.5)).results[0].stride == (1, 3)
     another_session()
     x = torch.ones(3, 5, device=embedded)
-    assert recorded(lambda: x.add(1.5)).results[0].stride == (5, 1)
+    assert record_call(lambda: x.add(1.5)).results[0].stride == (5, 1)
     assert x.add(1.5).stride() == (5, 1)
 
 
 def test_confirmed_layout_is_verified_on_other_device(embedded, another_session):
     x = torch.ones(3, 5, device=embedded)
-    call = recorded(lambda: x.mul(2.5))
+    call = record_call(lambda: x.mul(2.5))
     x.mul(2.5).cpu()
     assert call.signature.layout_trusted
     another_session()
     assert not call.signature.layout_trusted, "a call that a capture keeps would go unverified"
     x = torch.ones(3, 5, device=embedded)
     x.mul(2.5).cpu()
-    assert recorded(lambda: x.mul(2.5)).signature.layout_trusted
+    assert record_call(lambda: x.mul(2.5)).signature.layout_trusted
 
 
 def test_statistics_dtype_is_asked_once(embedded):
@@ -128,7 +128,7 @@ def test_weight_norm_of_narrow_layer_equals_kernel(embedded, dtype):
 
 
 def test_known_call_resizes_out_tensor(embedded):
-    """`native_batch_norm.out` is asked of the executor once for each combination of metadata."""
+    """The executor returns the metadata of `native_batch_norm.out` once per combination of operand metadata."""
     given = [torch.rand(2, 3, 4), *(torch.rand(3) for _ in range(4))]
     there = [t.to(embedded) for t in given]
     for size in (0, 0, 7, 7):

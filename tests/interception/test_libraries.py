@@ -15,8 +15,8 @@ import pytest
 from djinn_client.interception.on_import import adapt_on_import, rebind
 
 
-class Memory(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder of its own, as frozen programs and notebooks have: modules from text, each of which runs after `pause`."""
+class MemoryFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """A module finder, as in frozen programs and notebooks. Each module is a text that runs after `pause` seconds."""
 
     def __init__(self, texts, pause=lambda: None):
         self.texts, self.pause = texts, pause
@@ -32,16 +32,16 @@ class Memory(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @pytest.fixture
-def find(monkeypatch):
-    """Adds a finder of modules in memory; they are forgotten afterwards."""
+def add_modules(monkeypatch):
+    """Return a function that makes modules in memory importable until the test ends."""
 
-    def find(texts, **options):
-        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Memory(texts, **options)])
+    def add_modules(texts, **options):
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, MemoryFinder(texts, **options)])
         for name in texts:
             monkeypatch.delitem(sys.modules, name, raising=False)
 
     before = set(sys.modules)
-    yield find
+    yield add_modules
     for name in set(sys.modules) - before:
         sys.modules.pop(name)
 
@@ -59,23 +59,23 @@ def test_module_is_adapted_after_import(monkeypatch, tmp_path):
     assert a_library_in_a_file.answer == 2
 
 
-def test_module_of_custom_finder_is_adapted(find):
-    find({"in_memory": "answer = 1\nimport in_memory.part", "in_memory.part": "answer = 10"})
+def test_module_of_custom_finder_is_adapted(add_modules):
+    add_modules({"in_memory": "answer = 1\nimport in_memory.part", "in_memory.part": "answer = 10"})
     adapt_on_import({"in_memory": add_one, "in_memory.part": add_one})
     library = importlib.import_module("in_memory")
     assert (library.answer, library.part.answer) == (2, 11)
 
 
-def test_imported_module_is_adapted_at_once(find):
-    find({"imported_before": "answer = 1"})
+def test_imported_module_is_adapted_at_once(add_modules):
+    add_modules({"imported_before": "answer = 1"})
     library = importlib.import_module("imported_before")
     adapt_on_import({"imported_before": add_one})
     assert library.answer == 2
 
 
-def test_module_imported_by_other_thread_is_awaited(find):
+def test_module_imported_by_other_thread_is_awaited(add_modules):
     begun, go_on = threading.Event(), threading.Event()
-    find({"half_imported": "answer = 1"}, pause=lambda: (begun.set(), go_on.wait(60)))
+    add_modules({"half_imported": "answer = 1"}, pause=lambda: (begun.set(), go_on.wait(60)))
     thread = threading.Thread(target=importlib.import_module, args=("half_imported",))
     thread.start()
     assert begun.wait(60)
@@ -88,9 +88,9 @@ def test_module_imported_by_other_thread_is_awaited(find):
     assert sys.modules["half_imported"].answer == 2
 
 
-def test_module_is_adapted_after_failed_import(find):
+def test_module_is_adapted_after_failed_import(add_modules):
     texts = {"failing_at_first": "answer = 1 / 0"}
-    find(texts)
+    add_modules(texts)
     adapt_on_import({"failing_at_first": add_one})
     with pytest.raises(ZeroDivisionError):
         importlib.import_module("failing_at_first")
@@ -98,8 +98,8 @@ def test_module_is_adapted_after_failed_import(find):
     assert importlib.import_module("failing_at_first").answer == 2
 
 
-def test_failing_adapter_does_not_stop_import(find, caplog):
-    find({"laid_out_otherwise": "answer = 1"})
+def test_failing_adapter_does_not_stop_import(add_modules, caplog):
+    add_modules({"laid_out_otherwise": "answer = 1"})
     adapt_on_import({"laid_out_otherwise": lambda module: module.missing}, by="plugin 'one' (djinn-one 1.0)")
     adapt_on_import({"laid_out_otherwise": add_one}, by="plugin 'two' (djinn-two 1.0)")
     with caplog.at_level(logging.WARNING, "djinn"):

@@ -31,7 +31,7 @@ def test_exception_equals_kernel_exception(embedded, mistake):
         MISTAKES[mistake](embedded)
 
 
-def test_refused_op_writes_nothing(embedded):
+def test_refused_op_leaves_operands_unchanged(embedded):
     target, wrong = torch.zeros(3, device=embedded), torch.ones(2, device=embedded)
     with pytest.raises(RuntimeError):
         target.add_(wrong)
@@ -54,7 +54,7 @@ def test_matrix_rank_writes_out_tensor(embedded):
     assert rank.item() == 5
 
 
-def test_exception_kinds_differ():
+def test_meta_fallback_keeps_exception_kinds_apart():
     assert remote_infer._kinds(IndexError()) != remote_infer._kinds(RuntimeError())
 
 

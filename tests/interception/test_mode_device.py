@@ -80,7 +80,7 @@ assert (torch.arange(3).to(REMOTE) * 2).cpu().tolist() == [0, 2, 4]
 
 
 def test_programs_run_over_mode_interception(plain_environment, tmp_path):
-    """One process runs all programs: an interpreter with its executor costs more than they do."""
+    """One process runs all programs, because starting an interpreter with an executor takes longer than they do."""
     (tmp_path / "program.py").write_text(BEGIN + README + TRAINING + GENERATE + SESSIONS + END)
     environment = plain_environment | {"DJINN_INTERCEPTION": "mode"}
     command = [sys.executable, tmp_path / "program.py"]

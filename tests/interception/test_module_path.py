@@ -50,12 +50,12 @@ class Model(nn.Module):
 
 
 def paths(program, op):
-    """Path and direction of each instruction of an op."""
+    """Return path and direction of each instruction of an op."""
     found = [program.module_path(i) for i, call in enumerate(program.calls) if call.op == op]
     return [(str(p), p.path, p.root) if p is not None else None for p in found]
 
 
-def at(i, where="attn", module="Attention"):
+def expected_path(i, where="attn", module="Attention"):
     path = f"h.{i}.{where}"
     return f"{path} ({module})", path, "Model"
 
@@ -75,10 +75,10 @@ def test_module_path_in_forward_and_backward(x):
         model(x).sum().backward()
         x.exp()
     program = captured.program
-    assert paths(program, "aten::tanh") == [at(i) for i in range(3)]
+    assert paths(program, "aten::tanh") == [expected_path(i) for i in range(3)]
     assert paths(program, "aten::sigmoid") == [("Model", "", "Model")]
-    assert paths(program, "aten::tanh_backward") == [backward(at(i)) for i in (2, 1, 0)]
-    assert backward(at(1, "attn.qkv", "Linear")) in paths(program, "aten::mm")
+    assert paths(program, "aten::tanh_backward") == [backward(expected_path(i)) for i in (2, 1, 0)]
+    assert backward(expected_path(1, "attn.qkv", "Linear")) in paths(program, "aten::mm")
     assert paths(program, "aten::exp") == [None]
     assert current().module is None
 
@@ -89,8 +89,11 @@ def test_module_path_of_recomputed_ops(x):
     with djinn.capture() as captured:
         model(x).sum().backward()
     program = captured.program
-    assert paths(program, "aten::tanh_backward") == [backward(at(i)) for i in (2, 1, 0)]
-    assert paths(program, "aten::tanh") == [*(at(i) for i in range(3)), *(backward(at(i)) for i in (2, 1, 0))]
+    assert paths(program, "aten::tanh_backward") == [backward(expected_path(i)) for i in (2, 1, 0)]
+    assert paths(program, "aten::tanh") == [
+        *(expected_path(i) for i in range(3)),
+        *(backward(expected_path(i)) for i in (2, 1, 0)),
+    ]
 
 
 def test_module_path_of_shared_module(x):
@@ -136,26 +139,26 @@ def test_module_path_is_thread_local(x):
     inside, other = threading.Event(), threading.Event()
     seen = []
 
-    class Waits(nn.Module):
+    class WaitingModule(nn.Module):
         def forward(self, x):
             inside.set()
             assert other.wait(300)
             return x
 
-    def look():
+    def read_other_module():
         assert inside.wait(300)
         seen.append(current().module)
         other.set()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=read_other_module)
     thread.start()
-    Waits()(x)
+    WaitingModule()(x)
     thread.join()
     assert seen == [None]
 
 
-def test_failure_names_module(x):
-    class Looks(nn.Module):
+def test_op_failure_names_module(x):
+    class EmbeddingLayer(nn.Module):
         def __init__(self):
             super().__init__()
             self.table = nn.Embedding(3, 4, device=x.device)
@@ -163,7 +166,7 @@ def test_failure_names_module(x):
         def forward(self, i):
             return self.table(i)
 
-    model = nn.Sequential(nn.Sequential(Looks()))
+    model = nn.Sequential(nn.Sequential(EmbeddingLayer()))
     with pytest.raises(IndexError) as caught:
         model(torch.tensor([7], device=x.device)).sum().item()
     assert caught.value.module_path == "0.0.table"
@@ -171,7 +174,7 @@ def test_failure_names_module(x):
 
 
 def test_backward_failure_names_module(x):
-    class Gathers(torch.autograd.Function):
+    class FailingBackward(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x * 1
@@ -182,7 +185,7 @@ def test_backward_failure_names_module(x):
 
     class Head(nn.Module):
         def forward(self, x):
-            return Gathers.apply(x)
+            return FailingBackward.apply(x)
 
     model = nn.Sequential(nn.Linear(4, 4, device=x.device), Head())
     model(x).sum().backward()
@@ -217,7 +220,7 @@ def test_compiled_module_is_one_graph():
     assert counter.frame_count == 1, "no graph break"
     seen = []
 
-    class Breaks(nn.Module):
+    class GraphBreak(nn.Module):
         def forward(self, x):
             x = model.h[0](x)
             torch._dynamo.graph_break()
@@ -225,7 +228,7 @@ def test_compiled_module_is_one_graph():
             return model.h[1](x)
 
     with torch.no_grad():
-        assert torch.allclose(torch.compile(Breaks(), backend="eager")(x), model.h[1](model.h[0](x)))
+        assert torch.allclose(torch.compile(GraphBreak(), backend="eager")(x), model.h[1](model.h[0](x)))
     assert len(seen) == 1
 
 

@@ -10,8 +10,8 @@ import djinn
 from djinn_core import torch_private
 
 
-class Tied(torch.nn.Module):
-    """Two layers with one weight."""
+class TiedLayers(torch.nn.Module):
+    """A model whose two layers share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Tied(torch.nn.Module):
 
 
 def test_module_move_keeps_parameters_and_ties(embedded: str) -> None:
-    model = Tied()
+    model = TiedLayers()
     weight, values = model.first.weight, model.first.weight.detach().clone()
     model.to(embedded)
     assert model.first.weight is weight
@@ -41,7 +41,7 @@ def test_module_move_keeps_parameters_and_ties(embedded: str) -> None:
 
 def test_optimizer_built_before_move_trains_remote_weights(embedded: str) -> None:
     torch.manual_seed(0)
-    local, remote = Tied(), Tied()
+    local, remote = TiedLayers(), TiedLayers()
     remote.load_state_dict(local.state_dict())
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.1) for m in (local, remote)]
     remote.to(embedded)
@@ -55,7 +55,7 @@ def test_optimizer_built_before_move_trains_remote_weights(embedded: str) -> Non
     assert next(iter(optimizers[1].state.values()))["exp_avg"].device == remote.first.weight.device
 
 
-def test_an_upload_is_a_snapshot(embedded: str) -> None:
+def test_upload_is_snapshot_of_source(embedded: str) -> None:
     through_torch, through_numpy = torch.zeros(1000), np.zeros(1000, dtype=np.float32)
     remote = through_torch.to(embedded), torch.from_numpy(through_numpy).to(embedded)
     through_torch.fill_(1.0)

@@ -28,8 +28,8 @@ TRANSPORT = frozenset({
 
 
 @pytest.fixture
-def kernels_here(tmp_path):
-    """Runs a function; the names of the kernels that computed with CPU tensors of more than one element meanwhile."""
+def local_kernels(tmp_path):
+    """Return a function that returns the kernels that compute on CPU tensors of over one element during a call."""
 
     def run(function):
         file = tmp_path / "trace.json"
@@ -42,13 +42,13 @@ def kernels_here(tmp_path):
             observer.unregister_callback()
         nodes = json.loads(file.read_text())["nodes"]
         assert nodes
-        return {node["name"] for node in nodes if "::" in node["name"] and computes_here(node)} - TRANSPORT
+        return {node["name"] for node in nodes if "::" in node["name"] and is_local_compute(node)} - TRANSPORT
 
     return run
 
 
-def computes_here(node):
-    """True if an op works on CPU tensors, and not on integers alone; an op with a remote tensor was recorded."""
+def is_local_compute(node):
+    """Return True if an op computes on floating-point CPU tensors and on no remote tensor."""
     tensors = tensors_of(node)
     types = repr([node[part]["types"] for part in ("inputs", "outputs")])
     of_floats = "Tensor(float)" in types or "Tensor(double)" in types or "Tensor(c10::" in types
@@ -56,7 +56,7 @@ def computes_here(node):
 
 
 def tensors_of(node):
-    """Device, and whether there is more than one element, of each tensor of an op."""
+    """Return the set of (device, has over one element) of an op's tensors."""
     return set(_tensors([node["inputs"]["values"], node["outputs"]["values"]]))
 
 
@@ -86,12 +86,12 @@ def train(model, optimizer, loss_of, batches):
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-def test_training_gpt2_runs_no_client_kernels(embedded, kernels_here, foreach):
+def test_training_gpt2_runs_no_client_kernels(embedded, local_kernels, foreach):
     model = gpt2(embedded).train()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     batches = [torch.randint(2, 50, (2, 8)) for _ in range(2)]
     assert (
-        kernels_here(
+        local_kernels(
             lambda: train(
                 model, optimizer, lambda m, ids: m(ids, labels=ids).loss, [(b.to(embedded),) for b in batches]
             )
@@ -101,7 +101,7 @@ def test_training_gpt2_runs_no_client_kernels(embedded, kernels_here, foreach):
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "top_k": 5}, {"num_beams": 2}], ids=str)
-def test_generation_runs_no_client_kernels(embedded, kernels_here, options):
+def test_generation_runs_no_client_kernels(embedded, local_kernels, options):
     model, ids = gpt2(embedded).eval(), torch.randint(2, 50, (2, 6))
 
     def program():
@@ -118,10 +118,10 @@ def test_generation_runs_no_client_kernels(embedded, kernels_here, options):
         "aten::fill_",
         "aten::zero_",
     }  # beam search makes a mask on the CPU
-    assert kernels_here(program) <= (own if "num_beams" in options else set())
+    assert local_kernels(program) <= (own if "num_beams" in options else set())
 
 
-def test_training_cnn_runs_no_client_kernels(embedded, kernels_here):
+def test_training_cnn_runs_no_client_kernels(embedded, local_kernels):
     torch.manual_seed(0)
     layers = torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Dropout(0.1), torch.nn.Linear(36, 5)).to(embedded)
@@ -134,10 +134,10 @@ def test_training_cnn_runs_no_client_kernels(embedded, kernels_here):
         model.eval()
         assert model(remote[0][0]).argmax(1).cpu().shape == (4,)
 
-    assert kernels_here(program) == set()
+    assert local_kernels(program) == set()
 
 
-def test_training_lstm_runs_no_client_kernels(embedded, kernels_here):
+def test_training_lstm_runs_no_client_kernels(embedded, local_kernels):
     torch.manual_seed(0)
     model = torch.nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True).to(embedded)
     optimizer = torch.optim.Adam(model.parameters())
@@ -146,10 +146,10 @@ def test_training_lstm_runs_no_client_kernels(embedded, kernels_here):
     def program():
         train(model, optimizer, lambda m, x: m(x)[0].square().sum(), [(x.to(embedded),) for (x,) in batches])
 
-    assert kernels_here(program) == set()
+    assert local_kernels(program) == set()
 
 
-def test_data_dependent_views_run_no_client_kernels(embedded, kernels_here):
+def test_data_dependent_views_run_no_client_kernels(embedded, local_kernels):
     given = torch.randn(4, 6)
 
     def program():
@@ -162,10 +162,10 @@ def test_data_dependent_views_run_no_client_kernels(embedded, kernels_here):
         torch.unique(x.round())
         assert chosen.sum().item() > 0
 
-    assert kernels_here(program) == set()
+    assert local_kernels(program) == set()
 
 
-def test_trace_detects_client_kernels(embedded, kernels_here):
-    """The test of the test: a program that fetches and computes here is found out."""
+def test_trace_detects_client_kernels(embedded, local_kernels):
+    """Check the check: a program that fetches and computes locally is detected."""
     x = torch.randn(4, 6, device=embedded)
-    assert {"aten::exp"} == kernels_here(lambda: (x + 1).cpu().exp())
+    assert {"aten::exp"} == local_kernels(lambda: (x + 1).cpu().exp())

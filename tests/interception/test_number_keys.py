@@ -51,8 +51,8 @@ def text_of(call):
     return str(made.dtype), repr(made.tolist()), signs.tolist()
 
 
-def in_turns(numbers):
-    """Return each pair of numbers in turn: the second call with a number hits the cache."""
+def alternate(numbers):
+    """Return each pair of numbers in alternation. The second call with a number hits the cache."""
     return [n for first in numbers for second in numbers for n in (first, second)]
 
 
@@ -61,7 +61,7 @@ def test_call_cache_distinguishes_equal_numbers_by_type_and_sign(embedded, op):
     for x in (torch.tensor([-1.0, 0.0, 2.0]), torch.tensor([-1, 0, 2])):
         expected = {(type(n), repr(n)): text_of(lambda x=x, n=n: OPS[op](x, n)) for n in NUMBERS}
         there = x.to(embedded)
-        for number in in_turns(NUMBERS[::-1]) if op in ("full", "mul", "div") else NUMBERS * 2:
+        for number in alternate(NUMBERS[::-1]) if op in ("full", "mul", "div") else NUMBERS * 2:
             found = text_of(lambda: OPS[op](there, number))  # noqa: B023 - called at once
             assert found == expected[type(number), repr(number)], number
 
@@ -132,7 +132,7 @@ def test_compiled_graph_distinguishes_equal_numbers(embedded):
 
 @pytest.mark.parametrize("op", OPS)
 def test_ops_of_one_program_keep_their_own_scalars(embedded, op):
-    """A call with one scalar too many or too few would give its scalars to the ops that follow in the program."""
+    """A call with one scalar too many or too few would shift the scalars of later ops."""
     here, there = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0]).to(embedded)
 
     def results(x):

@@ -18,7 +18,7 @@ from djinn_server.shared_device import ProcessNumericSettings
 
 @pytest.fixture
 def deterministic():
-    """Switches deterministic algorithms on and off; off at the end."""
+    """Yield the switch for deterministic algorithms. It is off at the end."""
     yield torch.use_deterministic_algorithms
     torch.use_deterministic_algorithms(False)
 
@@ -91,13 +91,13 @@ def test_export_restores_settings(embedded, is_open):
     torch.testing.assert_close((more - kept).cpu(), torch.ones(2, 4))
 
 
-def noted():
-    """Settings under which the next op will run: the op notes those of its time."""
+def settings_at_op():
+    """Return the numeric settings that a new op records."""
     torch.ones(1, device="remote_accelerator:0")
     return port.numeric_settings
 
 
-def changed():
+def changed_settings():
     return NumericSettings(
         deterministic=True,
         warn_only=True,
@@ -118,8 +118,8 @@ def test_executor_applies_settings_of_running_session():
     before = torch_private.numeric_settings()
     process = ProcessNumericSettings()
     try:
-        process.compute_under(changed())
-        assert NumericSettings(**torch_private.numeric_settings()) == changed() == noted()
+        process.compute_under(changed_settings())
+        assert NumericSettings(**torch_private.numeric_settings()) == changed_settings() == settings_at_op()
         process.compute_under(None)  # a session that has sent none
         assert torch_private.numeric_settings() == before
         check_former_switches()
@@ -128,7 +128,7 @@ def test_executor_applies_settings_of_running_session():
 
 
 def check_former_switches():
-    """PyTorch says what its former switches are, which it refuses where they do not agree with the precisions."""
+    """Assert that PyTorch's old precision switches agree with the new settings. PyTorch raises if they do not."""
     with torch.backends.cudnn.flags(enabled=False):
         pass
     assert torch.get_float32_matmul_precision() == "highest"
@@ -136,7 +136,7 @@ def check_former_switches():
 
 
 def test_message_defaults_equal_pytorch_defaults(python, plain_environment):
-    assert decode(encode(changed())) == changed()
+    assert decode(encode(changed_settings())) == changed_settings()
     script = "from djinn_core import torch_private; print(torch_private.numeric_settings())"
     fresh = python.run("-c", script, env=plain_environment, capture_output=True, text=True, check=True)
     assert fresh.stdout.strip() == str(
@@ -157,22 +157,22 @@ def test_message_defaults_equal_pytorch_defaults(python, plain_environment):
     ],
     ids=["precision", "tf32", "cudnn tf32", "benchmark", "deterministic", "bf16", "fill"],
 )
-def test_every_setter_is_noted(set_it):
+def test_every_setter_changes_recorded_settings(set_it):
     before = torch_private.numeric_settings()
-    usual = noted()
+    usual = settings_at_op()
     try:
         # PyTorch's own test utilities, where another test has imported them, forbid it outside of blocks.
         with getattr(torch.backends, "__allow_nonbracketed_mutation")():
             set_it()
-        assert noted() != usual
+        assert settings_at_op() != usual
         assert NumericSettings(**torch_private.numeric_settings()) == port.numeric_settings
     finally:
         torch_private.set_numeric_settings(before)
-    assert noted() == usual
+    assert settings_at_op() == usual
     check_former_switches()
 
 
-def test_a_client_says_that_its_results_need_not_be_exact():
+def test_client_announces_inexact_results():
     before = port.numeric_settings
     try:
         require_exact(False)

@@ -31,8 +31,8 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 OTHER_BITS_BY_LISTS = {"nadam", "radam", "asgd"}
 
 
-def trained(name: str, device: str, **how: bool) -> list[torch.Tensor]:
-    """Parameters and state after some steps with gradients that were drawn beforehand."""
+def train(name: str, device: str, **how: bool) -> list[torch.Tensor]:
+    """Return parameters and state after six steps with fixed gradients."""
     kind, settings = OPTIMIZERS[name]
     numbers = torch.Generator().manual_seed(0)
     shapes = [(7, 5), (16, 3), (4, 4)] if kind == "Muon" else [(7, 5), (5,), (16, 3, 2), (1,), (33,)]
@@ -47,17 +47,17 @@ def trained(name: str, device: str, **how: bool) -> list[torch.Tensor]:
 
 
 def assert_same_bits(there: list[torch.Tensor], here: list[torch.Tensor]) -> None:
-    """That each tensor is the other's equal."""
+    """Assert that the tensors are pairwise equal."""
     assert [torch.equal(a, b) for a, b in zip(there, here, strict=True)] == [True] * len(here)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_bits_equal_local(embedded, name):
     chooses = "foreach" in inspect.signature(getattr(torch.optim, OPTIMIZERS[name][0])).parameters
-    here = trained(name, "cpu", foreach=True) if name in OTHER_BITS_BY_LISTS else trained(name, "cpu")
-    assert_same_bits(trained(name, DEVICE), here)
+    here = train(name, "cpu", foreach=True) if name in OTHER_BITS_BY_LISTS else train(name, "cpu")
+    assert_same_bits(train(name, DEVICE), here)
     if chooses:
-        assert_same_bits(trained(name, DEVICE, foreach=False), trained(name, "cpu", foreach=False))
+        assert_same_bits(train(name, DEVICE, foreach=False), train(name, "cpu", foreach=False))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam", "AdamW"])

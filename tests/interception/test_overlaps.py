@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sameness import fetched
+from sameness import comparable
 
 
 def mask(device):
     return torch.tensor([[True, False], [True, True]]).to(device)
 
 
-def put(target, index, value):
+def assign(target, index, value):
     target[index] = value
     return target
 
 
 # Functions of a 2x2 mask `m` and the tensor `b` of the numbers from 0 to 5.
 CASES = {
-    "its own mask": lambda m, b: put(m, m, False),
-    "a transposed mask": lambda m, b: put(m, m.t(), False),
-    "a row of it": lambda m, b: put(m, m[0], False),
-    "a column of it": lambda m, b: put(m, m[:, 0], False),
-    "a row of it behind": lambda m, b: put(m, (slice(None), m[0]), False),
-    "the opposite mask": lambda m, b: put(m, ~m, True),
-    "a number from the mask": lambda m, b: put(m, m, m[0, 1]),
-    "a number in a row": lambda m, b: put(m, m, torch.tensor([False]).to(m.device)),
-    "several numbers": lambda m, b: put(m, m, torch.tensor([False, True, False]).to(m.device)),
-    "a number of its own": lambda m, b: put(b, b > 1, b[0]),
-    "a number of its own in a row": lambda m, b: put(b, b > 1, b[4:5]),
-    "a number of its own in rows": lambda m, b: put(t := b.view(2, 3), (slice(None), t[0] > 1), t[1:, 2:]),
-    "two masks": lambda m, b: put(m[0], (m[0], m[0]), False),
-    "a new dimension": lambda m, b: put(m[0], (None, m[0]), False),
+    "its own mask": lambda m, b: assign(m, m, False),
+    "a transposed mask": lambda m, b: assign(m, m.t(), False),
+    "a row of it": lambda m, b: assign(m, m[0], False),
+    "a column of it": lambda m, b: assign(m, m[:, 0], False),
+    "a row of it behind": lambda m, b: assign(m, (slice(None), m[0]), False),
+    "the opposite mask": lambda m, b: assign(m, ~m, True),
+    "a number from the mask": lambda m, b: assign(m, m, m[0, 1]),
+    "a number in a row": lambda m, b: assign(m, m, torch.tensor([False]).to(m.device)),
+    "several numbers": lambda m, b: assign(m, m, torch.tensor([False, True, False]).to(m.device)),
+    "a number of its own": lambda m, b: assign(b, b > 1, b[0]),
+    "a number of its own in a row": lambda m, b: assign(b, b > 1, b[4:5]),
+    "a number of its own in rows": lambda m, b: assign(t := b.view(2, 3), (slice(None), t[0] > 1), t[1:, 2:]),
+    "two masks": lambda m, b: assign(m[0], (m[0], m[0]), False),
+    "a new dimension": lambda m, b: assign(m[0], (None, m[0]), False),
     "its own bytes": lambda m, b: (t := m.byte()).__setitem__(t, 0),
-    "its own indices": lambda m, b: put(t := b.long(), t, 0),
+    "its own indices": lambda m, b: assign(t := b.long(), t, 0),
     "accumulated": lambda m, b: m[0].index_put_((m[0],), m[1, 1], accumulate=True),
     "as an op": lambda m, b: m.index_put_((m,), m[0, 1].clone()),
     "as an op of tensors": lambda m, b: torch.index_put(m, (m,), m[0, 1]),
-    "mask beside": lambda m, b: put(m.view(-1)[1:], m.view(-1)[:3], False),
+    "mask beside": lambda m, b: assign(m.view(-1)[1:], m.view(-1)[:3], False),
     "masked_fill_": lambda m, b: m.masked_fill_(m, False),
     "masked_fill_ by a number of its own": lambda m, b: b[:3].masked_fill_(b[:3] > 0, b[1]),
     "masked_fill_ by a mask beside": lambda m, b: m.view(-1)[1:].masked_fill_(m.view(-1)[:3], False),
@@ -67,16 +67,16 @@ def outcome(case, device):
         made = case(target, base)
     except Exception as error:
         return next(kind.__name__ for kind in (IndexError, RuntimeError, Exception) if isinstance(error, kind))
-    return fetched([made, target, base])
+    return comparable([made, target, base])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_op_that_writes_its_operand_behaves_as_on_the_cpu(embedded, name):
+def test_op_that_writes_its_operand_equals_cpu(embedded, name):
     here, there = (outcome(CASES[name], device) for device in ("cpu", embedded))
     assert str(here) == str(there)
 
 
-def test_mask_of_another_shape_raises_at_the_op(embedded):
+def test_mask_of_other_shape_raises_at_op(embedded):
     target = torch.ones(2, 2, device=embedded)
     with pytest.raises(IndexError, match=r"shape of the mask \[1, 2\] at index 0"):
         target[torch.ones(1, 2, dtype=torch.bool, device=embedded)] = 0

@@ -20,7 +20,7 @@ def session(embedded):
 
 
 def round_trips(run):
-    """Round trips that `run` waits for."""
+    """Return the number of round trips that `run` waits for."""
     before = djinn.stats()["round_trips"]
     run()
     return djinn.stats()["round_trips"] - before
@@ -48,7 +48,7 @@ def test_rng_state_is_fetched_unchanged():
     torch.remote_accelerator.set_rng_state(state)
 
 
-def test_large_tensor_elements_come_by_page():
+def test_large_tensor_elements_are_fetched_by_page():
     x = torch.arange(50_000.0)  # four pages
     remote = x.to(DEVICE)
     found = []
@@ -100,7 +100,7 @@ def test_write_invalidates_pages(write):
         assert [remote[0, i].item() for i in range(5)] == remote.cpu()[0, :5].tolist()
 
 
-def test_write_by_schedule_invalidates_pages():
+def test_scheduled_write_invalidates_pages():
     remote = torch.zeros(8, device=DEVICE)
     remote.cpu()
     with djinn.capture() as captured:
@@ -130,13 +130,13 @@ def test_failed_tensor_raises_for_every_element():
 def test_concurrent_writes_and_reads():
     remote, seen, ready = torch.zeros(256, device=DEVICE), [], threading.Barrier(2)
 
-    def look():
+    def read_elements():
         for turn in range(20):
             ready.wait()
             ready.wait()
             seen.append({remote[i].item() for i in range(5)} == {turn + 1.0})
 
-    reader = threading.Thread(target=look)
+    reader = threading.Thread(target=read_elements)
     reader.start()
     for _ in range(20):
         ready.wait()
@@ -146,7 +146,7 @@ def test_concurrent_writes_and_reads():
     assert seen == [True] * 20
 
 
-def test_pages_over_budget_are_evicted(monkeypatch):
+def test_cached_pages_over_budget_are_evicted(monkeypatch):
     table = known_contents.known_contents
     monkeypatch.setattr(known_contents, "BUDGET", 3 * partial_fetch.PAGE)
     x = torch.arange(100_000.0)  # seven pages

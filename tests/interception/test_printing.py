@@ -10,7 +10,7 @@ import djinn
 
 
 def test_transforms_work_while_print_error_is_alive(embedded):
-    """PyTorch turns `torch.func` off in the frame that prints, which the error keeps alive."""
+    """The error keeps the printing frame alive, in which PyTorch disables `torch.func`."""
     x = torch.arange(6.0).reshape(2, 3)
     wrong = torch.zeros(3, device=embedded)[torch.tensor([9], device=embedded)]
     errors = []

@@ -23,8 +23,8 @@ INSTRUCTION_BYTES = 300  # of one recorded instruction, without the tensors that
 TRACKED = 4  # objects of an op that the garbage collector looks at: its tensor, the attributes and the value of that, its handles
 
 
-def recorded(run):
-    """Number of instructions that `run` records."""
+def count_recorded_ops(run):
+    """Return the number of instructions that `run` records."""
     current().flush()
     before = len(current().entries)
     kept = run()
@@ -52,35 +52,35 @@ def test_identity_op_is_not_recorded(embedded, name, inference):
     with torch.inference_mode(inference):
         x = torch.arange(6.0, device=DEVICE).view(2, 3)
         for _ in range(2):
-            assert recorded(lambda: SAME[name](x)) == 0
+            assert count_recorded_ops(lambda: SAME[name](x)) == 0
         again = SAME[name](x)
         assert again.is_inference() == x.is_inference()
         x.add_(1)
     assert torch.equal(again.cpu(), torch.arange(6.0).view(2, 3) + 1)
 
 
-def transposed_in_place(d):
+def transpose_alias(d):
     x = torch.arange(6.0, device=d).view(2, 3)
     y, z = x.detach(), x.view(2, 3)
     x.t_()
     return x, y, z.add_(1)
 
 
-def resized(d):
+def resize_alias(d):
     x = torch.arange(6.0, device=d)
     y = x.detach()
     y.resize_(10).zero_()
     return x.add_(1), y[:6]
 
 
-def changed_after_data_was_assigned(d):
+def transpose_after_data_assignment(d):
     x, y = torch.zeros(2, 3, device=d), torch.ones(2, 3, device=d)
     x.data = y
     y.t_()
     return x.mul_(3), y
 
 
-def found_only_by_the_executor(d):
+def nonzero_into_alias(d):
     x, out = torch.tensor([3, 0, 4], device=d), torch.empty(0, 1, dtype=torch.int64, device=d)
     before = out.detach()
     torch.nonzero(x, out=out)
@@ -88,7 +88,7 @@ def found_only_by_the_executor(d):
 
 
 @pytest.mark.parametrize(
-    "program", [transposed_in_place, resized, changed_after_data_was_assigned, found_only_by_the_executor]
+    "program", [transpose_alias, resize_alias, transpose_after_data_assignment, nonzero_into_alias]
 )
 def test_aliases_of_value_separate_on_metadata_change(embedded, program):
     for there, here in zip(program(DEVICE), program("cpu"), strict=True):
@@ -182,7 +182,7 @@ def test_eval_layer_is_one_instruction(embedded, name, mode):
         x = torch.linspace(-1, 1, length * 20).view(length, 5, 4)
         with mode():
             far = x.to(DEVICE)
-            assert recorded(lambda far=far: remote(far)) <= 1 + states
+            assert count_recorded_ops(lambda far=far: remote(far)) <= 1 + states
             there, here = remote(far), local(x)
         for a, b in zip(leaves(there), leaves(here), strict=True):
             assert torch.equal(a.cpu(), b)
@@ -194,7 +194,7 @@ def test_training_layers_record_writes_and_draws(embedded, make):
     remote, x = make().train().to(DEVICE), torch.zeros(3, 5, 4, device=DEVICE)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            assert recorded(lambda: remote(x)) >= 3
+            assert count_recorded_ops(lambda: remote(x)) >= 3
 
 
 def leaves(value):
@@ -203,7 +203,7 @@ def leaves(value):
 
 def test_factories_are_one_instruction(embedded):
     for make in (lambda: torch.zeros(2, 3, device=DEVICE), lambda: torch.ones((), dtype=torch.int8, device=DEVICE)):
-        assert recorded(make) == 1
+        assert count_recorded_ops(make) == 1
     made = (
         torch.scalar_tensor(2, device=DEVICE),
         torch.zeros(2, dtype=torch.bool, device=DEVICE),
@@ -233,11 +233,11 @@ def test_scalar_times_narrow_dtype_needs_no_round_trip(embedded, dtype, look):
     "kind", [Call, Entry, LazyTensor, Port, Recorder, Storage, TensorMeta, Value], ids=lambda k: k.__name__
 )
 def test_recording_classes_have_no_getattr(kind):
-    """A cached property of a class with slots is a `__getattr__`, with which the interpreter finds every field the long way."""
+    """A cached property in a class with slots adds `__getattr__`, which slows down each attribute access."""
     assert not any({"__getattr__", "__getattribute__"} & vars(base).keys() for base in kind.__mro__[:-1])
 
 
-def test_lower_limit_applies_to_current_program(embedded, monkeypatch):
+def test_lower_recording_limit_applies_to_current_program(embedded, monkeypatch):
     x, recorder = torch.zeros(2, device=DEVICE), current()
     recorder.flush()
     for _ in range(30):

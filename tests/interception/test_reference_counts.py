@@ -11,7 +11,7 @@ from djinn_client.interception.native.library import ops
 
 
 class Phoenix:
-    """Lives on after it was found to be garbage, with what it holds."""
+    """An object that survives garbage collection, together with its tensor."""
 
     def __init__(self, tensor, nest):
         self.tensor, self.nest, self.cycle = tensor, nest, self
@@ -21,7 +21,7 @@ class Phoenix:
 
 
 def freed_handles():
-    """The handles of values without references; these can be freed on the executor."""
+    """Return the handles of values without references, which can be freed on the executor."""
     return ops.freed(-1)[0]
 
 

@@ -79,8 +79,8 @@ CALLS = {
 }
 
 
-def said(call, x, number):
-    """The error of a call, or None."""
+def error_of(call, x, number):
+    """Return the exception of a call, or None."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -91,14 +91,14 @@ def said(call, x, number):
 
 
 def warm(call, device, dtype, kind):
-    """Calls with ordinary numbers of this type, so that other sizes and numbers need no meta kernel."""
+    """Call with ordinary numbers of this type, so that other sizes and numbers need no meta kernel."""
     for rows in (3, 4, 5):
         for number in (1, 2):
-            said(call, torch.ones(rows, 2, dtype=dtype, device=device), kind(number))
+            error_of(call, torch.ones(rows, 2, dtype=dtype, device=device), kind(number))
 
 
-def in_turn(call, device, dtype):
-    """The numbers, each where nothing is known, and then each after calls that tell what the op returns."""
+def cold_and_warm_numbers(call, device, dtype):
+    """Yield the numbers, first without learned calls, and then each after calls that taught the result's metadata."""
     for number in NUMBERS:
         forget_calls()
         yield number
@@ -116,9 +116,9 @@ def test_out_of_range_scalar_raises_at_op(embedded, name):
         DTYPES if LONG else DTYPES[list(CALLS).index(name) % 2 :: 2]
     ):  # floats of one size, integers of another
         here, there = (torch.ones(6, 2, dtype=dtype).to(device) for device in ("cpu", embedded))
-        answers = [said(call, here, number) for number in NUMBERS]
-        for number in in_turn(call, embedded, dtype):
-            expected, got = answers[NUMBERS.index(number)], said(call, there, number)
+        answers = [error_of(call, here, number) for number in NUMBERS]
+        for number in cold_and_warm_numbers(call, embedded, dtype):
+            expected, got = answers[NUMBERS.index(number)], error_of(call, there, number)
             if expected is None or got is None:
                 same = expected is got
             else:
@@ -172,7 +172,7 @@ def test_trial_allocates_no_large_memory():
 
 
 def test_dtype_trial_allocates_no_large_memory():
-    """Sizes and paddings of a trial are small, whatever those of the call."""
+    """A trial uses small sizes and paddings, independent of the call's."""
     bools, huge = torch.ones(2, 2, 2, dtype=torch.bool, device="meta"), 1 << 50
     with pytest.raises(NotImplementedError):
         try_small(aten.convolution.default, (bools, bools, None, [1], [huge], [1], False, [0], 1), {})
@@ -189,7 +189,7 @@ def test_trial_draws_no_random_number():
 
 
 def test_strides_over_64_bits_raise(embedded):
-    """Sizes beside a 0 count for nothing but strides."""
+    """In a shape with a 0, the other sizes affect only strides."""
     sizes = (0, 1 << 62, 1 << 62)
     for size in ((0, 2, 3), (0, 3, 4), (0, 5, 7)):
         torch.empty(0, 1, 1, device=embedded).repeat(1, *size[1:])

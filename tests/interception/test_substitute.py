@@ -13,7 +13,7 @@ from djinn_core.ir.handles import storage_of
 from djinn_core.ir.substitution import Substitution
 
 
-class Doubling(torch.nn.Module):
+class DoublingModel(torch.nn.Module):
     def forward(self, given):
         return (given.sigmoid() * 2).view(-1)[1:] + 1
 
@@ -21,19 +21,19 @@ class Doubling(torch.nn.Module):
 @pytest.fixture
 def program():
     with djinn.capture() as captured:
-        made = Doubling()(torch.zeros(2, 3))
+        made = DoublingModel()(torch.zeros(2, 3))
     del made
     return captured.graph.program
 
 
-def substituted(program, compute, op="sigmoid"):
+def substitute(program, compute, op="sigmoid"):
     graph = Graph(program)
     (node,) = (graph.nodes[n] for n in graph.by_op[op])
     return rewrite(program, [Substitution(frozenset({node.id}), node.inputs, node.outputs, compute)], frozenset())
 
 
 def test_unsubstituted_nodes_are_unchanged(program):
-    made = substituted(program, lambda given: [1 / (1 + (-given[0]).exp())]).program
+    made = substitute(program, lambda given: [1 / (1 + (-given[0]).exp())]).program
     ops, before = ([call.op for call in p.calls] for p in (made, program))
     assert "aten::exp" in ops
     assert "aten::sigmoid" not in ops
@@ -43,8 +43,8 @@ def test_unsubstituted_nodes_are_unchanged(program):
     assert "test_substitute.py" in made.site(1)
 
 
-def test_views_keep_their_base(program):
-    graph = Graph(substituted(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
+def test_substitution_keeps_base_of_views(program):
+    graph = Graph(substitute(program, lambda given: [given[0].tanh().view(3, 2).view(2, 3).clone()]).program)
     for node in graph.nodes:
         if node.operation in {"view", "slice"}:
             assert storage_of(node.outputs[0]) == storage_of(node.inputs[0])
@@ -64,7 +64,7 @@ def test_views_keep_their_base(program):
 def test_invalid_substitution_raises(program, compute, message):
     sent = djinn.stats()["submissions"]
     with pytest.raises(InvalidStage, match=message):
-        substituted(program, compute)
+        substitute(program, compute)
     assert djinn.stats()["submissions"] == sent
 
 
@@ -77,8 +77,8 @@ def test_substitutions_differ_by_inputs():
     assert one != other
 
 
-class Writing(torch.nn.Module):
-    """Writes later into what an op makes of a weight."""
+class WritesDerived(torch.nn.Module):
+    """A model that later writes into a value that an op derived from a weight."""
 
     def forward(self, weight):
         made = weight.sigmoid()
@@ -87,10 +87,10 @@ class Writing(torch.nn.Module):
 
 
 @pytest.mark.parametrize("compute", [lambda given: [given[0].view(3, 2).view(2, 3)], lambda given: [given[0].tanh()]])
-def test_written_results_have_own_memory(compute):
+def test_written_substitute_results_have_own_memory(compute):
     weight = torch.zeros(2, 3, device="remote_accelerator:0")
     with djinn.capture() as captured:
-        made = Writing()(weight)
+        made = WritesDerived()(weight)
     del made
     graph = captured.graph
     node = graph.nodes[graph.by_op["sigmoid"][0]]
@@ -104,8 +104,8 @@ def test_written_results_have_own_memory(compute):
     assert storage_of(written[0]) != storage_of(node.inputs[0])
 
 
-class Counting(torch.nn.Module):
-    """Reads a result whose shape depends on data."""
+class ReadsDataDependentShape(torch.nn.Module):
+    """A model that reads a result whose shape depends on data."""
 
     def forward(self, given):
         where = torch.ones(2, 3, device=given.device).nonzero()
@@ -114,9 +114,9 @@ class Counting(torch.nn.Module):
 
 def test_rewrite_keeps_executor_metadata():
     with djinn.capture() as captured:
-        made = Counting()(torch.zeros(2, 3))
+        made = ReadsDataDependentShape()(torch.zeros(2, 3))
     program = captured.graph.program
-    rewritten = substituted(program, lambda given: [given[0].tanh()]).program
+    rewritten = substitute(program, lambda given: [given[0].tanh()]).program
     assert [call for call in rewritten.calls if call.op != "aten::tanh"] == [
         call for call in program.calls if call.op != "aten::sigmoid"
     ]

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
-from sameness import fails_alike, same, waves
+from sameness import assert_same_as_cpu, assert_same_error, waves
 from torch import nn
 from torch.autograd import functional
 from torch.func import (
@@ -109,7 +109,7 @@ def optimizers_in_hooks(d):
 
 
 @case
-def saved_tensors_elsewhere(d):
+def saved_tensor_hooks(d):
     seen, x = [], leaf(d, 3)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.shape), t.cpu())[1], lambda t: t.to(d)):
         (x.exp() * x).sum().backward()
@@ -136,8 +136,8 @@ def func_gradients(d):
 
 
 @case
-def pushed_infinities(d):
-    """Tangents that are not given are zeros that no infinity makes a nan, and that no sign of a zero is lost to."""
+def forward_mode_of_infinities(d):
+    """Missing tangents are zeros. Products with infinity do not become NaN, and signs of zeros are kept."""
     x, ones = torch.tensor([torch.inf, 1.0, -2.0]).to(d), torch.ones(3, device=d)
     functions = (
         lambda t: t * ones * 3,
@@ -153,7 +153,7 @@ def pushed_infinities(d):
 
 
 @case
-def zeros_that_pytorch_knows(d):
+def zero_tensors(d):
     zero, target = torch._efficientzerotensor((2,), device=d), torch.ones(2, device=d)
     target.copy_(zero)
     made = zero + target, zero * target, zero.view(2, 1), torch.cat([zero, target + 1]), zero.cpu()
@@ -161,7 +161,7 @@ def zeros_that_pytorch_knows(d):
 
 
 @mistake
-def writing_to_zeros_that_pytorch_knows(d):
+def write_to_zero_tensor(d):
     torch._efficientzerotensor((2,), device=d).add_(1)
 
 
@@ -229,7 +229,7 @@ def forward_mode(d):
 
 
 @case
-def traced(d):
+def linearize_and_trace(d):
     x, w = waves(d, 3), waves(d, 3) + 2
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -240,7 +240,7 @@ def traced(d):
 
 
 @case
-def older_transforms(d):
+def old_functional_api(d):
     x = waves(d, 3)
 
     def cubes(x):
@@ -265,7 +265,7 @@ def gradients_of_gradients(d):
 
 
 @case
-def ways_to_ask_for_gradients(d):
+def gradient_interfaces(d):
     x, y = leaf(d, 3), leaf(d, 3)
     unused = torch.autograd.grad(x * 2, [x, y], grad_outputs=torch.ones(3, device=d), allow_unused=True)
     zeros = torch.autograd.grad((x * 3).sum(), [y], allow_unused=True, materialize_grads=True)
@@ -277,7 +277,7 @@ def ways_to_ask_for_gradients(d):
 
 
 @case
-def gradients_are_checked(d):
+def gradcheck(d):
     x = leaf(d, 3).double().detach().requires_grad_()
     first = torch.autograd.gradcheck(lambda x: x.sin() * 2, x, check_forward_ad=True, check_batched_grad=True)
     return first, torch.autograd.gradgradcheck(lambda x: x.sin() * 2, x)
@@ -306,7 +306,7 @@ def backward_twice(d):
 
 
 @mistake
-def a_gradient_of_another_shape(d):
+def gradient_of_other_shape(d):
     leaf(d, 3).grad = torch.ones(4, device=d)
 
 
@@ -324,7 +324,7 @@ def test_checkpoint_gradients_equal_cpu(embedded, reentrant):
         kept.sum().backward()
         return x.grad, gradients(model), torch.equal(kept.detach(), dropped.grad * dropped.detach())
 
-    same(checkpointed)
+    assert_same_as_cpu(checkpointed)
 
 
 # --- functions of one's own ---------------------------------------------------------------------------------------
@@ -407,7 +407,7 @@ class Failing(torch.autograd.Function):
 
 
 @case
-def functions_of_ones_own(d):
+def custom_functions(d):
     a, b, base = leaf(d, 3), leaf(d, 3), leaf(d, 3)
     Product.apply(a, b).sum().backward()
     (g,) = torch.autograd.grad(Product.apply(a, b).sum(), a, create_graph=True)
@@ -421,26 +421,26 @@ def functions_of_ones_own(d):
 
 
 @case
-def functions_with_a_context(d):
+def custom_functions_with_setup_context(d):
     x = waves(d, 3)
     single = grad(lambda x: Power.apply(x, 3).sum())(x), vmap(lambda x: Power.apply(x, 3))(x)
     return single, vmap(grad(lambda x: Power.apply(x, 3)))(x), jvp(lambda x: Power.apply(x, 3), (x,), (x,))
 
 
 @mistake
-def an_error_of_ones_own(d):
+def error_in_custom_function(d):
     Failing.apply(leaf(d, 2)).sum().backward()
 
 
 @mistake
-def differentiated_twice(d):
+def differentiate_once_differentiable_twice(d):
     x = leaf(d, 3)
     (g,) = torch.autograd.grad((Sorted.apply(x)[0] ** 2).sum(), x, create_graph=True)
     g.sum().backward()
 
 
 @mistake
-def an_anomaly(d):
+def detected_anomaly(d):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.autograd.detect_anomaly():
@@ -459,7 +459,7 @@ double.register_autograd(lambda ctx, g: g * 2)
 
 
 @torch.library.custom_op("djinn_tests::by_numpy", mutates_args=())
-def by_numpy(x: torch.Tensor) -> torch.Tensor:
+def double_with_numpy(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(x.detach().cpu().numpy() * 2).to(x.device)
 
 
@@ -474,12 +474,12 @@ def cpu_only(x: torch.Tensor) -> torch.Tensor:
 
 
 @case
-def ops_of_ones_own(d):
+def custom_ops(d):
     x, y = leaf(d, 3), waves(d, 3)
     out = torch.ops.djinn_tests.double(x)
     out.sum().backward()
     add_to(y, 2.0)
-    return out, x.grad, y, by_numpy(y)
+    return out, x.grad, y, double_with_numpy(y)
 
 
 def test_op_without_device_kernel_raises(embedded):
@@ -493,17 +493,17 @@ def test_op_without_device_kernel_raises(embedded):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, for its forward mode
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_autograd_result_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
 def test_autograd_error_equals_cpu(embedded, mistake):
-    fails_alike(mistake)
+    assert_same_error(mistake)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
 def test_dual_tensor_copies_to_cpu(embedded):
-    """PyTorch compares the sizes of tangents, which are on two devices; nothing is sent for that."""
+    """PyTorch compares the sizes of tangents on two devices, for which nothing is sent."""
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.make_dual(
             torch.ones(2, 1, device=embedded), torch.full((2, 1), 5.0, device=embedded)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sameness import REMOTE, fails_alike, numbers, same, waves
+from sameness import REMOTE, assert_same_as_cpu, assert_same_error, numbers, waves
 from torch import nn
 
 CASES = []
@@ -17,14 +17,14 @@ def case(function):
     return function
 
 
-def on(d, *values):
+def tensor_on(d, *values):
     return torch.tensor(values, device=d)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 INDEXES = {
-    "number": lambda x, d: (x[0], x[-1], x[1, 2, 3], x[np.int64(1)], x[torch.tensor(1)], x[on(d, 1)[0]]),
+    "number": lambda x, d: (x[0], x[-1], x[1, 2, 3], x[np.int64(1)], x[torch.tensor(1)], x[tensor_on(d, 1)[0]]),
     "slice": lambda x, d: (x[1:], x[:, ::2], x[..., 1], x[:, 1:, :-1], x[slice(None, None, 2)], x[5:], x[()]),
     "new dimension": lambda x, d: (x[None], x[:, None, 1:, ...], x[..., None], x[True], x[False]),
     "list": lambda x, d: (x[[0, 2]], x[[0, 2], [1, 3]], x[:, [1, 2]], x[..., [0], :], x[range(2)], x[(0, 1)]),
@@ -33,8 +33,16 @@ INDEXES = {
         x[:, torch.tensor([0, 1]), 1:],
         x[torch.tensor([[0, 1], [1, 2]])],
     ),
-    "remote tensor": lambda x, d: (x[on(d, 0, 1)], x[on(d, 0, 1)[:, None], on(d, 1, 2)], x[:, on(d, 3, -1)]),
-    "both": lambda x, d: (x[on(d, 0, 1), torch.tensor([1, 2])], x[on(d, 0, 1).int()], x[torch.tensor([2, 0]).int()]),
+    "remote tensor": lambda x, d: (
+        x[tensor_on(d, 0, 1)],
+        x[tensor_on(d, 0, 1)[:, None], tensor_on(d, 1, 2)],
+        x[:, tensor_on(d, 3, -1)],
+    ),
+    "both": lambda x, d: (
+        x[tensor_on(d, 0, 1), torch.tensor([1, 2])],
+        x[tensor_on(d, 0, 1).int()],
+        x[torch.tensor([2, 0]).int()],
+    ),
     "array": lambda x, d: (x[np.array([0, 1])], x[:, np.array([True, False, True, False])]),
     "mask": lambda x, d: (
         x[x > 5],
@@ -44,7 +52,10 @@ INDEXES = {
         x[x < 0],
         x[x > 7].sum(),
     ),
-    "mask and more": lambda x, d: (x[on(d, True, False, True), 1:], x[:, torch.tensor([True, False, True, False]), 0]),
+    "mask and more": lambda x, d: (
+        x[tensor_on(d, True, False, True), 1:],
+        x[:, torch.tensor([True, False, True, False]), 0],
+    ),
     "functions": lambda x, d: (x.nonzero(), torch.where(x > 50), x.argwhere(), torch.masked_select(x, x > 50)),
 }
 
@@ -54,25 +65,25 @@ def test_index_read_equals_cpu(embedded, kind):
     def read(d):
         return INDEXES[kind](numbers(d, 3, 4, 5), d)
 
-    same(read)
+    assert_same_as_cpu(read)
 
 
 @case
 def gathers_and_scatters(d):
-    x, i = numbers(d, 3, 4), on(d, 0, 1, 2, 0)[None]
+    x, i = numbers(d, 3, 4), tensor_on(d, 0, 1, 2, 0)[None]
     row = numbers(d, 1, 4)
     return (
         x.gather(0, i),
         x.scatter(0, i, 9.0),
         x.scatter_add(0, i, row),
         x.scatter_reduce(0, i, row, "amax"),
-        x.index_select(1, on(d, 0, 2)),
-        x.index_add(0, on(d, 0, 0), numbers(d, 2, 4)),
-        x.index_fill(0, on(d, 1), 5.0),
-        x.index_copy(0, on(d, 0), row),
+        x.index_select(1, tensor_on(d, 0, 2)),
+        x.index_add(0, tensor_on(d, 0, 0), numbers(d, 2, 4)),
+        x.index_fill(0, tensor_on(d, 1), 5.0),
+        x.index_copy(0, tensor_on(d, 0), row),
         x.masked_scatter(x > 5, numbers(d, 3, 4)),
-        x.take(on(d, 0, 5)),
-        x.put(on(d, 0), on(d, 7.0)),
+        x.take(tensor_on(d, 0, 5)),
+        x.put(tensor_on(d, 0), tensor_on(d, 7.0)),
         torch.take_along_dim(x, i, 0),
         x.select_scatter(numbers(d, 4), 0, 1),
         x.diagonal_scatter(numbers(d, 3)),
@@ -90,18 +101,18 @@ def assignments(d):
     x[2:] = torch.tensor(3.0)
     x[:, 0] = numbers(d, 4)
     x[torch.tensor([0, 1])] = numbers(d, 5) * 10
-    x[on(d, True, False, False, True)] = -1
+    x[tensor_on(d, True, False, False, True)] = -1
     x[x > 20] = 0
     x[..., -1] = numbers("cpu", 4)
     x[[2], [1]] = 99
-    x[2, [0, 1]] = on(d, 5.0, 6.0)
+    x[2, [0, 1]] = tensor_on(d, 5.0, 6.0)
     x[:0] = 1
     x[True] = x + 1
     x[1:2, 1:2] = numbers(d, 1, 1)
     x[3] = x[2]
     x[0] += 1
     x[x == x.max()] *= 2
-    x[0, 1:3] = on(d, 1, 2)
+    x[0, 1:3] = tensor_on(d, 1, 2)
     return x
 
 
@@ -119,10 +130,10 @@ def assignments_that_cast(d):
 @case
 def index_put(d):
     x, y, z, w = numbers(d, 4), numbers(d, 4), numbers(d, 2, 3), numbers(d, 2, 3)
-    x.index_put_((on(d, 0, 0, 1),), on(d, 1.0, 2.0, 3.0), accumulate=True)
+    x.index_put_((tensor_on(d, 0, 0, 1),), tensor_on(d, 1.0, 2.0, 3.0), accumulate=True)
     y.index_put_((y > 1,), torch.tensor(1.0, device=d), accumulate=True)
-    z.index_put_((torch.tensor([0, 0]), torch.tensor([1, 1])), on(d, 1.0, 1.0), accumulate=True)
-    torch.ops.aten.index_put_(w, [None, on(d, 0, 2)], torch.tensor(7.0).to(d))
+    z.index_put_((torch.tensor([0, 0]), torch.tensor([1, 1])), tensor_on(d, 1.0, 1.0), accumulate=True)
+    torch.ops.aten.index_put_(w, [None, tensor_on(d, 0, 2)], torch.tensor(7.0).to(d))
     return x, y, z, w, x.index_put((torch.tensor([0, 0]),), torch.tensor(1.0).to(d), accumulate=True)
 
 
@@ -142,14 +153,14 @@ MISTAKEN = {
     "out of range": lambda x, d: x[5],
     "too many": lambda x, d: x[0, 0, 0],
     "list out of range": lambda x, d: x[[7]].sum().item(),
-    "mask of another shape": lambda x, d: x[on(d, True, False)],
+    "mask of another shape": lambda x, d: x[tensor_on(d, True, False)],
     "fraction": lambda x, d: x[1.5],
     "string": lambda x, d: x["a"],
     "dict": lambda x, d: x[{}],
     "no step": lambda x, d: x[::0],
     "value of another shape": lambda x, d: x.__setitem__(0, numbers(d, 7)),
     "values of another shape": lambda x, d: x.__setitem__(torch.tensor([0, 1]), numbers(d, 3)),
-    "fractions": lambda x, d: x[on(d, 1.5)],
+    "fractions": lambda x, d: x[tensor_on(d, 1.5)],
     "write out of range": lambda x, d: x.__setitem__(9, 1),
     "values of another dtype": lambda x, d: x.__setitem__(torch.tensor([0]), numbers(d, 4).double()),
     "copy of another shape": lambda x, d: x.copy_(numbers("cpu", 7)),
@@ -163,7 +174,7 @@ def test_index_error_equals_cpu(embedded, what):
     def wrong(d):
         MISTAKEN[what](numbers(d, 3, 4), d)
 
-    fails_alike(wrong)
+    assert_same_error(wrong)
 
 
 MIXED = {
@@ -191,7 +202,7 @@ def test_cpu_operand_raises(embedded, what):
 
 
 @case
-def numbers_on_the_cpu(d):
+def cpu_scalars(d):
     x, two = numbers(d, 3), torch.tensor(2.0)
     return (
         x + two,
@@ -242,7 +253,7 @@ def copies_are_differentiable(d):
 
 
 @case
-def to_what_it_is(d):
+def to_own_dtype_and_device(d):
     x = numbers(d, 3)
     kept = [x.to(d), x.to(x.device), x.to(torch.float32), x.to(d, torch.float32), x.to(x), x.to(torch.device(d).type)]
     kept += [x.contiguous(), x.float(), x.type_as(x), x.to(d, non_blocking=True), x.requires_grad_(False)]
@@ -251,7 +262,7 @@ def to_what_it_is(d):
 
 
 @case
-def to_in_many_forms(d):
+def to_with_all_signatures(d):
     x, like = numbers("cpu", 3), torch.tensor([1.0], device=d, dtype=torch.float64)
     strided = numbers(d, 2, 3).t()
     return (
@@ -327,7 +338,7 @@ def channels_last_backward(d):
 
 
 @case
-def like_another(d):
+def like_factories(d):
     x = numbers(d, 2, 3).t()
     same_place = torch.zeros_like(x), torch.full_like(x, 2), torch.zeros_like(x, dtype=torch.int32), x.new_zeros(3, 2)
     drawn = [f(x).stride() for f in (torch.rand_like, torch.randn_like, torch.empty_like)]
@@ -357,4 +368,4 @@ def like_another(d):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_indexing_result_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)

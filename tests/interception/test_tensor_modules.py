@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from sameness import REMOTE, fails_alike, numbers, same, waves
+from sameness import REMOTE, assert_same_as_cpu, assert_same_error, numbers, waves
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune, rnn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,8 +25,8 @@ def case(function):
     return function
 
 
-class Tied(nn.Module):
-    """Two layers with one weight, buffers that are saved and not."""
+class TiedLayers(nn.Module):
+    """A model whose two layers share one weight, with persistent and non-persistent buffers."""
 
     def __init__(self):
         super().__init__()
@@ -41,9 +41,9 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
-def tied(d="cpu"):
+def tied_layers(d="cpu"):
     torch.manual_seed(1)
-    return Tied().to(d)
+    return TiedLayers().to(d)
 
 
 def linear(d, inputs=3, outputs=2):
@@ -63,7 +63,7 @@ def step(model, d):
 
 @case
 def gradients_and_classes_move(d):
-    model = tied()
+    model = tied_layers()
     model(waves("cpu", 2, 3)).sum().backward()
     model.to(d)
     there = model.first.weight.grad, model.first.bias.grad
@@ -74,7 +74,7 @@ def gradients_and_classes_move(d):
 
 @case
 def attributes_and_hooks_stay(d):
-    model, seen = tied(), []
+    model, seen = tied_layers(), []
     weight = model.first.weight
     weight.note = [1]
     weight.register_hook(lambda g: seen.append(g.sum()) or g * 2)
@@ -91,7 +91,7 @@ def attributes_and_hooks_stay(d):
 
 @case
 def weak_references_stay(d):
-    model = tied()
+    model = tied_layers()
     weight, kept = weakref.ref(model.first.weight), []
     notes = WeakTensorKeyDictionary({model.first.weight: "note"})
     for move in (lambda: model.to(d), model.double, model.cpu, lambda: model.to(d)):
@@ -102,7 +102,7 @@ def weak_references_stay(d):
 
 @case
 def an_exported_module_moves(d):
-    model = tied()
+    model = tied_layers()
     weight = model.first.weight
     torch.export.export(model, (waves("cpu", 2, 3),))
     model.to(d)
@@ -122,7 +122,7 @@ def a_compiled_script_moves(d):
 
 
 def test_moved_module_invalidates_old_graph(embedded):
-    model = tied()
+    model = tied_layers()
     out = model(waves("cpu", 2, 3)).sum()
     model.to(embedded)
     assert model(waves(embedded, 2, 3)).device.type == "remote_accelerator"
@@ -131,8 +131,8 @@ def test_moved_module_invalidates_old_graph(embedded):
 
 
 @case
-def averaged_and_optimised_from_before(d):
-    model = tied()
+def average_and_optimizer_from_before_move(d):
+    model = tied_layers()
     optimizer, average = torch.optim.SGD(model.parameters(), 0.1), torch.optim.swa_utils.AveragedModel(model)
     model.to(d)
     average.to(d)
@@ -153,7 +153,7 @@ def memory_formats_of_modules(d):
 
 @case
 def buffers(d):
-    model = tied(d)
+    model = tied_layers(d)
     model.register_buffer("scratch", model.scratch + 1, persistent=False)
     holder = nn.Module()
     holder.kept, holder.passing = (
@@ -186,18 +186,21 @@ def parameters(d):
 
 @case
 def state_dicts_both_ways(d):
-    there, back, double = Tied().to(d), Tied(), Tied().to(d).double()
-    messages = [str(there.load_state_dict(tied().state_dict())), str(back.load_state_dict(tied(d).state_dict()))]
-    double.load_state_dict(tied().state_dict())
+    there, back, double = TiedLayers().to(d), TiedLayers(), TiedLayers().to(d).double()
+    messages = [
+        str(there.load_state_dict(tied_layers().state_dict())),
+        str(back.load_state_dict(tied_layers(d).state_dict())),
+    ]
+    double.load_state_dict(tied_layers().state_dict())
     return there, back, double, messages, there.first.weight is there.second.weight
 
 
 @case
 def state_dicts_assigned(d):
-    models = [Tied().to(d), Tied(), Tied().to(d)]
+    models = [TiedLayers().to(d), TiedLayers(), TiedLayers().to(d)]
     with torch.device("meta"):
-        models.append(Tied())
-    for model, source in zip(models, (tied(d), tied(d), tied("cpu"), tied(d)), strict=True):
+        models.append(TiedLayers())
+    for model, source in zip(models, (tied_layers(d), tied_layers(d), tied_layers("cpu"), tied_layers(d)), strict=True):
         model.load_state_dict(source.state_dict(), assign=True)
     weights = [m.first.weight for m in models[:2] + models[3:]]
     shared = [m.first.weight.data_ptr() == m.second.weight.data_ptr() for m in models]
@@ -218,27 +221,27 @@ def test_module_conversion_with_future_flags(embedded, name):
         choose = getattr(torch.__future__, f"set_{name}_module_params_on_conversion")
         choose(True)
         try:
-            model = tied(d)
-            model.load_state_dict(tied().state_dict())
+            model = tied_layers(d)
+            model.load_state_dict(tied_layers().state_dict())
             return model.double()
         finally:
             choose(False)
 
-    same(converted)
+    assert_same_as_cpu(converted)
 
 
 def test_mismatched_state_dict_raises(embedded):
     def misfit(d):
-        Tied().to(d).load_state_dict({"first.weight": torch.ones(2, 2)}, strict=False)
+        TiedLayers().to(d).load_state_dict({"first.weight": torch.ones(2, 2)}, strict=False)
 
-    fails_alike(misfit)
+    assert_same_error(misfit)
 
 
 # --- parametrisations and torch.nn.utils --------------------------------------------------------------------------
 
 
 class Symmetric(nn.Module):
-    """A matrix by its upper half."""
+    """A parametrization as a symmetric matrix."""
 
     def forward(self, x):
         return x.triu() + x.triu(1).T
@@ -266,11 +269,11 @@ def test_parametrized_layers_move_and_train(embedded, way):
         trained = step(layer, d).weight.detach()
         return trained, layer, copy.deepcopy(layer.train()) if way == "weight norm" else 0
 
-    same(moved)
+    assert_same_as_cpu(moved)
 
 
 @case
-def parametrised_there(d):
+def parametrize_after_move(d):
     layers = [parametrizations.weight_norm(linear(d)), linear(d, 3, 3)]
     parametrize.register_parametrization(layers[1], "weight", Symmetric())
     layers[1].weight = waves(d, 3, 3)
@@ -293,7 +296,7 @@ def old_norms(d):
 
 
 @case
-def pruned_there(d):
+def prune_after_move(d):
     model = nn.Sequential(linear(d, 3, 4), linear(d, 4, 2))
     prune.global_unstructured([(model[0], "weight"), (model[1], "weight")], prune.L1Unstructured, amount=5)
     prune.ln_structured(model[0], "weight", 1, n=2, dim=0)
@@ -375,11 +378,11 @@ def uninitialized(d):
 
 
 def test_uninitialized_parameter_has_no_shape(embedded):
-    fails_alike(lambda d: nn.parameter.UninitializedParameter(device=d).shape)
+    assert_same_error(lambda d: nn.parameter.UninitializedParameter(device=d).shape)
 
 
-class Traced(torch.Tensor):
-    """Notes what is called with it."""
+class TracedTensor(torch.Tensor):
+    """A tensor class that stores the names of functions called with it."""
 
     calls: ClassVar[list[str]] = []
 
@@ -392,44 +395,44 @@ class Traced(torch.Tensor):
         return self * 2
 
 
-class Plain(torch.Tensor):
-    """Adds nothing."""
+class PlainSubclass(torch.Tensor):
+    """A tensor class without behaviour of its own."""
 
 
-class Special(nn.Parameter):
-    """A parameter of a class of its own."""
+class SpecialParameter(nn.Parameter):
+    """A subclass of Parameter."""
 
 
 @case
-def classes_of_the_user(d):
-    Traced.calls.clear()
+def tensor_subclasses(d):
+    TracedTensor.calls.clear()
     x = waves(d, 3).requires_grad_()
-    mine = x.as_subclass(Traced)
+    mine = x.as_subclass(TracedTensor)
     mine.twice().sum().backward()
-    moved = waves("cpu", 3).as_subclass(Plain).to(d)
-    made = torch.Tensor._make_subclass(Plain, waves(d, 3), True)
-    by_name, called = torch.Tensor.as_subclass(waves(d, 3), Plain), Plain(x)
+    moved = waves("cpu", 3).as_subclass(PlainSubclass).to(d)
+    made = torch.Tensor._make_subclass(PlainSubclass, waves(d, 3), True)
+    by_name, called = torch.Tensor.as_subclass(waves(d, 3), PlainSubclass), PlainSubclass(x)
     called.square().sum().backward()
     moved.note = 1
     kinds = [
         type(t).__name__
         for t in (mine, mine + 1, mine.cpu(), moved[1:], made, by_name, called, mine.as_subclass(torch.Tensor) + 1)
     ]
-    return x.grad, Traced.calls, mine.twice(), moved + 1, made, by_name, called, kinds[:-1]
+    return x.grad, TracedTensor.calls, mine.twice(), moved + 1, made, by_name, called, kinds[:-1]
 
 
 @case
 def copies_keep_the_class(d):
-    mine = waves(d, 3).as_subclass(Plain)
+    mine = waves(d, 3).as_subclass(PlainSubclass)
     mine.note = 1
     copies = copy.copy(mine), pickle.loads(pickle.dumps(mine))
     return copies, [c.note for c in copies]
 
 
 @case
-def parameters_of_a_class_of_the_user(d):
+def parameter_subclasses(d):
     model = nn.Linear(3, 2)
-    model.weight = Special(waves("cpu", 2, 3))
+    model.weight = SpecialParameter(waves("cpu", 2, 3))
     names = [type(model.to(d).weight).__name__, type(copy.deepcopy(model).weight).__name__]
     out = model(waves(d, 1, 3))
     return names, out, type(model.cpu().weight).__name__, model
@@ -451,7 +454,7 @@ def sparse_buffers_and_parameters(d):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_module_result_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
 def test_fused_layers_equal_cpu(embedded):
@@ -460,5 +463,5 @@ def test_fused_layers_equal_cpu(embedded):
         layer, norm = nn.Conv2d(2, 3, 3).eval().to(d), nn.BatchNorm2d(3).eval().to(d)
         return nn.utils.fuse_conv_bn_eval(layer, norm)(waves(d, 1, 2, 5, 5)), F.relu(numbers(d, 2))
 
-    same(fused)
+    assert_same_as_cpu(fused)
     assert torch.device(REMOTE) == torch.device(embedded)

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from sameness import REMOTE, complexes, fails_alike, numbers, same
+from sameness import REMOTE, assert_same_as_cpu, assert_same_error, complexes, numbers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -57,7 +57,7 @@ def sequences(d):
 
 
 @case
-def keys(d):
+def tensors_as_keys(d):
     x, y = numbers(d, 3), numbers(d, 3)
     found = {x: 1, y: 2}
     return found[x], found[y], hash(x) == hash(x), hash(x) == hash(y), x in [x, y], len({x, y, x})
@@ -167,7 +167,7 @@ def test_print_equals_cpu(embedded, what):
     assert (f"device='{REMOTE}'" in repr(there)) is (REMOTE not in repr(here))
 
 
-def test_print_options_apply(embedded):
+def test_print_options_apply_to_remote_tensors(embedded):
     torch.set_printoptions(precision=2, sci_mode=True, threshold=5, edgeitems=1)
     try:
         for shape in ((3,), (20,)):
@@ -191,7 +191,7 @@ def printed_inside_transforms(d):
 
 
 @case
-def made_of_data(d):
+def factories_from_data(d):
     x = numbers(d, 3)
     return (
         torch.as_tensor(x) is x,
@@ -210,7 +210,7 @@ def made_of_data(d):
 
 
 @case
-def made_of_nothing(d):
+def factories_from_sizes(d):
     ends = torch.linspace(0, 1, 3, device=d), torch.logspace(0, 1, 3, device=d), torch.arange(0, 1, 0.25, device=d)
     filled = [torch.full((2,), value, device=d) for value in (True, 2, 1.5, 1j)]
     shapes = torch.eye(2, 3, device=d), torch.tril_indices(3, 3, device=d), torch.empty(2, 0, device=d)
@@ -343,7 +343,7 @@ def test_row_major_copy_needs_no_meta_kernel(embedded, monkeypatch):
         x.t().cpu()
 
 
-def test_dlpack_shares_memory_on_the_device(embedded):
+def test_dlpack_shares_device_memory(embedded):
     x = numbers(embedded, 3)
     shared = torch.from_dlpack(torch.to_dlpack(x))
     x.add_(1)
@@ -380,7 +380,7 @@ def test_foreign_memory_is_copied_to_device(embedded):
             aliased()
 
 
-def test_other_memory_interfaces(embedded):
+def test_other_memory_interfaces_raise_as_on_cpu(embedded):
     x = numbers(embedded, 3)
     assert not hasattr(x, "__cuda_array_interface__")
     assert x.share_memory_() is x
@@ -413,16 +413,16 @@ def test_python_conversion_error_equals_cpu(embedded, what):
     def wrong(d):
         MISTAKES[what](d)
 
-    fails_alike(wrong)
+    assert_same_error(wrong)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_python_conversion_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
-class Wrapped(torch.Tensor):
-    """A library's tensor around another, whose class sees every op."""
+class WrapperTensor(torch.Tensor):
+    """A library's tensor class that wraps another tensor and sees each op."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -432,13 +432,13 @@ class Wrapped(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        plain = pytree.tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
+        plain = pytree.tree_map_only(WrapperTensor, lambda wrapped: wrapped.inner, (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 
 
 def test_op_with_tensor_subclass_uses_its_override(embedded):
     table, rows = torch.arange(8.0).view(4, 2), torch.tensor([2, 0])
-    remote, wrapped = table.to(embedded), Wrapped(rows.to(embedded))
+    remote, wrapped = table.to(embedded), WrapperTensor(rows.to(embedded))
     assert torch.equal(remote.index_select(0, wrapped).cpu(), table[rows])
     assert torch.equal((remote[:2] + wrapped).cpu(), table[:2] + rows)
     remote.index_copy_(0, wrapped, remote[:2] + 1)

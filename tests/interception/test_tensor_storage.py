@@ -9,7 +9,7 @@ import pickle
 import pytest
 import safetensors.torch
 import torch
-from sameness import REMOTE, complexes, fails_alike, numbers, same
+from sameness import REMOTE, assert_same_as_cpu, assert_same_error, complexes, numbers
 from torch import nn
 
 import djinn
@@ -22,8 +22,8 @@ def case(function):
     return function
 
 
-class Tied(nn.Module):
-    """Two layers with one weight, buffers that are saved and not."""
+class TiedLayers(nn.Module):
+    """A model whose two layers share one weight, with persistent and non-persistent buffers."""
 
     def __init__(self):
         super().__init__()
@@ -38,16 +38,16 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
-def tied(d):
+def tied_layers(d):
     torch.manual_seed(1)
-    return Tied().to(d)
+    return TiedLayers().to(d)
 
 
-def shared(*tensors):
+def share_storage(*tensors):
     return len({t.untyped_storage().data_ptr() for t in tensors}) == 1
 
 
-def saved(value, **options):
+def save_and_load(value, **options):
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)
@@ -182,7 +182,7 @@ def deep_copies_of_parameters(d):
 
 @case
 def deep_copy_of_training(d):
-    model = tied(d)
+    model = tied_layers(d)
     optimizer = torch.optim.Adam(model.parameters())
     model(numbers(d, 2, 3)).sum().backward()
     optimizer.step()
@@ -199,14 +199,14 @@ def shallow_copies(d):
     x.note = 1
     y = copy.copy(x)
     y.add_(1)
-    return x, y, y.note, shared(x, y), copy.copy(p), shared(p, copy.copy(p))
+    return x, y, y.note, share_storage(x, y), copy.copy(p), share_storage(p, copy.copy(p))
 
 
 def test_deepcopy_of_non_leaf_raises(embedded):
     def result(d):
         copy.deepcopy(numbers(d, 3).requires_grad_() * 2)
 
-    fails_alike(result)
+    assert_same_error(result)
 
 
 # --- pickles and files --------------------------------------------------------------------------------------------
@@ -218,23 +218,23 @@ def pickles(d):
     x.note = p.note = 3
     several = pickle.loads(pickle.dumps([x, x[1:], x]))
     q, again = pickle.loads(pickle.dumps(p)), pickle.loads(pickle.dumps(buffer))
-    module = pickle.loads(pickle.dumps(tied(d)))
+    module = pickle.loads(pickle.dumps(tied_layers(d)))
     return several, several[0] is several[2], several[0].note, q, q.note, isinstance(again, nn.Buffer), module
 
 
 @case
 def saved_with_what_is_shared(d):
     x = numbers(d, 4)
-    several = saved({"a": x, "b": x[1:], "n": 1})
-    state = saved(tied(d).state_dict())
-    whole = saved(tied(d), weights_only=False)
+    several = save_and_load({"a": x, "b": x[1:], "n": 1})
+    state = save_and_load(tied_layers(d).state_dict())
+    whole = save_and_load(tied_layers(d), weights_only=False)
     return (
         several,
-        shared(several["a"], several["b"]),
-        shared(state["first.weight"], state["second.weight"]),
+        share_storage(several["a"], several["b"]),
+        share_storage(state["first.weight"], state["second.weight"]),
         whole.first.weight is whole.second.weight,
         whole,
-        saved(nn.Parameter(numbers(d, 3))),
+        save_and_load(nn.Parameter(numbers(d, 3))),
     )
 
 
@@ -250,7 +250,7 @@ def test_shared_storage_is_fetched_and_saved_once(embedded):
 @case
 def saved_dtypes(d):
     kinds = (torch.bool, torch.bfloat16, torch.float8_e4m3fn, torch.uint16, torch.complex64, torch.int8)
-    return [t.to(torch.complex64) for t in saved([numbers(d, 4).to(kind) for kind in kinds])]
+    return [t.to(torch.complex64) for t in save_and_load([numbers(d, 4).to(kind) for kind in kinds])]
 
 
 @case
@@ -276,21 +276,23 @@ PLACES = {
 
 @pytest.mark.parametrize("weights_only", [True, False])
 @pytest.mark.parametrize("place", PLACES)
-def test_load_with_map_location(embedded, place, weights_only):
-    def there(d):
-        return saved({"w": numbers("cpu", 3)}, map_location=PLACES[place](d), weights_only=weights_only)
+def test_load_with_map_location_equals_cpu(embedded, place, weights_only):
+    def load_on_device(d):
+        return save_and_load({"w": numbers("cpu", 3)}, map_location=PLACES[place](d), weights_only=weights_only)
 
-    def back(d):
-        return saved({"w": nn.Parameter(numbers(d, 3))}, map_location=PLACES[place]("cpu"), weights_only=weights_only)
+    def load_on_cpu(d):
+        return save_and_load(
+            {"w": nn.Parameter(numbers(d, 3))}, map_location=PLACES[place]("cpu"), weights_only=weights_only
+        )
 
-    same(there)
-    same(back)
+    assert_same_as_cpu(load_on_device)
+    assert_same_as_cpu(load_on_cpu)
     moves = place not in {"other function", "none"}
-    assert there(embedded)["w"].device.type == ("remote_accelerator" if moves else "cpu")
-    assert back(embedded)["w"].device.type == ("remote_accelerator" if place == "none" else "cpu")
+    assert load_on_device(embedded)["w"].device.type == ("remote_accelerator" if moves else "cpu")
+    assert load_on_cpu(embedded)["w"].device.type == ("remote_accelerator" if place == "none" else "cpu")
 
 
-def test_load_with_mmap(embedded, tmp_path):
+def test_load_with_mmap_equals_cpu(embedded, tmp_path):
     for name, device in (("here", "cpu"), ("there", embedded)):
         torch.save({"w": numbers(device, 4), "half": numbers(device, 2).half()}, tmp_path / name)
         for place in ("cpu", embedded):
@@ -301,7 +303,7 @@ def test_load_with_mmap(embedded, tmp_path):
 
 
 def test_remote_checkpoint_loads_without_djinn(python, plain_environment, embedded, tmp_path):
-    model = tied(embedded)
+    model = tied_layers(embedded)
     model.first.weight.note = 1
     torch.save(model.state_dict(), tmp_path / "state")
     script = (
@@ -314,12 +316,12 @@ def test_remote_checkpoint_loads_without_djinn(python, plain_environment, embedd
 
 @case
 def optimizer_state_saved(d):
-    model = tied(d)
+    model = tied_layers(d)
     optimizer = torch.optim.Adam(model.parameters())
     model(numbers(d, 2, 3)).sum().backward()
     optimizer.step()
-    state = saved({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    again = tied(d)
+    state = save_and_load({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    again = tied_layers(d)
     other = torch.optim.Adam(again.parameters())
     again.load_state_dict(state["model"])
     other.load_state_dict(state["optimizer"])
@@ -329,7 +331,7 @@ def optimizer_state_saved(d):
     return again, other.state_dict()["state"]
 
 
-def test_safetensors_round_trip(embedded, tmp_path):
+def test_safetensors_round_trip_keeps_tensors(embedded, tmp_path):
     tensors = {"a": numbers("cpu", 2, 3), "b": numbers("cpu", 2).half(), "c": numbers("cpu", 4).bool()}
     file = tmp_path / "tensors"
     safetensors.torch.save_file({name: t.to(embedded) for name, t in tensors.items()}, file)
@@ -342,8 +344,8 @@ def test_safetensors_round_trip(embedded, tmp_path):
     assert safetensors.torch.load(safetensors.torch.save({"a": numbers(embedded, 3)}))["a"].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_safetensors_of_tied_model(embedded, tmp_path):
-    model, again = tied(embedded), Tied().to(embedded)
+def test_safetensors_of_tied_model_equals_cpu(embedded, tmp_path):
+    model, again = tied_layers(embedded), TiedLayers().to(embedded)
     safetensors.torch.save_model(model, tmp_path / "model")
     assert safetensors.torch.load_model(again, tmp_path / "model", device=embedded) == (set(), [])
     assert again.first.weight is again.second.weight
@@ -352,16 +354,16 @@ def test_safetensors_of_tied_model(embedded, tmp_path):
 
 @pytest.mark.parametrize("name", ["shared", "not contiguous"], ids=str)
 def test_safetensors_error_equals_cpu(embedded, name):
-    def refused(d):
+    def save_or_raise(d):
         x = numbers(d, 4, 4)
         safetensors.torch.save({"a": x, "b": x} if name == "shared" else {"a": x.t()})
 
-    fails_alike(refused)
+    assert_same_error(save_or_raise)
 
 
 @case
 def conjugates_saved(d):
-    return saved(complexes(d).conj()).resolve_conj()
+    return save_and_load(complexes(d).conj()).resolve_conj()
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -369,4 +371,4 @@ def conjugates_saved(d):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_storage_result_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)

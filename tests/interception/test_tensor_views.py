@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from sameness import complexes, fails_alike, numbers, same
+from sameness import assert_same_as_cpu, assert_same_error, complexes, numbers
 
 CASES = []
 MISTAKES = []
@@ -98,17 +98,17 @@ def versions_and_bases(d):
 
 
 @mistake
-def view_of_what_is_not_contiguous(d):
+def view_of_noncontiguous(d):
     numbers(d, 2, 3).t().view(-1)
 
 
 @mistake
-def view_as_a_dtype_that_does_not_fit(d):
+def view_as_dtype_of_wrong_size(d):
     numbers(d, 2, 3).view(torch.int64)
 
 
 @mistake
-def write_where_elements_are_one(d):
+def write_to_expanded(d):
     numbers(d, 4, 1).expand(4, 3).add_(1)
 
 
@@ -123,7 +123,7 @@ def conjugate_views(d):
 
 
 @case
-def conjugates_on_the_way(d):
+def conjugates_across_devices(d):
     there = complexes("cpu").conj().to(d).resolve_conj()
     return there, complexes(d).conj().tolist(), complexes(d).conj()[1, 2].item(), complexes(d).conj().imag.tolist()
 
@@ -174,7 +174,7 @@ def conjugate_as_pairs(d):
 # --- set_, resize_ ------------------------------------------------------------------------------------------------
 
 
-def look_into(d, set_to):
+def write_after_set(d, set_to):
     x, y = numbers(d, 3), numbers(d, 4, 4)
     set_to(x, y)
     x.add_(100)
@@ -195,11 +195,11 @@ WAYS_TO_SET = {
 
 
 @pytest.mark.parametrize("way", WAYS_TO_SET)
-def test_set_shares_memory(embedded, way):
+def test_set_shares_memory_with_source(embedded, way):
     def set_(d):
-        return look_into(d, WAYS_TO_SET[way])
+        return write_after_set(d, WAYS_TO_SET[way])
 
-    same(set_)
+    assert_same_as_cpu(set_)
 
 
 @mistake
@@ -208,7 +208,7 @@ def set_to_another_dtype(d):
 
 
 @mistake
-def set_of_a_leaf_that_needs_a_gradient(d):
+def set_of_leaf_with_gradient(d):
     torch.ones(3, device=d).requires_grad_().set_(numbers(d, 4))
 
 
@@ -224,7 +224,7 @@ def resize(d):
 
 
 @mistake
-def resize_what_needs_a_gradient(d):
+def resize_with_gradient(d):
     numbers(d, 3).requires_grad_().resize_(4)
 
 
@@ -267,7 +267,7 @@ def data_assigned_under_a_graph(d):
 
 
 @mistake
-def data_of_another_kind(d):
+def data_on_meta_device(d):
     torch.nn.Parameter(numbers(d, 3)).data = torch.empty(3, device="meta")
 
 
@@ -277,7 +277,7 @@ def data_deleted(d):
 
 
 @mistake
-def write_to_what_backward_needs(d):
+def write_to_saved_tensor(d):
     p = torch.nn.Parameter(numbers(d, 3))
     y = (p * p).sum()
     with torch.no_grad():
@@ -286,7 +286,7 @@ def write_to_what_backward_needs(d):
 
 
 @case
-def detached(d):
+def detach_shares_memory(d):
     x = numbers(d, 3).requires_grad_()
     y, z = x * 2, x * 3
     y.detach().add_(1)
@@ -314,7 +314,7 @@ def write_to_a_leaf(d):
 
 
 @case
-def swapped(d):
+def swap_tensors(d):
     x, y = numbers(d, 3), numbers(d, 2, 2)
     x.note = 1
     torch.utils.swap_tensors(x, y)
@@ -358,9 +358,9 @@ def an_inference_tensor_as_parameter(d):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda function: function.__name__)
 def test_view_result_equals_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda function: function.__name__)
 def test_view_error_equals_cpu(embedded, mistake):
-    fails_alike(mistake)
+    assert_same_error(mistake)

@@ -21,8 +21,8 @@ from djinn_integrations.dynamo.recorded_call import record_call
 
 
 @pytest.fixture(autouse=True)
-def _impatient():
-    """Threads change as often as they can."""
+def _frequent_switches():
+    """Let threads switch as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -35,7 +35,7 @@ def checkpoint(request, monkeypatch):
     recorders.limit_programs()
 
 
-def in_thread(function, *arguments):
+def run_in_thread(function, *arguments):
     results = []
 
     def run():
@@ -59,14 +59,14 @@ def test_other_thread_uses_unsent_value(embedded):
     def use():
         return (made * 2).tolist()
 
-    assert in_thread(use) == [2, 4, 6, 8]
+    assert run_in_thread(use) == [2, 4, 6, 8]
 
 
 def test_other_thread_uses_unsent_view(embedded):
     base = torch.arange(6.0).to(embedded)
     view = base.view(2, 3)
     found = []
-    in_thread(lambda: found.append(view.tolist()))
+    run_in_thread(lambda: found.append(view.tolist()))
     assert found == [[[0, 1, 2], [3, 4, 5]]]
 
 
@@ -74,7 +74,7 @@ def test_other_thread_writes_after_unsent_read(embedded):
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
     before = x + 0
-    in_thread(x.add_, 1)
+    run_in_thread(x.add_, 1)
     after = x + 0
     assert (before.tolist(), after.tolist()) == ([0, 0, 0], [1, 1, 1])
 
@@ -82,7 +82,7 @@ def test_other_thread_writes_after_unsent_read(embedded):
 def test_unsent_write_of_other_thread_is_seen(embedded):
     x = torch.zeros(3, device=embedded)
     djinn.synchronize()
-    in_thread(x.add_, 1)  # recorded by a thread that has ended, and never sent by it
+    run_in_thread(x.add_, 1)  # recorded by a thread that has ended, and never sent by it
     assert x.tolist() == [1, 1, 1]
 
 
@@ -95,12 +95,12 @@ def test_other_thread_frees_value_with_unsent_use(embedded):
         holder.clear()
         torch.zeros(2, device=embedded).sum().item()  # sends the frees that have gathered
 
-    in_thread(drop)
+    run_in_thread(drop)
     assert doubled.tolist() == [2, 2, 2]
 
 
 def test_unsent_values_of_ended_thread_are_freed(embedded):
-    in_thread(lambda: torch.zeros(3, device=embedded).add_(1).__len__())
+    run_in_thread(lambda: torch.zeros(3, device=embedded).add_(1).__len__())
     for _ in range(2):
         torch.zeros(2, device=embedded).sum().item()
     assert recorders.waiting == 0
@@ -123,17 +123,17 @@ def test_concurrent_views_have_different_handles(embedded):
     assert len(set(found)) == len(found) == 8000
 
 
-def during_the_next_append(function):
-    """Call `function` in another thread just before this one appends its next entry: the append itself cannot be interrupted."""
+def before_next_append(function):
+    """Call `function` in another thread just before this one appends its next entry, which cannot be interrupted."""
     mine = current()
 
-    class Once(Tap):
+    class OneShotTap(Tap):
         def recording(self, *_):
             if current() is mine:
                 taps.remove(self)
-                in_thread(function)
+                run_in_thread(function)
 
-    taps.add(Once())
+    taps.add(OneShotTap())
 
 
 def test_write_sends_readers_before_freeing_value(embedded):
@@ -142,14 +142,14 @@ def test_write_sends_readers_before_freeing_value(embedded):
     djinn.synchronize()
     read = []
     for view in views:
-        in_thread(lambda view=view: read.append(view + 1))
+        run_in_thread(lambda view=view: read.append(view + 1))
     del view
     views.clear()
     x.add_(1)
     assert [one.tolist() for one in read] == [[1, 1, 1], [1, 1, 1]]
 
 
-def unsent_in_thread(program):
+def record_unsent_in_thread(program):
     """Record a captured program again in a thread, unsent. Return a function that fetches its last result there."""
     recorded, fetched = threading.Event(), threading.Event()
     results = []
@@ -177,7 +177,7 @@ def test_borrowed_write_is_seen_by_other_threads(embedded):
     with djinn.capture() as captured:
         x.add_(1)
     assert x.tolist() == [1, 1, 1]
-    fetch = unsent_in_thread(captured.program)
+    fetch = record_unsent_in_thread(captured.program)
     assert x.tolist() == [2, 2, 2]
     fetch()
     assert x.tolist() == [2, 2, 2]
@@ -191,7 +191,7 @@ def test_borrowed_read_precedes_later_writes(embedded, kept):
     program = captured.program
     del captured, made
     djinn.synchronize()
-    fetch = unsent_in_thread(program)
+    fetch = record_unsent_in_thread(program)
     if kept:
         assert x.add_(10).tolist() == [11, 11, 11]
     else:
@@ -207,16 +207,16 @@ def test_view_is_sent_before_other_thread_uses_it(embedded, other):
     x = torch.zeros(2, 3, device=embedded)
     djinn.synchronize()
     kept = []
-    during_the_next_append(lambda: kept.append(other(x)))
+    before_next_append(lambda: kept.append(other(x)))
     view = x[0]
 
     def use():
         return (view + 1).tolist()
 
-    assert in_thread(use) == [1, 1, 1]
+    assert run_in_thread(use) == [1, 1, 1]
 
 
-def test_concurrent_views_are_sent_before_use(embedded):
+def test_views_made_concurrently_are_sent_before_use(embedded):
     x = torch.zeros(2, 3, device=embedded)
     djinn.synchronize()
     made, begin, end = [], threading.Event(), threading.Event()
@@ -232,9 +232,9 @@ def test_concurrent_views_are_sent_before_use(embedded):
         thread.start()
         assert begin.wait(300)
 
-    during_the_next_append(start)
+    before_next_append(start)
     made.append(x[0])
-    assert [in_thread(lambda view=view: (view + 1).tolist()) for view in made] == [[1, 1, 1], [1, 1, 1]]
+    assert [run_in_thread(lambda view=view: (view + 1).tolist()) for view in made] == [[1, 1, 1], [1, 1, 1]]
     end.set()
     thread.join()
 
@@ -259,7 +259,7 @@ def test_write_is_seen_by_thread_reading_view(embedded):
 
     thread = threading.Thread(target=reader)
     thread.start()
-    during_the_next_append(read)
+    before_next_append(read)
     first.add_(1)
     begin.put(None)
     thread.join(300)
@@ -270,9 +270,9 @@ def test_read_beside_write_precedes_later_writes(embedded):
     x = torch.zeros(2, 3, device=embedded)
     first, second = x[0], x[1]
     djinn.synchronize()
-    during_the_next_append(lambda: second.add_(1))
+    before_next_append(lambda: second.add_(1))
     before = first + 0
-    in_thread(lambda: first.add_(1).tolist())
+    run_in_thread(lambda: first.add_(1).tolist())
     assert before.tolist() == [0, 0, 0]
 
 
@@ -280,7 +280,7 @@ def test_recorded_call_constant_outlives_use_in_threads(embedded):
     _, call = record_call(lambda t: [t + torch.tensor([1.0, 2.0]).to(embedded)], [torch.ones(2, device=embedded)])
     x = torch.ones(2, device=embedded)
     djinn.synchronize()
-    made = in_thread(call.record, [x])
+    made = run_in_thread(call.record, [x])
     del call
     torch.zeros(2, device=embedded).sum().item()  # sends the frees that have gathered
     assert made[0].tolist() == [2, 3]
@@ -297,7 +297,7 @@ def test_concurrently_dropped_views_keep_values(embedded):
             thread.start()
         for thread in threads:
             thread.join(300)
-        in_thread(x.add_, 1)
+        run_in_thread(x.add_, 1)
         assert [one[0, 0].item() for one in made] == [3, 3, 3]
 
 
@@ -339,7 +339,7 @@ def test_tensors_passed_between_threads_keep_values(embedded, checkpoint):
     for i in range(6):
         bag.put((torch.full((4, 4), float(i)), torch.full((4, 4), float(i), device=embedded)))
 
-    def wander(seed):
+    def exchange_tensors(seed):
         rng = random.Random(seed)
         try:
             for _ in range(60):
@@ -364,7 +364,7 @@ def test_tensors_passed_between_threads_keep_values(embedded, checkpoint):
             torch.testing.assert_close(remote.cpu(), local)
         return local, remote
 
-    threads = [threading.Thread(target=wander, args=(seed,)) for seed in range(5)]
+    threads = [threading.Thread(target=exchange_tensors, args=(seed,)) for seed in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -401,12 +401,12 @@ def test_capture_is_thread_local(embedded):
 def test_readers_of_shared_weights_are_bounded(embedded):
     weight = torch.ones(4, device=embedded)
     for _ in range(30):
-        assert in_thread(lambda: (weight * 2).sum().item()) == 8
+        assert run_in_thread(lambda: (weight * 2).sum().item()) == 8
     assert len(recorders.all()) <= 3
 
 
 def test_only_writes_flush_other_threads(embedded):
-    """Two threads that read one tensor in turn send their programs whole; a write between reads sends the other's program each time."""
+    """A read of a shared tensor sends no other thread's program. A write between reads does."""
     steps, shared = 12, torch.ones(4, device=embedded)
     assert shared.sum().item() == 4
 

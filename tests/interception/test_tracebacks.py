@@ -24,7 +24,7 @@ from djinn_client.tracebacks import shorten
 OURS = tuple(f"{Path(package.__file__).parent}{os.sep}" for package in (djinn, djinn_client, djinn_core))
 
 
-def _made(call):
+def _raised(call):
     with pytest.raises(BaseException) as caught:
         call()
     return caught.value
@@ -34,7 +34,7 @@ def _frames(error):
     return [(frame.filename, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def _own(error):
+def _own_frames(error):
     return [(file, name) for file, name in _frames(error) if file.startswith(OURS)]
 
 
@@ -93,9 +93,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_traceback_has_user_frames_only(embedded, name):
-    error = _made(lambda: MISTAKES[name](embedded))
-    assert _own(error) == []
+def test_traceback_contains_only_user_frames(embedded, name):
+    error = _raised(lambda: MISTAKES[name](embedded))
+    assert _own_frames(error) == []
     assert (__file__, "<lambda>") in _frames(error)
     shown = "".join(traceback.format_exception(error))
     assert "/djinn_client/" not in shown
@@ -112,14 +112,14 @@ def test_interrupted_wait_shows_user_line(embedded):
     for _ in range(200):
         y = y @ x
     threading.Timer(0.3, _thread.interrupt_main).start()
-    error = _made(lambda: y.sum().item())
+    error = _raised(lambda: y.sum().item())
     assert isinstance(error, KeyboardInterrupt)
-    assert _own(error) == []
+    assert _own_frames(error) == []
     assert _frames(error)[-1] == (__file__, "<lambda>")
 
 
 def test_traceback_keeps_line_of_user_module(embedded):
-    frames = _frames(_made(lambda: MISTAKES["shapes in attention"](embedded)))
+    frames = _frames(_raised(lambda: MISTAKES["shapes in attention"](embedded)))
     assert frames[-1] == (__file__, "forward")
 
 
@@ -132,7 +132,7 @@ def test_traceback_keeps_user_context_only(embedded):
         except LookupError:
             return x @ x
 
-    error = _made(while_handling)
+    error = _raised(while_handling)
     assert isinstance(error.__context__, LookupError)
     shown = "".join(traceback.format_exception(error))
     assert shown.count("Traceback") == 2
@@ -140,16 +140,16 @@ def test_traceback_keeps_user_context_only(embedded):
 
 
 def test_traceback_keeps_user_exception_chain(embedded):
-    class Chaining(torch.nn.Module):
+    class RaisesFromError(torch.nn.Module):
         def forward(self, x):
             try:
                 return x @ x
             except RuntimeError as error:
                 raise ValueError("no such product") from error
 
-    error = _made(lambda: Chaining()(torch.ones(2, 3, device=embedded)))
+    error = _raised(lambda: RaisesFromError()(torch.ones(2, 3, device=embedded)))
     assert isinstance(error.__cause__, RuntimeError)
-    assert _own(error) == _own(error.__cause__) == []
+    assert _own_frames(error) == _own_frames(error.__cause__) == []
 
 
 @pytest.mark.parametrize("part", ["all", "transport"])
@@ -157,8 +157,8 @@ def test_traceback_is_full_with_debug_logs(embedded, part):
     before = logging.getLogger("djinn").level
     djinn.compat.set_debug_level(part)
     try:
-        assert _own(_made(lambda: MISTAKES["item"](embedded)))
-        assert _own(_made(lambda: MISTAKES["shapes in a module"](embedded)))
+        assert _own_frames(_raised(lambda: MISTAKES["item"](embedded)))
+        assert _own_frames(_raised(lambda: MISTAKES["shapes in a module"](embedded)))
     finally:
         djinn.compat.set_debug_level("off")
     assert logging.getLogger("djinn").level in {before, logging.NOTSET}
@@ -169,9 +169,9 @@ def test_internal_error_keeps_package_frames(embedded, monkeypatch):
 
     x = torch.ones(2, 1, 7, 1, 2, device=embedded)  # of a shape that no other test adds: C++ asks Python
     monkeypatch.setattr(inference_cache, "calls", None)
-    error = _made(lambda: x + 1)
+    error = _raised(lambda: x + 1)
     assert isinstance(error, AttributeError)
-    assert _own(error)[-1][1] == "record"
+    assert _own_frames(error)[-1][1] == "record"
 
 
 def test_error_names_match_public_module():
@@ -188,7 +188,7 @@ def test_error_names_match_public_module():
 
 
 def test_errors_survive_pickling(embedded):
-    error = _made(lambda: _out_of_bounds(embedded).item())
+    error = _raised(lambda: _out_of_bounds(embedded).item())
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error) is djinn.errors.RemoteIndexError
     assert (str(again), again.op, again.site) == (str(error), error.op, error.site)

@@ -32,7 +32,7 @@ def pointwise_ops():
 
 
 def arguments(func, tensors):
-    """Positional arguments, as far as the schema asks for them; None where it asks for a kind that is not made here."""
+    """Return positional arguments that the schema requires, or None if this test cannot make a required kind."""
     made = []
     for argument in schema_of(func).arguments:
         kind = str(argument.type)
@@ -68,7 +68,7 @@ def test_trial_metadata_equals_cpu():
 
 @pytest.mark.parametrize("out", [(3, 4), (0,), (0, 5)])
 def test_out_tensor_takes_result(out, monkeypatch):
-    """The inferred call is the same as that by the meta kernel."""
+    """The inferred call equals the meta kernel's."""
     given = (torch.ones(3, 4, device=DEVICE), torch.ones(4, dtype=torch.int64, device=DEVICE))
     target = torch.empty(out, device=DEVICE)
     call = meta_infer.infer(torch.ops.aten.add.out, given, {"out": target}, 0)
@@ -80,7 +80,7 @@ def test_out_tensor_takes_result(out, monkeypatch):
 
 
 def test_trial_errors_equal_cpu():
-    def on(device):
+    def errors_on(device):
         x, whole = torch.ones(3, 4, device=device), torch.ones(3, 4, dtype=torch.int64, device=device)
         for call in (
             lambda: whole.add_(0.5),
@@ -92,7 +92,7 @@ def test_trial_errors_equal_cpu():
                 call()
             yield type(raised.value), str(raised.value).split("\n")[0]
 
-    assert list(on(DEVICE)) == list(on("cpu"))
+    assert list(errors_on(DEVICE)) == list(errors_on("cpu"))
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):  # where its value is wanted, if its signature is known
         torch.ones(3, 4, dtype=torch.int64, device=DEVICE).remainder(0).cpu()
 
@@ -105,7 +105,7 @@ def test_out_tensor_is_returned_after_aliased_call():
 
 
 def test_mismatched_gradient_shape_raises_at_op():
-    """The trial of one element would take it."""
+    """A trial with one element would accept the shape."""
     x = torch.ones(3, 4, device=DEVICE)
     with pytest.raises(RuntimeError, match="same shape"):
         torch.ops.aten.gelu_backward(x[0], x)
@@ -113,7 +113,7 @@ def test_mismatched_gradient_shape_raises_at_op():
 
 
 def test_trials_do_not_advance_cpu_generator(embedded):
-    """Numbers that another thread draws while small tensors are tried come once."""
+    """Another thread draws each number once while small tensors are tried."""
     drawn, ended = [], threading.Event()
 
     def draw():

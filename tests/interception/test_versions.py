@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sameness import fails_alike, numbers, run, same
+from sameness import assert_same_as_cpu, assert_same_error, numbers, run
 from torch import nn
 
 aten = torch.ops.aten
@@ -71,14 +71,14 @@ def fused(name, device):
     return [t._version for one in (*lists, steps) for t in one]
 
 
-def unscaled(device):
+def unscale_gradients(device):
     gradient, found, scale = numbers(device, 3), torch.zeros(1, device=device), torch.ones(1, device=device)
     torch._amp_foreach_non_finite_check_and_unscale_([gradient, gradient], found, scale)
     torch._amp_update_scale_(scale, torch.zeros(1, dtype=torch.int32, device=device), found, 2.0, 0.5, 2000)
     return gradient._version, found._version, scale._version
 
 
-def normalized(device):
+def normalize_rows(device):
     tensors = [numbers(device, 2, 3, 4), *(torch.ones(3, device=device) for _ in range(4))]
     torch.batch_norm(*tensors, True, 0.1, 1e-5, False)
     return [t._version for t in tensors]
@@ -120,10 +120,10 @@ def test_fused_optimizers_leave_versions_unchanged(embedded, name):
 
 
 @pytest.mark.parametrize(
-    "case", [unscaled, normalized, embedded_rows, copied_from_here, detached, split, functionalized]
+    "case", [unscale_gradients, normalize_rows, embedded_rows, copied_from_here, detached, split, functionalized]
 )
 def test_ops_increment_versions_as_on_the_cpu(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
 # --- autograd ------------------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def base_after_write_of_views(device):
     return w.grad
 
 
-def two_graphs(device):
+def gradients_of_two_graphs(device):
     x, y = (torch.ones(3, device=device, requires_grad=True) for _ in range(2))
     a, b = x * 2, y * 3
     torch._foreach_add_([a, b], [b, a])
@@ -154,7 +154,7 @@ def two_graphs(device):
     return x.grad, y.grad
 
 
-def clipped(device):
+def clip_gradients(device):
     p = torch.full((3,), 2.0, device=device, requires_grad=True)
     p.square().sum().backward()
     view = p.grad[:1]
@@ -162,7 +162,7 @@ def clipped(device):
     return view._version, p.grad
 
 
-def averaged(device):
+def average_parameters(device):
     model = nn.Linear(2, 2).to(device)
     with torch.no_grad():
         for p in model.parameters():
@@ -174,7 +174,7 @@ def averaged(device):
     return [p._version - b for p, b in zip(ema.module.parameters(), before, strict=True)]
 
 
-def stepped(device):
+def versions_after_steps(device):
     p = torch.full((3,), 2.0, device=device, requires_grad=True)
     versions = []
     for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam):
@@ -185,12 +185,22 @@ def stepped(device):
     return versions
 
 
-@pytest.mark.parametrize("case", [view_after_write, base_after_write_of_views, two_graphs, clipped, averaged, stepped])
+@pytest.mark.parametrize(
+    "case",
+    [
+        view_after_write,
+        base_after_write_of_views,
+        gradients_of_two_graphs,
+        clip_gradients,
+        average_parameters,
+        versions_after_steps,
+    ],
+)
 def test_gradients_account_for_writes_by_list_ops(embedded, case):
-    same(case)
+    assert_same_as_cpu(case)
 
 
-def adversaries(device):
+def adversarial_training(device):
     generator, critic = nn.Linear(2, 2).to(device), nn.Linear(2, 1).to(device)
     optimizer = torch.optim.Adam(critic.parameters(), 0.1)
     fake = generator(torch.ones(3, 2, device=device))
@@ -201,7 +211,7 @@ def adversaries(device):
     late.backward()
 
 
-def saved_for_backward(device):
+def write_to_saved_list(device):
     w = torch.ones(3, device=device, requires_grad=True)
     b = w * 1
     loss = b.square().sum()
@@ -209,11 +219,11 @@ def saved_for_backward(device):
     loss.backward()
 
 
-def leaf_in_a_list(device):
+def leaf_in_list(device):
     torch._foreach_mul_([torch.ones(3, device=device, requires_grad=True)], 2.0)
 
 
-def retained(device):
+def step_with_retained_graph(device):
     w = torch.ones(3, device=device, requires_grad=True)
     loss = (w * w).sum()
     loss.backward(retain_graph=True)
@@ -221,23 +231,31 @@ def retained(device):
     loss.backward()
 
 
-def part_of_what_was_saved(device):
+def write_to_part_of_saved(device):
     w = torch.ones(4, device=device, requires_grad=True)
     b = w.exp()
     torch._foreach_neg_([b[1:3].detach()])
     b.sum().backward()
 
 
-def inference_tensor(device):
+def write_to_inference_tensor(device):
     with torch.inference_mode():
         given = torch.ones(3, device=device)
     torch._foreach_mul_([given], 2.0)
 
 
 @pytest.mark.parametrize(
-    "case", [adversaries, saved_for_backward, leaf_in_a_list, retained, part_of_what_was_saved, inference_tensor]
+    "case",
+    [
+        adversarial_training,
+        write_to_saved_list,
+        leaf_in_list,
+        step_with_retained_graph,
+        write_to_part_of_saved,
+        write_to_inference_tensor,
+    ],
 )
 def test_backward_refuses_overwritten_tensors(embedded, case):
-    fails_alike(case)
+    assert_same_error(case)
     with pytest.raises(RuntimeError, match=r"inplace operation|in-place operation|Inplace update"):
         run(case, embedded)

@@ -10,8 +10,8 @@ import torch
 import djinn
 
 
-class Things:
-    """Inputs of the programs."""
+class Inputs:
+    """Inputs of the test programs."""
 
     def __init__(self, device):
         torch.manual_seed(0)
@@ -85,23 +85,23 @@ NEVER = {
 
 
 @pytest.fixture
-def things(embedded):
-    return Things(embedded)
+def inputs(embedded):
+    return Inputs(embedded)
 
 
-def waits(program, things):
-    program(things)  # what an op without a meta kernel returns is asked once, and remembered
+def waits(program, inputs):
+    program(inputs)  # what an op without a meta kernel returns is asked once, and remembered
     djinn.synchronize()
     djinn.reset_stats()
-    program(things)
+    program(inputs)
     return djinn.stats()["round_trips"]
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_one_round_trip_per_read(things, name):
-    assert waits(ONCE[name], things) == 1
+def test_read_takes_one_round_trip(inputs, name):
+    assert waits(ONCE[name], inputs) == 1
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_no_round_trip_without_read(things, name):
-    assert waits(NEVER[name], things) == 0
+def test_program_without_read_takes_no_round_trip(inputs, name):
+    assert waits(NEVER[name], inputs) == 0
