@@ -16,7 +16,7 @@ from djinn_core.ir.graph import Graph
 SQUARE = (3, 3)
 
 
-def edges(graph: Graph) -> set[tuple[int, int, str]]:
+def edge_pairs(graph: Graph) -> set[tuple[int, int, str]]:
     return {(e.source, e.target, e.kind) for e in graph.edges}
 
 
@@ -25,7 +25,7 @@ def test_data_edge_from_producer_to_user():
     x = builder.input(*SQUARE)
     y = builder.op("aten::tanh", x, shape=SQUARE)
     builder.op("aten::mm", x, y, shape=SQUARE)
-    assert edges(builder.graph()) == {(0, 1, "data")}
+    assert edge_pairs(builder.graph()) == {(0, 1, "data")}
 
 
 def test_view_user_depends_on_view_op():
@@ -34,7 +34,7 @@ def test_view_user_depends_on_view_op():
     view = builder.view("aten::t", x, shape=SQUARE)
     builder.op("aten::tanh", view, shape=SQUARE)
     builder.op("aten::tanh", x, shape=SQUARE)
-    assert edges(builder.graph()) == {(0, 1, "data")}
+    assert edge_pairs(builder.graph()) == {(0, 1, "data")}
 
 
 def test_view_user_depends_on_base_producer():
@@ -42,7 +42,7 @@ def test_view_user_depends_on_base_producer():
     made = builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
     view = builder.view("aten::t", made, shape=SQUARE)
     builder.op("aten::tanh", view, shape=SQUARE)
-    assert edges(builder.graph()) == {(0, 1, "data"), (0, 2, "data"), (1, 2, "data")}
+    assert edge_pairs(builder.graph()) == {(0, 1, "data"), (0, 2, "data"), (1, 2, "data")}
 
 
 def test_write_through_view_orders_readers_of_base():
@@ -52,7 +52,7 @@ def test_write_through_view_orders_readers_of_base():
     builder.op("aten::tanh", x, shape=SQUARE)  # 1 reads before the write
     builder.inplace("aten::mul_.Scalar", view, slots=(2.0,))  # 2
     builder.op("aten::tanh", x, shape=SQUARE)  # 3 reads after it
-    assert edges(builder.graph()) == {(0, 2, "data"), (1, 2, "order"), (2, 3, "data")}
+    assert edge_pairs(builder.graph()) == {(0, 2, "data"), (1, 2, "order"), (2, 3, "data")}
 
 
 def test_random_ops_are_ordered_among_themselves():
@@ -61,21 +61,21 @@ def test_random_ops_are_ordered_among_themselves():
     builder.op("aten::rand_like", x, shape=SQUARE, random=True)
     builder.op("aten::tanh", x, shape=SQUARE)
     builder.op("aten::rand_like", x, shape=SQUARE, random=True)
-    assert edges(builder.graph()) == {(0, 2, "data")}
+    assert edge_pairs(builder.graph()) == {(0, 2, "data")}
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_topological_orders_give_same_values(seed: int):
     graph = random_graph(seed, length=30)
     inputs = random_inputs(graph)
-    expected, got = replay(graph, inputs), replay(graph, inputs, shuffled(graph, seed))
+    expected, got = replay(graph, inputs), replay(graph, inputs, other_order(graph, seed))
     assert expected.keys() == got.keys()
     for value, tensor in expected.items():
         torch.testing.assert_close(got[value], tensor, rtol=0, atol=0, equal_nan=True)
 
 
-def shuffled(graph: Graph, seed: int) -> list[int]:
-    """Another order in which the nodes may run: latest first, or at random."""
+def other_order(graph: Graph, seed: int) -> list[int]:
+    """Return another topological order of the nodes: latest first for odd seeds, otherwise random."""
     chance, waits, follow = random.Random(seed), defaultdict(int), defaultdict(list)
     for edge in graph.edges:
         waits[edge.target] += 1
@@ -118,7 +118,7 @@ def test_topology_hash_includes_shared_memory():
     assert build(shared=True).topology_hash != build(shared=False).topology_hash
 
 
-def test_hashes_are_equal_across_processes(python, plain_environment):
+def test_graph_hashes_are_equal_across_processes(python, plain_environment):
     hashes = "print(g.topology_hash, g.shape_hash, hash('a'))"
     source = f"from djinn.testing import random_graph; g = random_graph(7); {hashes}"
     *elsewhere, seed = python.run("-c", source, env=plain_environment).stdout.split()
@@ -128,16 +128,16 @@ def test_hashes_are_equal_across_processes(python, plain_environment):
 
 
 @pytest.fixture
-def no_collections():
-    """Collections take time by what other tests have left in memory."""
+def without_garbage_collection():
+    """Disable garbage collection, whose duration depends on objects of earlier tests."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def test_graph_construction_time_is_linear(no_collections):
-    def once(count: int) -> float:
+def test_graph_construction_time_is_linear(without_garbage_collection):
+    def construction_seconds(count: int) -> float:
         builder = ProgramBuilder()
         x, weight = builder.input(*SQUARE), builder.input(*SQUARE)
         for i in range(count):
@@ -151,6 +151,6 @@ def test_graph_construction_time_is_linear(no_collections):
         return time.process_time() - start
 
     def seconds(count: int) -> float:
-        return min(once(count) for _ in range(3))
+        return min(construction_seconds(count) for _ in range(3))
 
     assert seconds(8_000) < 10 * seconds(1_000) * 1.6  # quadratic would be 64 times as much

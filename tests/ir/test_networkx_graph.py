@@ -27,7 +27,7 @@ def graph() -> Graph:
     return captured.graph
 
 
-def test_nodes_and_edges_match_graph(graph: Graph) -> None:
+def test_networkx_nodes_and_edges_match_graph(graph: Graph) -> None:
     made = to_networkx(graph)
     assert [(node, facts["op"]) for node, facts in made.nodes.items()] == [(n.id, n.op) for n in graph.nodes]
     assert {(a, b, kind) for a, b, kind in made.edges.data("kind")} == {
@@ -37,14 +37,14 @@ def test_nodes_and_edges_match_graph(graph: Graph) -> None:
     assert list(nx.topological_sort(made))
 
 
-def test_profile_adds_node_attributes(graph: Graph) -> None:
+def test_profile_adds_networkx_node_attributes(graph: Graph) -> None:
     result = djinn.plan(graph, until="annotate")
     made = to_networkx(graph, result.profile)
     assert [facts["phase"] for facts in made.nodes.values()] == [phase.value for phase in result.profile.phases]
     assert {"modality", "role", "patterns"} <= made.nodes[0].keys()
 
 
-def test_plan_keeps_running_nodes_and_replacements(graph: Graph) -> None:
+def test_networkx_graph_of_plan_has_running_nodes_and_replacements(graph: Graph) -> None:
     second = graph.nodes[1]
     kept = tuple(node.id for node in graph.nodes if node.id != second.id)
     plan = OptimizationPlan(kept, {second.outputs[0]: graph.nodes[0].outputs[0]})
@@ -55,7 +55,7 @@ def test_plan_keeps_running_nodes_and_replacements(graph: Graph) -> None:
     assert made.edges[0, product]["kind"] == "data"
 
 
-def test_export_to_graphml(graph: Graph, tmp_path: Path) -> None:
+def test_networkx_graph_exports_to_graphml(graph: Graph, tmp_path: Path) -> None:
     result = djinn.plan(graph, until="optimize")
     for number, made in enumerate(
         (to_networkx(graph), to_networkx(graph, result.profile), to_networkx(graph, plan=result.plan))

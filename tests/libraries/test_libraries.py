@@ -19,10 +19,10 @@ pytestmark = [
 
 
 @pytest.fixture
-def same(embedded):
-    """Run a program on the CPU and on the device, and compare what it returns."""
+def compare_devices(embedded):
+    """Return a function that runs a program on the CPU and on the device and compares the results."""
 
-    def same(program, tolerance=1e-5):
+    def compare_devices(program, tolerance=1e-5):
         expected, found = dict(leaves(program("cpu"))), dict(leaves(program(embedded)))
         assert found.keys() == expected.keys()
         for place, value in found.items():
@@ -30,7 +30,7 @@ def same(embedded):
                 assert value.device == torch.device(embedded), place
             assert_same(value, expected[place], place, tolerance)
 
-    return same
+    return compare_devices
 
 
 def assert_same(found, expected, place, tolerance):
@@ -51,7 +51,7 @@ def leaves(value, place=""):
 
 
 def train(parameters, loss_of, steps=3, lr=1e-2):
-    """Losses of some steps of Adam."""
+    """Return the losses of some steps of Adam."""
     optimizer = torch.optim.Adam(parameters, lr=lr)
     losses = []
     for _ in range(steps):
@@ -64,7 +64,7 @@ def train(parameters, loss_of, steps=3, lr=1e-2):
 
 
 def draw(*size):
-    """The same numbers on every device, drawn on the CPU."""
+    """Return numbers that are drawn on the CPU and are equal on each device."""
     return torch.randn(*size, generator=torch.Generator().manual_seed(1))
 
 
@@ -78,7 +78,7 @@ def language_model():
     )
 
 
-def test_einops(same):
+def test_einops_equals_local(compare_devices):
     pytest.importorskip("einops")
     from einops import einsum, pack, rearrange, reduce, repeat, unpack
     from einops.layers.torch import EinMix, Rearrange, Reduce
@@ -102,11 +102,11 @@ def test_einops(same):
             einsum(images, images, "b c h w, b c h v -> b w v"),
         )
 
-    same(program)
+    compare_devices(program)
 
 
 @pytest.mark.long  # `python -m evaluation libraries`
-def test_torchdiffeq(same):
+def test_torchdiffeq_equals_local(compare_devices):
     pytest.importorskip("torchdiffeq")
     from torchdiffeq import odeint, odeint_adjoint
 
@@ -133,10 +133,10 @@ def test_torchdiffeq(same):
             list(net.parameters()),
         )
 
-    same(program)
+    compare_devices(program)
 
 
-def test_torchmetrics(same):
+def test_torchmetrics_equals_local(compare_devices):
     import torchmetrics
 
     def program(device):
@@ -153,10 +153,10 @@ def test_torchmetrics(same):
             classes.update((draw(16, 4) + step).softmax(-1).to(device), labels.to(device))
         return classes.compute()
 
-    same(program)
+    compare_devices(program)
 
 
-def test_peft_adapter_and_merge(same, tmp_path):
+def test_peft_adapter_and_merge_equal_local(compare_devices, tmp_path):
     peft = pytest.importorskip("peft")
 
     def program(device):
@@ -177,10 +177,10 @@ def test_peft_adapter_and_merge(same, tmp_path):
             merged = model.merge_and_unload()(input_ids=tokens).logits
         return losses, apart, plain, again, merged
 
-    same(program)
+    compare_devices(program)
 
 
-def test_trl_supervised_training(same, tmp_path):
+def test_trl_supervised_training_equals_local(compare_devices, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
@@ -195,10 +195,10 @@ def test_trl_supervised_training(same, tmp_path):
         trainer.train()
         return [step["loss"] for step in trainer.state.log_history if "loss" in step], trainer.model.state_dict()
 
-    same(program)
+    compare_devices(program)
 
 
-def test_trl_preference_training(same, tmp_path):
+def test_trl_preference_training_equals_local(compare_devices, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
 
@@ -219,7 +219,7 @@ def test_trl_preference_training(same, tmp_path):
         trainer.train()
         return [step["loss"] for step in trainer.state.log_history if "loss" in step], trainer.model.state_dict()
 
-    same(program)
+    compare_devices(program)
 
 
 def trl_options(folder, device):
@@ -249,7 +249,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("wanted", QUANTIZED)
-def test_torchao(same, wanted):
+def test_torchao_equals_local(compare_devices, wanted):
     quantization = pytest.importorskip("torchao.quantization")
 
     def program(device):
@@ -259,10 +259,10 @@ def test_torchao(same, wanted):
         with torch.no_grad():
             return model(draw(4, 64).bfloat16().to(device))
 
-    same(program)
+    compare_devices(program)
 
 
-def test_torch_geometric(same):
+def test_torch_geometric_equals_local(compare_devices):
     pytest.importorskip("torch_geometric")
     from torch_geometric import EdgeIndex, utils
     from torch_geometric import nn as graphs
@@ -293,14 +293,14 @@ def test_torch_geometric(same):
             utils.to_dense_adj(graph.edge_index),
         )
 
-    same(program)
+    compare_devices(program)
 
 
 @pytest.mark.long  # `python -m evaluation libraries`
-def test_gpytorch(same):
+def test_gpytorch_equals_local(compare_devices):
     gpytorch = pytest.importorskip("gpytorch")
 
-    class Exact(gpytorch.models.ExactGP):
+    class ExactModel(gpytorch.models.ExactGP):
         def __init__(self, x, y, likelihood):
             super().__init__(x, y, likelihood)
             self.mean = gpytorch.means.ConstantMean()
@@ -313,7 +313,7 @@ def test_gpytorch(same):
         x = torch.linspace(0, 1, 20).to(device)
         y = torch.sin(x * 6) + 0.1 * draw(20).to(device)
         likelihood = gpytorch.likelihoods.GaussianLikelihood().to(device)
-        model = Exact(x, y, likelihood).to(device)
+        model = ExactModel(x, y, likelihood).to(device)
         objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
         losses = train(model.parameters(), lambda: -objective(model(x), y), lr=0.1)
         model.eval()
@@ -322,11 +322,11 @@ def test_gpytorch(same):
             answer = likelihood(model(torch.linspace(0, 1, 5).to(device)))
             return losses, answer.mean, answer.variance, answer.confidence_region()
 
-    same(program)
+    compare_devices(program)
 
 
 @pytest.mark.long  # `python -m evaluation libraries`
-def test_pyro(same):
+def test_pyro_equals_local(compare_devices):
     pyro = pytest.importorskip("pyro")
     from pyro import distributions
     from pyro.infer import HMC, MCMC, SVI, Trace_ELBO
@@ -351,11 +351,11 @@ def test_pyro(same):
         chain.run(x, y)
         return losses, dict(pyro.get_param_store().items()), chain.get_samples()
 
-    same(program)
+    compare_devices(program)
 
 
 @pytest.mark.long  # `python -m evaluation libraries`
-def test_kornia(same):
+def test_kornia_equals_local(compare_devices):
     kornia = pytest.importorskip("kornia")
     from kornia import augmentation
 
@@ -382,10 +382,10 @@ def test_kornia(same):
             (train([shift], difference, lr=1.0), shift),
         )
 
-    same(program)
+    compare_devices(program)
 
 
-def test_stable_baselines3(same, tmp_path):
+def test_stable_baselines3_equals_local(compare_devices, tmp_path):
     learners = pytest.importorskip("stable_baselines3")
 
     def program(device):
@@ -400,4 +400,4 @@ def test_stable_baselines3(same, tmp_path):
             found += [learner.policy.state_dict(), loaded.predict(seen, deterministic=True)[0].tolist()]
         return found
 
-    same(program, 1e-2)  # each step divides small gradients by their own size
+    compare_devices(program, 1e-2)  # each step divides small gradients by their own size

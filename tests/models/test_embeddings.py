@@ -30,7 +30,7 @@ def embed(model, device):
     return model.encode(SENTENCES, device=device, convert_to_tensor=True, show_progress_bar=False)
 
 
-def test_embeddings_equal_local_ones(over, local):
+def test_embeddings_equal_local(over, local):
     expected = embed(local, "cpu")
     embeddings = embed(copy.deepcopy(local).to(REMOTE), REMOTE)
     assert embeddings.device == torch.device(REMOTE)

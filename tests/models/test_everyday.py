@@ -28,8 +28,8 @@ def model():
     return model
 
 
-def both(work, model):
-    """Check that `work(model, data)` gives the same locally and remotely."""
+def assert_equals_local(work, model):
+    """Check that `work(model, data)` returns equal results locally and remotely."""
     data = torch.randn(5, 8, generator=torch.Generator().manual_seed(1))
     results = []
     for device in ("cpu", REMOTE):
@@ -43,50 +43,50 @@ def gradients(model):
     return [parameter.grad for parameter in model.parameters()]
 
 
-def test_gradient_clipping(remote, model):
+def test_gradient_clipping_equals_local(remote, model):
     def work(model, data):
         model(data).square().sum().backward()
         return nn.utils.clip_grad_norm_(model.parameters(), 0.1), gradients(model)
 
-    both(work, model)
+    assert_equals_local(work, model)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpoint_repeats_dropout(remote, model, reentrant):
+def test_checkpoint_recomputes_same_dropout(remote, model, reentrant):
     from torch.utils.checkpoint import checkpoint
 
     def work(model, data):
         checkpoint(model, data.requires_grad_(), use_reentrant=reentrant).square().sum().backward()
         return gradients(model)
 
-    both(work, model)
+    assert_equals_local(work, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_lower_precision(remote, model, dtype):
-    both(lambda model, data: model.to(dtype)(data.to(dtype)).float(), model)
+def test_lower_precision_equals_local(remote, model, dtype):
+    assert_equals_local(lambda model, data: model.to(dtype)(data.to(dtype)).float(), model)
 
 
-def test_gradients_of_gradients(remote, model):
+def test_gradients_of_gradients_equal_local(remote, model):
     def work(model, data):
         (gradient,) = torch.autograd.grad(model(data.requires_grad_()).square().sum(), data, create_graph=True)
         gradient.square().sum().backward()
         return gradients(model)
 
-    both(work, model.eval())
+    assert_equals_local(work, model.eval())
 
 
-def test_per_sample_gradients(remote, model):
+def test_per_sample_gradients_equal_local(remote, model):
     from torch.func import functional_call, grad, vmap
 
     def work(model, data):
         parameters = {name: p.detach() for name, p in model.named_parameters()}
         return vmap(grad(lambda p, x: functional_call(model, p, (x,)).square().sum()), (None, 0))(parameters, data)
 
-    both(work, model.eval())
+    assert_equals_local(work, model.eval())
 
 
-def test_channels_last_is_kept(remote):
+def test_channels_last_format_is_kept(remote):
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     image = torch.randn(2, 3, 8, 8)
@@ -95,7 +95,7 @@ def test_channels_last_is_kept(remote):
     torch.testing.assert_close(result.cpu(), expected.detach())
 
 
-def test_state_dict_saved_and_loaded(remote, model):
+def test_saved_state_dict_loads(remote, model):
     there, here = copy.deepcopy(model).to(REMOTE), model.state_dict()
     file = io.BytesIO()
     torch.save(there.state_dict(), file)
@@ -150,11 +150,11 @@ def test_compiled_model_runs_eagerly_with_message(remote, model, caplog):
         return torch.compile(model)(data), whole(data)
 
     eager._say_once.cache_clear()
-    both(work, model.eval())
+    assert_equals_local(work, model.eval())
     assert caplog.text.count("torch.compile has no effect on remote tensors") == 1
 
 
-def test_scalars_print_and_format(remote):
+def test_remote_scalars_print_and_format(remote):
     loss = torch.tensor(1.25, device=REMOTE)
     assert f"{loss:.1f} {loss:>6} {loss}" == "1.2   1.25 1.25"
     assert torch.tensor([loss, loss + 1], device=REMOTE).tolist() == [1.25, 2.25]
@@ -171,7 +171,7 @@ def test_remote_memory_access_raises(remote):
     assert tensor.numpy(force=True).tolist() == [1, 1]
 
 
-def test_data_loader_batches(remote):
+def test_data_loader_batches_move_to_device(remote):
     from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(torch.arange(6.0))
@@ -181,7 +181,7 @@ def test_data_loader_batches(remote):
     assert total.item() == 15
 
 
-def test_learning_rate_schedule_and_optimizer_state(remote, model):
+def test_learning_rate_schedule_and_optimizer_state_equal_local(remote, model):
     def work(model, data):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
@@ -194,7 +194,7 @@ def test_learning_rate_schedule_and_optimizer_state(remote, model):
         optimizer.load_state_dict(state)
         return list(model.parameters()), [s["exp_avg"] for s in state["state"].values()]
 
-    both(work, model)
+    assert_equals_local(work, model)
 
 
 def test_unused_forward_updates_statistics(remote):
@@ -206,7 +206,7 @@ def test_unused_forward_updates_statistics(remote):
         torch.optim.swa_utils.update_bn([data], average)
         return average.state_dict()
 
-    both(work, nn.Identity())
+    assert_equals_local(work, nn.Identity())
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -226,11 +226,11 @@ def test_encoder_padding_is_zero(remote, norm, rows):
             scattered = encoder(words, src_key_padding_mask=padding.flip(1))
         return dropped, scattered, encoder(words, src_key_padding_mask=padding), encoder.train()(words)
 
-    both(work, nn.Identity())
+    assert_equals_local(work, nn.Identity())
 
 
 @pytest.mark.parametrize("lengths", ["cpu", REMOTE])
-def test_ctc_loss_lengths_on_either_device(remote, lengths):
+def test_ctc_loss_accepts_lengths_on_either_device(remote, lengths):
     def work(_, data):
         place = lengths if data.device.type != "cpu" else "cpu"
         scores = data.view(5, 2, 4).log_softmax(2)
@@ -238,7 +238,7 @@ def test_ctc_loss_lengths_on_either_device(remote, lengths):
         sizes = [torch.tensor(given, device=place) for given in ([5, 4], [2, 1])]
         return nn.functional.ctc_loss(scores, targets, *sizes)
 
-    both(work, nn.Identity())
+    assert_equals_local(work, nn.Identity())
 
 
 OPTIMIZERS = {
@@ -262,7 +262,7 @@ def test_optimizers_equal_local(remote, model, name):
 
         return [optimizer.step(loss).detach() for _ in range(3)], list(model.parameters())
 
-    both(work, model.eval())
+    assert_equals_local(work, model.eval())
 
 
 def test_distributions_equal_local(remote):
@@ -277,10 +277,10 @@ def test_distributions_equal_local(remote):
         samples = [kind.sample((2,)) for kind in kinds]
         return samples, [kind.log_prob(sample) for kind, sample in zip(kinds, samples, strict=True)]
 
-    both(work, nn.Identity())
+    assert_equals_local(work, nn.Identity())
 
 
-def test_recurrent_net_on_packed_sequences(remote):
+def test_recurrent_net_on_packed_sequences_equals_local(remote):
     from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
     def work(_, data):
@@ -295,11 +295,11 @@ def test_recurrent_net_on_packed_sequences(remote):
         out.sum().backward()
         return out, lengths, state, gradients(net)
 
-    both(work, nn.Identity())
+    assert_equals_local(work, nn.Identity())
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"pin_memory": True}])
-def test_data_loader_with_workers_and_threads(remote, options):
+def test_data_loader_works_with_workers_and_threads(remote, options):
     from torch.utils.data import DataLoader, TensorDataset
 
     total = torch.zeros((), device=REMOTE)

@@ -13,7 +13,7 @@ REMOTE = "remote_accelerator:0"
 
 
 @pytest.fixture(scope="module")
-def small():
+def small_model():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
@@ -37,29 +37,31 @@ def generate(model, prompt, count, **options):
     )
 
 
-def test_greedy_tokens_equal_local(over, small, prompt):
-    expected = generate(small, prompt, 24)
+def test_greedy_tokens_equal_local(over, small_model, prompt):
+    expected = generate(small_model, prompt, 24)
     assert len(set(expected[0, 12:].tolist())) > 8, "the model says the same thing all the time: nothing is shown"
-    tokens = generate(copy.deepcopy(small).to(REMOTE), prompt.to(REMOTE), 24)
+    tokens = generate(copy.deepcopy(small_model).to(REMOTE), prompt.to(REMOTE), 24)
     assert tokens.device == torch.device(REMOTE)
     assert tokens.tolist() == expected.tolist()
 
 
-def test_beam_search_equals_local(over_tcp, small, prompt):
-    expected = generate(small, prompt, 8, num_beams=3)
-    assert generate(copy.deepcopy(small).to(REMOTE), prompt.to(REMOTE), 8, num_beams=3).tolist() == expected.tolist()
+def test_beam_search_equals_local(over_tcp, small_model, prompt):
+    expected = generate(small_model, prompt, 8, num_beams=3)
+    assert (
+        generate(copy.deepcopy(small_model).to(REMOTE), prompt.to(REMOTE), 8, num_beams=3).tolist() == expected.tolist()
+    )
 
 
-def test_sampled_tokens_equal_local(over_tcp, small, prompt):
+def test_sampled_tokens_equal_local(over_tcp, small_model, prompt):
     torch.manual_seed(5)
-    expected = generate(small, prompt, 12, do_sample=True, top_k=20)
+    expected = generate(small_model, prompt, 12, do_sample=True, top_k=20)
     torch.manual_seed(5)
-    sampled = generate(copy.deepcopy(small).to(REMOTE), prompt.to(REMOTE), 12, do_sample=True, top_k=20)
+    sampled = generate(copy.deepcopy(small_model).to(REMOTE), prompt.to(REMOTE), 12, do_sample=True, top_k=20)
     assert sampled.tolist() == expected.tolist()
 
 
 def test_gpt2_with_full_vocabulary_equals_local(over_tcp):
-    """Half of GPT-2 small's layers and width, and all of its words: more shows nothing else."""
+    """The model has half of GPT-2 small's layers and width, and its full vocabulary."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(1)
@@ -72,8 +74,8 @@ def test_gpt2_with_full_vocabulary_equals_local(over_tcp):
     assert djinn.stats()["bytes_uploaded"] == pytest.approx(weights, rel=0.01), "tied weights travel once"
 
 
-class Steps:
-    """Counters at each step of `generate()`, taken where the next token is chosen."""
+class StepCounters:
+    """Store the client's counters at each step of `generate()`, as a logits processor."""
 
     def __init__(self):
         self.taken = []
@@ -83,17 +85,17 @@ class Steps:
         return scores
 
     def per_step(self, name):
-        """The increase of a counter from each step to the next."""
+        """Return the increase of a counter from each step to the next."""
         return [b[name] - a[name] for a, b in zip(self.taken, self.taken[1:], strict=False)]
 
 
 @pytest.fixture(scope="module")
-def steps(over, small, prompt):
-    """Two runs: the second has nothing to learn. What counts the steps has them waited for (`evaluation/results/libraries.md`)."""
-    model = copy.deepcopy(small).to(REMOTE)
+def steps(over, small_model, prompt):
+    """Return the counters of two runs. The second run needs no new plans or templates."""
+    model = copy.deepcopy(small_model).to(REMOTE)
     runs = []
     for _ in range(2):
-        steps = Steps()
+        steps = StepCounters()
         generate(model, prompt.to(REMOTE), 18, logits_processor=[steps])
         runs.append(steps)
     return runs

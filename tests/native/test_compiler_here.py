@@ -12,16 +12,16 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[2] / "djinn_native" / "building" / "compiler_here.py"
 
 
-def asked(**environment):
+def run_script(**environment):
     return subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True, check=False)
 
 
 def test_compiler_is_found_on_path():
-    assert (asked(PATH=os.environ["PATH"]).returncode, asked(PATH=os.environ["PATH"]).stderr) == (0, "")
+    assert (run_script(PATH=os.environ["PATH"]).returncode, run_script(PATH=os.environ["PATH"]).stderr) == (0, "")
 
 
 def test_missing_compiler_names_package(tmp_path):
-    done = asked(PATH=str(tmp_path))
+    done = run_script(PATH=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "apt-get install g++" in line
@@ -31,8 +31,11 @@ def test_cxx_variable_names_compiler(tmp_path):
     compiler = tmp_path / "own-c++"
     compiler.write_text("#!/bin/sh\n")
     compiler.chmod(0o755)
-    assert asked(PATH=str(tmp_path), CXX="own-c++ -m64").returncode == 0
-    assert "the compiler that CXX names was not found: clang++-99" in asked(PATH=str(tmp_path), CXX="clang++-99").stderr
+    assert run_script(PATH=str(tmp_path), CXX="own-c++ -m64").returncode == 0
+    assert (
+        "the compiler that CXX names was not found: clang++-99"
+        in run_script(PATH=str(tmp_path), CXX="clang++-99").stderr
+    )
 
 
 @pytest.mark.parametrize(

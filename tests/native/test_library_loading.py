@@ -23,13 +23,13 @@ ABI = {
 
 @pytest.fixture
 def libraries(tmp_path, monkeypatch):
-    """An empty folder in place of the package's libraries."""
+    """Return an empty folder that replaces the package's libraries."""
     monkeypatch.setattr(djinn_native, "_LIBRARIES", tmp_path)
     monkeypatch.setattr(djinn_native, "load", djinn_native.load.__wrapped__)
     return tmp_path
 
 
-def compiled(folder, source, minor=MINOR):
+def compile_library(folder, source, minor=MINOR):
     """Compile a fake library for a minor version of PyTorch."""
     target = folder / f"djinn_torch_{minor.replace('.', '_')}.so"
     command = ["c++", "-x", "c++", "-shared", "-fPIC", "-o", target, "-"]
@@ -38,12 +38,12 @@ def compiled(folder, source, minor=MINOR):
 
 
 def with_abi(**changes):
-    """Source of a library that says how it was compiled."""
+    """Return the source of a library that states its ABI."""
     text = ";".join(f"{name}={value}" for name, value in (ABI | changes).items())
     return f'extern "C" const char* djinn_native_abi() {{ return "{text}"; }}\n'
 
 
-def refused():
+def load_error():
     with pytest.raises(djinn_native.NativeLibraryError) as caught:
         djinn_native.load()
     (line,) = str(caught.value).splitlines()
@@ -53,28 +53,28 @@ def refused():
 
 
 def test_build_without_libraries_is_refused(libraries):
-    assert "it has no library at all" in refused()
+    assert "it has no library at all" in load_error()
 
 
 def test_other_minor_version_is_refused(libraries, monkeypatch):
-    shutil.copy(compiled(libraries, "", minor="2.13"), libraries / "djinn_torch_2_14.so")
+    shutil.copy(compile_library(libraries, "", minor="2.13"), libraries / "djinn_torch_2_14.so")
     monkeypatch.setattr(torch, "__version__", "2.11.0+cu126")
-    assert "2.11.0+cu126: it has libraries for PyTorch 2.13, 2.14 only" in refused()
+    assert "2.11.0+cu126: it has libraries for PyTorch 2.13, 2.14 only" in load_error()
 
 
 def test_missing_symbol_is_named(libraries):
-    compiled(libraries, 'extern "C" void gone_from_torch(); extern "C" void f() { gone_from_torch(); }')
-    assert "undefined symbol: gone_from_torch" in refused()
+    compile_library(libraries, 'extern "C" void gone_from_torch(); extern "C" void f() { gone_from_torch(); }')
+    assert "undefined symbol: gone_from_torch" in load_error()
 
 
 def test_invalid_library_file_is_refused(libraries):
     (libraries / f"djinn_torch_{MINOR.replace('.', '_')}.so").write_text("text")
-    assert "cannot be loaded" in refused()
+    assert "cannot be loaded" in load_error()
 
 
 def test_library_without_self_test_is_refused(libraries):
-    compiled(libraries, "")
-    assert "it has no self-test" in refused()
+    compile_library(libraries, "")
+    assert "it has no self-test" in load_error()
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,21 @@ def test_library_without_self_test_is_refused(libraries):
 )
 def test_different_abi_number_is_named(libraries, changes, why):
     difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
-    compiled(libraries, with_abi(**changes) + difference)
-    assert why in refused()
+    compile_library(libraries, with_abi(**changes) + difference)
+    assert why in load_error()
 
 
 def test_difference_found_by_library_is_named(libraries):
     difference = 'extern "C" const char* djinn_native_difference() { return "the layout of IValue: Int"; }\n'
-    compiled(libraries, with_abi() + difference)
-    assert "the layout of IValue: Int differs in this PyTorch" in refused()
+    compile_library(libraries, with_abi() + difference)
+    assert "the layout of IValue: Int differs in this PyTorch" in load_error()
 
 
 def test_different_tensor_layout_is_refused(libraries):
     difference = 'extern "C" const char* djinn_native_difference() { return ""; }\n'
     read = 'extern "C" void djinn_native_read_tensor(void*, long long* fields) { fields[0] = 3; }\n'
-    compiled(libraries, with_abi() + difference + read)
-    assert "it reads other values from a tensor" in refused()
+    compile_library(libraries, with_abi() + difference + read)
+    assert "it reads other values from a tensor" in load_error()
 
 
 WITHOUT_LIBRARY = """\

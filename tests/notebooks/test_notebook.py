@@ -36,7 +36,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ipy
 
 @pytest.fixture(scope="module")
 def outputs(python, plain_environment, tmp_path_factory):
-    """Outputs of the cells, by their names. The kernel is forked."""
+    """Return the outputs of the cells by name. The kernel is forked."""
     for name in ("ipykernel", "nbclient", "nbformat"):
         pytest.importorskip(name, reason=f"{name} is not installed (the extra notebooks)")
     import nbclient
@@ -63,7 +63,7 @@ def text_of(outputs) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(shown))
 
 
-def test_tensor_display(outputs):
+def test_tensor_display_is_short(outputs):
     (shown,) = outputs["tensor"]
     assert shown.data["text/plain"].startswith("tensor([[ 0.,  1.,  2.,  3.],")
     assert "remote_accelerator:0: cpu:0 of this program's own executor" in shown.data["text/html"].replace(
@@ -83,7 +83,7 @@ def test_errors_show_cell_lines(outputs):
     assert re.search(r"issued at Cell In\[\d+\]:1 in <module>", failed.evalue), failed.evalue
 
 
-def test_status_shows_executor(outputs):
+def test_status_magic_shows_executor(outputs):
     assert "the first use of the device starts one" in text_of(outputs["none yet"])
     assert re.search(r"own executor: cpu:0 .*\n +[1-9]\d* values, ", text_of(outputs["status"]))
 
@@ -97,7 +97,7 @@ def test_profile_magic_profiles_cell(outputs):
     assert "ipykernel_" not in table
 
 
-def test_profile_magic_of_failing_and_refused_cells(outputs):
+def test_profile_magic_reports_failing_and_refused_cells(outputs):
     refused = text_of(outputs["profile nowhere"]) + text_of(outputs["profile with await"])
     assert "there can be no folder '/dev/null' for the trace" in refused
     assert "`with djinn.profile() as prof:`" in refused
@@ -114,7 +114,7 @@ def test_upload_progress_is_shown_and_removed(outputs):
     assert bar.data.keys() == {"text/plain", "text/html"}
 
 
-def test_small_state_is_shown_briefly(outputs):
+def test_small_session_state_is_shown_briefly(outputs):
     assert len(text_of(outputs["state"])) < 1000
 
 

@@ -17,7 +17,7 @@ class Layer(nn.Module):
 
 
 class Tower(nn.Module):
-    """Layers in a list, which is never called itself, between two linear layers."""
+    """A model with a list of layers between two linear layers. The list itself is never called."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()

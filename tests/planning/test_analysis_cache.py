@@ -36,8 +36,8 @@ def registry() -> Registry:
     )
 
 
-def again(program: Program) -> Program:
-    """The same program with other values, as the next step of a loop records it."""
+def renumbered(program: Program) -> Program:
+    """Return the program with new value ids, as the next step of a loop records it."""
     storages: dict[int, int] = {}
     names = {v: make_handle(storages.setdefault(storage_of(v), new_storage()), view_of(v)) for v in program.operands}
     operands = tuple(names[v] for v in program.operands)
@@ -49,7 +49,7 @@ def test_cached_plan_fits_new_program(seed, registry):
     cache, request = AnalysisCache(), Request(topology(2))
     first = random_graph(seed, length=30)
     planned(first.program, registry, request, cache)
-    result = planned(again(first.program), registry, request, cache)
+    result = planned(renumbered(first.program), registry, request, cache)
     assert cache.statistics()["plan_hits"] == 1
     graph = result.graph
     assert set(graph.inputs).isdisjoint(first.inputs)
@@ -65,7 +65,7 @@ def test_cached_plan_fits_new_program(seed, registry):
 
 
 def decode(keys):
-    """One decode step of a tiny attention with a growing cache."""
+    """Return one decode step of a tiny attention with a growing cache."""
 
     def run(x, w, old_keys, old_values):
         q, k, v = (x @ w).view(1, 1, 3, 2, 4).permute(2, 0, 3, 1, 4)
@@ -77,7 +77,7 @@ def decode(keys):
 
 
 def build(length, dim=8, slot=2.0, shared=False, held=False):
-    """A program that multiplies a growing value by a weight and a number."""
+    """Return a program that multiplies a growing value by a weight and a number."""
     builder = ProgramBuilder()
     x, w = builder.input(1, 2, length, dim), builder.input(dim, dim)
     other = builder.view("aten::alias", x, shape=(1, 2, length, dim)) if shared else x
@@ -85,11 +85,11 @@ def build(length, dim=8, slot=2.0, shared=False, held=False):
     builder.op("aten::mul.Scalar", y, shape=(1, 2, length, dim), slots=(slot,))
     if not held:
         builder.drop(y)
-    return interned(builder.program())
+    return share_signatures(builder.program())
 
 
-def interned(program: Program) -> Program:
-    """Recorded programs share a signature between calls that differ in sizes only; so must these."""
+def share_signatures(program: Program) -> Program:
+    """Return the program with shared signatures for calls that differ only in sizes, as recorded programs have."""
     shared = (SIGNATURES.setdefault((c.op, len(c.operands)), c.signature) for c in program.calls)
     calls = tuple(attrs.evolve(c, signature=s) for c, s in zip(program.calls, shared, strict=True))
     return attrs.evolve(program, calls=calls)
@@ -98,7 +98,7 @@ def interned(program: Program) -> Program:
 SIGNATURES: dict = {}
 
 
-def test_key_includes_devices_residence_plugins_and_choices(registry):
+def test_plan_key_includes_devices_residence_plugins_and_choices(registry):
     cache, program = AnalysisCache(), build(length=10)
     base = Request(topology(2))
     (x, *_), (one, two) = program.operands, (d.id for d in base.topology.devices)
@@ -131,14 +131,14 @@ def test_least_recently_used_plan_is_evicted(registry):
     assert (counts["plan_hits"], counts["plan_misses"]) == (2, 4)
 
 
-def test_threads_share_a_cache(registry):
+def test_threads_share_analysis_cache(registry):
     cache, request, failures = AnalysisCache(capacity=4), Request(topology()), []
     programs = [random_graph(seed).program for seed in range(8)]
 
     def work(offset):
         try:
             for i in range(24):
-                result = planned(again(programs[(i + offset) % 8]), registry, request, cache)
+                result = planned(renumbered(programs[(i + offset) % 8]), registry, request, cache)
                 assert result.schedule.program is result.graph.program
         except Exception as error:
             failures.append(error)
@@ -153,15 +153,15 @@ def test_threads_share_a_cache(registry):
 
 
 @pytest.fixture
-def no_collections():
-    """Collections take time by what other tests have left in memory."""
+def without_garbage_collection():
+    """Disable garbage collection, whose duration depends on objects of earlier tests."""
     gc.collect()
     gc.disable()
     yield
     gc.enable()
 
 
-def test_cache_hit_costs_less_than_planning(registry, no_collections):
+def test_cache_hit_costs_less_than_planning(registry, without_garbage_collection):
     graph = random_graph(3, length=1500)
     cache, request = AnalysisCache(), Request(topology())
 
@@ -171,7 +171,7 @@ def test_cache_hit_costs_less_than_planning(registry, no_collections):
         return time.process_time() - start
 
     made = seconds(graph.program)
-    found = min(seconds(again(graph.program)) for _ in range(5))
+    found = min(seconds(renumbered(graph.program)) for _ in range(5))
     assert found < made / 2.5
 
 
@@ -179,7 +179,7 @@ def test_cached_decode_plan_keeps_semantics(registry):
     graph = decode(5)
     cache, request = AnalysisCache(), Request(topology())
     planned(graph, registry, request, cache)
-    program = again(graph.program)
+    program = renumbered(graph.program)
     result = planned(Graph(program, graph.modules), registry, request, cache)
     (match,) = (m for m in result.profile.patterns if m.pattern == "kv_cache")
     assert set(match.residency) <= set(program.operands)

@@ -31,8 +31,8 @@ from djinn_profiler.plans.fingerprint import fingerprint
 UNKNOWN = 1  # a handle that no program mentions
 
 
-class Curious(Pattern):
-    """Looks at everything that there is: it says something else for programs that differ in anything."""
+class ReadsEverything(Pattern):
+    """A pattern that reads all graph properties. Its match differs for programs that differ in anything."""
 
     name = "curious"
 
@@ -61,7 +61,7 @@ class Curious(Pattern):
 
 
 def another_size(program, at, _):
-    """One call with another size of an operand."""
+    """Return the program with another size of one operand."""
     call = program.calls[at]
     if not call.operands or not call.operands[0].shape:
         return None
@@ -113,7 +113,7 @@ def a_float_for_an_int(program, _, at):
 
 
 def another_edge(program, at, which):
-    """An input that is another value, which is there by then."""
+    """Return the program with one input replaced by a value that exists by then."""
     start = sum(c.operand_count + c.new_count for c in program.calls[:at])
     earlier = [v for v in dict.fromkeys(program.operands[:start]) if v != program.operands[start]]
     if not earlier or not program.calls[at].operand_count:
@@ -128,8 +128,8 @@ def another_death(program, _, at):
     return attrs.evolve(program, dead=program.dead ^ {value})
 
 
-def memory_of_its_own(program, _, at):
-    """A value that shared memory with another, or shared none, is moved to a storage of its own."""
+def separate_storage(program, _, at):
+    """Return the program with a value moved to its own storage, or None if it has one."""
     value = program.operands[at % len(program.operands)]
     alone = sum(storage_of(v) == storage_of(value) for v in set(program.operands)) == 1
     if alone:
@@ -142,8 +142,8 @@ def memory_of_its_own(program, _, at):
     )
 
 
-def memory_of_another(program, _, at):
-    """A value from outside, which had memory of its own, is moved to that of another one."""
+def shared_storage(program, _, at):
+    """Return the program with an input moved to another input's storage, or None if there is no such input."""
     made = {v for i in program.instructions() for v in i.outputs}
     outside = [v for v in dict.fromkeys(program.operands) if v not in made]
     if len(outside) < 2:
@@ -165,7 +165,7 @@ def with_call(program: Program, at: int, call) -> Program:
 
 CHANGES = [
     another_size, another_dtype, another_layout, another_op, another_number, a_float_for_an_int, another_edge,
-    another_death, memory_of_its_own, memory_of_another,
+    another_death, separate_storage, shared_storage,
 ]  # fmt: skip
 
 
@@ -177,8 +177,8 @@ def test_changed_program_has_other_fingerprint(seed, change, at):
     if other is None:
         return
     one, two = fingerprint(program), fingerprint(other)
-    numbered = tuple(map(one.values.index, program.operands)) == tuple(map(two.values.index, other.operands))
-    if change is another_edge and numbered:
+    operand_indexes = tuple(map(one.values.index, program.operands)) == tuple(map(two.values.index, other.operands))
+    if change is another_edge and operand_indexes:
         return  # the same flow under another name
     assert (one.topology, one.shapes) != (two.topology, two.shapes)
 
@@ -188,24 +188,24 @@ def test_changed_program_has_other_fingerprint(seed, change, at):
 def test_session_does_not_reuse_plan_of_changed_program(seed, change, at):
     program = random_graph(seed, length=12).program
     other = change(program, at % len(program.calls), at)
-    if other is None or (change is memory_of_its_own and contradicts_calls(program, other)):
+    if other is None or (change is separate_storage and contradicts_calls(program, other)):
         return
     if change in {another_size, another_number, a_float_for_an_int}:
         return  # plans serve ranges of them
-    for way in (lambda p: p, taken):
+    for way in (lambda p: p, round_trip_through_cpp):
         plans = PlanCache[str]()
         plans.find(way(program))[0].append("the first one's")
-        for again in (program, renamed(program)):
+        for again in (program, renumbered(program)):
             variants, values = plans.find(way(again))
             assert variants == ["the first one's"]
             assert values.tolist() == list(dict.fromkeys(again.operands))
-        if numbered(program) == numbered(other) and change is another_edge:
+        if operand_indexes(program) == operand_indexes(other) and change is another_edge:
             continue  # the same flow under another name
         assert plans.find(way(other))[0] == []
 
 
-def taken(program):
-    """The program as C++ gives it."""
+def round_trip_through_cpp(program):
+    """Return the program as C++ returns it."""
     bits, kinds = encoded_slots(program.slots)
     numbers = [number_of(call) for call in program.calls]
     ops.take(current().program, -1)  # what an earlier test has recorded and not sent
@@ -222,18 +222,18 @@ def taken(program):
 
 
 def contradicts_calls(program, other):
-    """True if a result or a view of it was moved. The calls say which storage each result uses."""
+    """Return True if a result or its view was moved. Calls state which storage each result uses."""
     moved = {storage_of(v) for v in set(program.operands) - set(other.operands)}
     return any(storage_of(v) in moved for i in program.instructions() for v in i.outputs)
 
 
-def numbered(program):
+def operand_indexes(program):
     values = list(dict.fromkeys(program.operands))
     return [values.index(v) for v in program.operands]
 
 
-def renamed(program):
-    """The same program of other values, as the next step of a loop records it."""
+def renumbered(program):
+    """Return the program with new value ids, as the next step of a loop records it."""
     storages = {}
     names = {
         v: make_handle(storages.setdefault(storage_of(v), new_storage()), view_of(v))
@@ -248,7 +248,7 @@ def test_plugin_results_are_not_shared_between_programs(change):
     cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     for seed in range(6):
         graph = random_graph(seed, length=12)
-        plugins = Registry(patterns=(Curious(graph),))
+        plugins = Registry(patterns=(ReadsEverything(graph),))
         for at in range(8):
             other = change(graph.program, at, 3 * at + seed)
             for program in filter(None, (graph.program, other)):
@@ -261,7 +261,7 @@ def test_plugin_results_are_not_shared_between_programs(change):
 def test_key_includes_plugin_versions_and_settings():
     cache, request = AnalysisCache(), Request(topology(2), until="annotate")
     graph = random_graph(1, length=12)
-    for plugins in (Registry(patterns=(Curious(graph),)), Registry(patterns=(Curious(graph),))):
+    for plugins in (Registry(patterns=(ReadsEverything(graph),)), Registry(patterns=(ReadsEverything(graph),))):
         planned(graph.program, plugins, request, cache)
     assert cache.statistics()["plan_hits"] == 0  # two objects of one class may be set up differently
 

@@ -45,7 +45,7 @@ def patterns():
     return load_registry(Selection(plugins=("attention", "kv_cache")), builtins=builtin_plugins()).patterns
 
 
-def profiled(module, *inputs):
+def annotate_module(module, *inputs):
     with torch.no_grad():
         graph = fx_graph(torch.export.export(module.eval(), inputs))
     return graph, annotate(graph, patterns())
@@ -56,7 +56,7 @@ def ids(length=6):
 
 
 class WithCache(nn.Module):
-    """A causal model whose cache goes in and out as plain tensors, as it does between two recorded programs."""
+    """A causal model whose cache is input and output, as between two recorded programs."""
 
     def __init__(self, model):
         super().__init__()
@@ -82,7 +82,7 @@ def llama(implementation):
 @pytest.mark.parametrize(("tokens", "phase"), [(6, ExecutionPhase.LLM_PREFILL), (1, ExecutionPhase.LLM_DECODE)])
 def test_language_model_prefill_and_decode(implementation, tokens, phase):
     past = () if tokens > 1 else (torch.rand(1, 1, 6, 16), torch.rand(1, 1, 6, 16))
-    graph, profile = profiled(WithCache(llama(implementation)), ids(tokens), *past)
+    graph, profile = annotate_module(WithCache(llama(implementation)), ids(tokens), *past)
     assert profile.workload is WorkloadType.LLM
     assert profile.phase is phase
     assert profile.pattern_counts() == {"attention": 1, "kv_cache": 1}
@@ -113,7 +113,7 @@ def vit():
 
 
 def text_tower():
-    """CLIP's text: causal, but the place of the token that ends the text is its result, and nothing is written."""
+    """Return CLIP's text tower. It is causal, but returns only the row of the end token."""
     from transformers import CLIPTextConfig, CLIPTextModel
 
     return CLIPTextModel(CLIPTextConfig(**TEXT)), ids()
@@ -165,8 +165,8 @@ def recommender():
     return Recommender(), torch.zeros(5, 4, dtype=torch.long)
 
 
-class EmbeddingsOfAnEncoder(nn.Module):
-    """The part of BERT before it checks whether the mask masks anything: the rest is a program of its own."""
+class EncoderEmbeddings(nn.Module):
+    """The part of BERT before its check of the mask, which ends a program."""
 
     def __init__(self):
         super().__init__()
@@ -176,8 +176,8 @@ class EmbeddingsOfAnEncoder(nn.Module):
         return self.words(tokens) + self.positions(torch.arange(5)) + self.kinds(torch.zeros_like(tokens))
 
 
-def embeddings_of_an_encoder():
-    return EmbeddingsOfAnEncoder(), torch.zeros(2, 5, dtype=torch.long)
+def encoder_embeddings():
+    return EncoderEmbeddings(), torch.zeros(2, 5, dtype=torch.long)
 
 
 def speech():
@@ -196,7 +196,7 @@ def speech():
         (causal_without_cache, WorkloadType.LLM, Modality.TEXT),
         (perceptron, WorkloadType.GENERIC, Modality.UNKNOWN),
         (recommender, WorkloadType.RECOMMENDER, Modality.TEXT),
-        (embeddings_of_an_encoder, WorkloadType.GENERIC, Modality.TEXT),
+        (encoder_embeddings, WorkloadType.GENERIC, Modality.TEXT),
         (speech, WorkloadType.AUDIO, Modality.AUDIO),
         (text_tower, WorkloadType.GENERIC, Modality.TEXT),
         (sensors, WorkloadType.GENERIC, Modality.UNKNOWN),
@@ -204,14 +204,14 @@ def speech():
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_workload_type_and_modality(make, workload, modality):
-    _, profile = profiled(*make())
+    _, profile = annotate_module(*make())
     assert profile.workload is workload, profile.reasons
     assert profile.modalities[-1] is modality
     assert profile.reasons[0]
 
 
 def test_multimodal_branches_keep_modality():
-    _, profile = profiled(*clip())
+    _, profile = annotate_module(*clip())
     assert {Modality.TEXT, Modality.VISION, Modality.MULTIMODAL_FUSION} <= set(profile.modalities)
     assert ExecutionPhase.VISION_ENCODING in profile.phases
     assert profile.phases[-1] is ExecutionPhase.MULTIMODAL_FUSION
@@ -257,8 +257,8 @@ def test_training_residency_of_weights_gradients_and_state():
 
 
 @attrs.define
-class Claims(Pattern):
-    """Claims whatever it is told to."""
+class ClaimingPattern(Pattern):
+    """A pattern that returns `claim` as its match, or raises it."""
 
     name: str
     claim: object
@@ -286,7 +286,7 @@ def match(name="m", confidence=0.5, **more):
     "claim", [RuntimeError("no"), match(residency={99: WEIGHT}), attrs.evolve(match(), nodes=(7,)), "a string"]
 )
 def test_failing_pattern_is_named_and_skipped(claim, caplog):
-    profile = annotate(tanh(), [Claims("bad", claim), Claims("good", match("good"))])
+    profile = annotate(tanh(), [ClaimingPattern("bad", claim), ClaimingPattern("good", match("good"))])
     assert [m.pattern for m in profile.patterns] == ["good"]
     assert "pattern 'bad'" in profile.reasons[-1]
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING and "bad" in r.getMessage()]) == 1
@@ -295,15 +295,15 @@ def test_failing_pattern_is_named_and_skipped(claim, caplog):
 def test_most_confident_match_decides():
     sure = match("sure", 0.9, phase=ExecutionPhase.LLM_DECODE)
     unsure = match("unsure", 0.2, phase=ExecutionPhase.LLM_PREFILL)
-    never = Claims("never", AssertionError("asked"), frozenset({"mm"}))
-    profile = annotate(tanh(), [Claims("a", unsure), Claims("b", sure), never])
+    never = ClaimingPattern("never", AssertionError("asked"), frozenset({"mm"}))
+    profile = annotate(tanh(), [ClaimingPattern("a", unsure), ClaimingPattern("b", sure), never])
     assert [m.pattern for m in profile.patterns] == ["sure", "unsure"]
     assert profile.phases[0] is ExecutionPhase.LLM_DECODE
     assert profile.roles[0] == "sure"
     assert len(profile.reasons) == 1
 
 
-def test_recorded_and_exported_models_annotate_alike():
+def test_recorded_and_exported_models_have_equal_annotations():
     model = perceptron()[0].eval()
     x = torch.rand(3, 4)
     exported = annotate(fx_graph(torch.export.export(model, (x,))), ())

@@ -19,11 +19,11 @@ F = torch.nn.functional
 rand = torch.rand
 
 
-def counted_here(graph) -> float:
+def estimated_flops(graph) -> float:
     return estimate(graph, [Roofline()], topology()).flops
 
 
-def counted_by_torch(function, *inputs) -> int:
+def torch_flops(function, *inputs) -> int:
     if function is attention:  # the counter does not know the kernel for CPUs
         return sdpa_flop_count(*(i.shape for i in inputs))
     with FlopCounterMode(display=False) as counter:
@@ -60,7 +60,7 @@ CASES = {
 def test_flops_equal_pytorch_counter(case):
     function, *inputs = CASES[case]
     graph = fx_graph(make_fx(function, tracing_mode="fake")(*inputs))
-    assert counted_here(graph) == counted_by_torch(function, *inputs)
+    assert estimated_flops(graph) == torch_flops(function, *inputs)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,7 +72,7 @@ def test_flops_of_composite_ops_equal_pytorch_counter(case):
             return function(*args)
 
     exported = fx_graph(torch.export.export(Whole(), tuple(inputs)))
-    assert counted_here(exported) == counted_by_torch(function, *inputs)
+    assert estimated_flops(exported) == torch_flops(function, *inputs)
 
 
 def gradients(function):
@@ -88,23 +88,23 @@ def test_backward_flops_equal_pytorch_counter(case):
     function, *inputs = CASES[case]
     backward = gradients(function)
     graph = fx_graph(make_fx(backward, tracing_mode="fake")(*inputs))
-    assert counted_here(graph) == counted_by_torch(backward, *inputs)
+    assert estimated_flops(graph) == torch_flops(backward, *inputs)
 
 
 def test_attention_backward_flops_equal_pytorch_counter():
     _, *inputs = CASES["attention"]
     graph = fx_graph(make_fx(gradients(attention), tracing_mode="fake")(*inputs))
     # Of the CPU's kernel the counter knows nothing; on the meta device attention is the products that it is made of.
-    assert counted_here(graph) == counted_by_torch(
+    assert estimated_flops(graph) == torch_flops(
         gradients(F.scaled_dot_product_attention), *(i.to("meta") for i in inputs)
     )
 
 
 def test_operand_reshaped_in_place_has_no_flops():
-    """The graph has one shape for each value, here that from before an `unsqueeze_`, which the formula of `mm` does not take."""
+    """The graph has the shape from before an `unsqueeze_`, which the formula of `mm` rejects."""
     builder = ProgramBuilder()
     builder.op("aten::mm", builder.input(4, 1), builder.input(4), shape=(4, 4))
-    assert counted_here(builder.graph()) == 0
+    assert estimated_flops(builder.graph()) == 0
 
 
 def bytes_of(builder):
@@ -116,7 +116,7 @@ def bytes_of(builder):
 @pytest.mark.parametrize(
     ("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float64, 8), (torch.bool, 1)]
 )
-def test_bytes_follow_dtype(dtype, size):
+def test_estimated_bytes_follow_dtype(dtype, size):
     builder = ProgramBuilder()
     builder.op("aten::clone", builder.input(10, 10, dtype=dtype), shape=(10, 10))
     assert bytes_of(builder) == [(100 * size, 100 * size)]
@@ -130,7 +130,7 @@ def test_views_are_free_and_embedding_reads_rows():
     assert bytes_of(builder) == [(0, 0), (8 * 64 * 4 + 8 * 8, 8 * 64 * 4)]
 
 
-def test_time_is_maximum_of_compute_and_memory():
+def test_estimated_time_is_maximum_of_compute_and_memory():
     builder = ProgramBuilder()
     x, w = builder.input(512, 512), builder.input(512, 512)
     builder.op("aten::mm", x, w, shape=(512, 512))
@@ -146,8 +146,8 @@ def test_time_is_maximum_of_compute_and_memory():
 
 
 @attrs.define
-class Model(CostModel):
-    """Says `answer` for its ops, or raises it."""
+class FixedCostModel(CostModel):
+    """A cost model that returns `answer` for its ops, or raises it."""
 
     name: str
     answer: object
@@ -160,7 +160,7 @@ class Model(CostModel):
         return self.answer
 
 
-def of(seconds: float) -> CostEstimate:
+def cost_of(seconds: float) -> CostEstimate:
     return CostEstimate(0.0, 0, 0, seconds)
 
 
@@ -171,19 +171,19 @@ def two_ops():
     return builder.graph()
 
 
-def models_asked(*models):
+def cost_model_order(*models):
     (row,) = estimate(two_ops(), models, topology()).by_device.values()
     return [e.model for e in row]
 
 
 def test_specific_cost_models_precede_general_ones():
-    general, special = Model("a", of(1.0)), Model("z", of(2.0), frozenset({"mm"}))
-    assert models_asked(general, special) == ["a", "z"]
-    assert models_asked(general, Model("z", None, frozenset({"mm"}))) == ["a", "a"]
-    assert models_asked() == ["", ""]
+    general, special = FixedCostModel("a", cost_of(1.0)), FixedCostModel("z", cost_of(2.0), frozenset({"mm"}))
+    assert cost_model_order(general, special) == ["a", "z"]
+    assert cost_model_order(general, FixedCostModel("z", None, frozenset({"mm"}))) == ["a", "a"]
+    assert cost_model_order() == ["", ""]
 
 
-@pytest.mark.parametrize("answer", [RuntimeError("no"), of(-1.0), of(float("nan")), "a string"])
+@pytest.mark.parametrize("answer", [RuntimeError("no"), cost_of(-1.0), cost_of(float("nan")), "a string"])
 def test_failing_cost_model_is_named_and_skipped(answer, caplog):
-    assert models_asked(Model("a_bad", answer), Roofline()) == ["roofline", "roofline"]
+    assert cost_model_order(FixedCostModel("a_bad", answer), Roofline()) == ["roofline", "roofline"]
     assert len([r for r in caplog.records if "a_bad" in r.getMessage()]) == 1

@@ -40,7 +40,7 @@ def captured_flops(function, shapes):
     return sum(cost.flops for cost in costs_of(captured.graph))
 
 
-def counted_by_torch(function, shapes):
+def torch_flops(function, shapes):
     with FlopCounterMode(display=False) as counter:
         function(*[torch.empty(shape, requires_grad=True) for shape in shapes])
     return counter.get_total_flops()
@@ -78,7 +78,7 @@ def convolutions(draw):
     return (lambda x, w: function(x, w, groups=groups)), [(*batch, ins, *space), weight]
 
 
-def and_back(function):
+def with_backward(function):
     return lambda *inputs: function(*inputs).sum().backward()
 
 
@@ -88,16 +88,16 @@ def and_back(function):
 @example(case=(torch.matmul, [(2, 1, 0, 0), (3, 0, 0)]), backward=True)
 def test_matmul_flops_of_any_shape(case, backward):
     function, shapes = case
-    run = and_back(function) if backward else function
-    assert captured_flops(run, shapes) == counted_by_torch(run, shapes)
+    run = with_backward(function) if backward else function
+    assert captured_flops(run, shapes) == torch_flops(run, shapes)
 
 
 @quick
 @given(case=convolutions(), backward=st.booleans())
 def test_convolution_flops_of_any_shape(case, backward):
     function, shapes = case
-    run = and_back(function) if backward else function
-    assert captured_flops(run, shapes) == counted_by_torch(run, shapes)
+    run = with_backward(function) if backward else function
+    assert captured_flops(run, shapes) == torch_flops(run, shapes)
 
 
 SAMPLES: dict[str, list] = {}
@@ -139,7 +139,7 @@ def test_every_program_has_a_cost(picks):
 
 
 def test_invalid_shapes_do_not_blame_cost_model():
-    """Attention whose heads do not fit: the kernel says so, at the op of the user."""
+    """The kernel reports attention heads that do not fit, at the user's op."""
     with djinn.capture() as captured:
         query, key = (torch.empty(2, heads, 5, 8, device="remote_accelerator:0") for heads in (11, 32))
         with contextlib.suppress(NotImplementedError):  # the executor has no such kernel

@@ -56,7 +56,7 @@ def also_matched(**fields):
 
 @attrs.define
 class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
-    """Plugin object for any stage. Each method calls `does`."""
+    """A plugin object for any stage. Each method calls `does`."""
 
     does: object
     name: str = "faulty"
@@ -68,7 +68,7 @@ class Faulty(Pattern, CostModel, Optimization, PlacementPolicy, Scheduler):
     estimate = optimize = place = priority = match
 
 
-def placed(context, **fields):
+def place_all_on_first(context, **fields):
     decisions = tuple(PlacementDecision(n, context.topology.devices[0].id, "there") for n in context.plan.nodes)
     values = {v: context.topology.devices[0].id for n in context.graph.nodes for v in (*n.inputs, *n.outputs)}
     return Placement(**{"decisions": decisions, "values": values, **fields})
@@ -82,11 +82,11 @@ def prioritized(key=lambda node: node, reason="because", **fields):
 def refuses_fewer(context):
     """Place values beyond a device's memory; raise for a topology with one device."""
     if len(context.topology.devices) > 1:
-        return placed(context)
+        return place_all_on_first(context)
     raise KeyError("the device that it likes")
 
 
-def emptied(mapping):
+def clear_mapping(mapping):
     mapping.clear()
 
 
@@ -109,7 +109,7 @@ PATTERNS = {
     "residency is text": also_matched(residency={1: "weight"}),
     "residency is None": also_matched(residency=None),
     "details are None": also_matched(details=None),
-    "writes into the graph": lambda graph, _: emptied(graph.by_op),
+    "writes into the graph": lambda graph, _: clear_mapping(graph.by_op),
 }
 COST_MODELS = {
     "raises": raises,
@@ -137,22 +137,24 @@ OPTIMIZATIONS = {
     "slots are texts": lambda _: OptimizationResult("faulty", True, "so", Rewrite(equal_slots=(("a", "b"),))),
     "substitutes text": lambda _: OptimizationResult("faulty", True, "so", Rewrite(substitutions=("a",))),
     "replicas are None": lambda _: OptimizationResult("faulty", True, "so", Rewrite(replicas=None)),
-    "writes into its context": lambda context: emptied(context.resident),
+    "writes into its context": lambda context: clear_mapping(context.resident),
 }
 POLICIES = {
     "raises": raises,
     "returns None": lambda _: None,
-    "returns what is no placement": lambda context: SimpleNamespace(**attrs.asdict(placed(context), recurse=False)),
-    "places nothing": lambda context: placed(context, decisions=()),
-    "decisions are text": lambda context: placed(context, decisions=("a",)),
-    "values are None": lambda context: placed(context, values=None),
-    "values are texts": lambda context: placed(context, values={"a": "b"}),
-    "copies are None": lambda context: placed(context, copies=None),
-    "copies are texts": lambda context: placed(context, copies={1: "ab"}),
-    "replicas are texts": lambda context: placed(context, replicas=("a",)),
-    "pins None": lambda context: placed(context, fixed_nodes=None),
-    "the policy is None": lambda context: placed(context, policy=None),
-    "writes into its context": lambda context: emptied(context.resident),
+    "returns what is no placement": lambda context: SimpleNamespace(
+        **attrs.asdict(place_all_on_first(context), recurse=False)
+    ),
+    "places nothing": lambda context: place_all_on_first(context, decisions=()),
+    "decisions are text": lambda context: place_all_on_first(context, decisions=("a",)),
+    "values are None": lambda context: place_all_on_first(context, values=None),
+    "values are texts": lambda context: place_all_on_first(context, values={"a": "b"}),
+    "copies are None": lambda context: place_all_on_first(context, copies=None),
+    "copies are texts": lambda context: place_all_on_first(context, copies={1: "ab"}),
+    "replicas are texts": lambda context: place_all_on_first(context, replicas=("a",)),
+    "pins None": lambda context: place_all_on_first(context, fixed_nodes=None),
+    "the policy is None": lambda context: place_all_on_first(context, policy=None),
+    "writes into its context": lambda context: clear_mapping(context.resident),
     "raises in the second round": refuses_fewer,
 }
 SCHEDULERS = {
@@ -167,7 +169,7 @@ SCHEDULERS = {
     "the reason is None": prioritized(reason=None),
     "group priorities raise": prioritized(group_priority=raises),
     "the group priority is a number": prioritized(group_priority=3),
-    "writes into its context": lambda context: emptied(context.resident),
+    "writes into its context": lambda context: clear_mapping(context.resident),
 }
 KINDS = {
     "pattern": ("patterns", PATTERNS),

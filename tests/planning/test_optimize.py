@@ -16,8 +16,8 @@ SQUARE = (3, 3)
 
 
 @attrs.define
-class Fixed(Optimization):
-    """Proposes one rewrite, or raises."""
+class FixedOptimization(Optimization):
+    """An optimization that proposes one rewrite, or raises it."""
 
     name: str
     rewrite: Rewrite | Exception = attrs.field(factory=Rewrite)
@@ -35,20 +35,24 @@ def test_declared_order_precedes_name_order():
     names = [
         o.name
         for o in in_execution_order([
-            Fixed("c"), Fixed("b", after=frozenset({"d"})), Fixed("a", after=frozenset({"missing"})),
-            Fixed("d"), Fixed("e", before=frozenset({"a"})),
+            FixedOptimization("c"), FixedOptimization("b", after=frozenset({"d"})), FixedOptimization("a", after=frozenset({"missing"})),
+            FixedOptimization("d"), FixedOptimization("e", before=frozenset({"a"})),
         ])
     ]  # fmt: skip
     assert names == ["c", "d", "b", "e", "a"]
 
 
-def test_order_cycle_is_broken():
-    circle = [Fixed("a", after=frozenset({"b"})), Fixed("b", after=frozenset({"a"})), Fixed("c")]
+def test_optimization_order_cycle_is_broken():
+    circle = [
+        FixedOptimization("a", after=frozenset({"b"})),
+        FixedOptimization("b", after=frozenset({"a"})),
+        FixedOptimization("c"),
+    ]
     assert [o.name for o in in_execution_order(circle)] == ["c", "a", "b"]
 
 
-def doubled():
-    """tanh twice over one input; only the second is used."""
+def duplicate_tanh():
+    """Return a graph with two equal tanh ops, of which only the second is used."""
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     first = builder.op("aten::tanh", x, shape=SQUARE)
@@ -59,9 +63,9 @@ def doubled():
 
 
 def test_legal_rewrite_is_applied_and_costed():
-    graph, first, second, _ = doubled()
+    graph, first, second, _ = duplicate_tanh()
     context = optimization_context(graph)
-    plan = optimize(context, [Fixed("merge", Rewrite(frozenset({1}), {second: first}))])
+    plan = optimize(context, [FixedOptimization("merge", Rewrite(frozenset({1}), {second: first}))])
     assert plan.nodes == (0, 2)
     assert plan.replace == {second: first}
     (result,) = plan.results
@@ -71,11 +75,16 @@ def test_legal_rewrite_is_applied_and_costed():
 
 
 def test_illegal_rewrite_is_dropped_and_reported(caplog):
-    graph, first, second, _ = doubled()
+    graph, first, second, _ = duplicate_tanh()
     context = optimization_context(graph)
-    merge = Fixed("merge", Rewrite(frozenset({1}), {second: first}))
+    merge = FixedOptimization("merge", Rewrite(frozenset({1}), {second: first}))
     plan = optimize(
-        context, [Fixed("a_raises", ValueError("oops")), Fixed("b_illegal", Rewrite(frozenset({0, 1}))), merge]
+        context,
+        [
+            FixedOptimization("a_raises", ValueError("oops")),
+            FixedOptimization("b_illegal", Rewrite(frozenset({0, 1}))),
+            merge,
+        ],
     )
     assert plan.nodes == (0, 2)
     assert [r.applied for r in plan.results] == [False, False, True]
@@ -88,18 +97,21 @@ def test_illegal_rewrite_is_dropped_and_reported(caplog):
     assert any("b_illegal" in w for w in warnings)
 
 
-def test_replacement_chains_are_resolved():
+def test_rewrite_replacement_chains_are_resolved():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     a, b, c = (builder.op("aten::tanh", x, shape=SQUARE) for _ in range(3))
     builder.op("aten::neg", c, shape=SQUARE)
     builder.drop(a, b, c)
-    steps = [Fixed("1", Rewrite(frozenset({2}), {c: b})), Fixed("2", Rewrite(frozenset({1}), {b: a}))]
+    steps = [
+        FixedOptimization("1", Rewrite(frozenset({2}), {c: b})),
+        FixedOptimization("2", Rewrite(frozenset({1}), {b: a})),
+    ]
     plan = optimize(optimization_context(builder.graph()), steps)
     assert plan.replace == {c: a, b: a}
 
 
-def refuse(builder: ProgramBuilder, rewrite: Rewrite, message: str) -> None:
+def assert_refused(builder: ProgramBuilder, rewrite: Rewrite, message: str) -> None:
     graph = builder.graph()
     kept = frozenset((*graph.inputs, *graph.outputs))
     everything = OptimizationPlan(tuple(n.id for n in graph.nodes))
@@ -112,14 +124,14 @@ def test_random_ops_are_never_dropped():
     builder = ProgramBuilder()
     drawn = builder.op("aten::rand_like", builder.input(*SQUARE), shape=SQUARE, random=True)
     builder.drop(drawn)
-    refuse(builder, Rewrite(frozenset({0})), "random state")
+    assert_refused(builder, Rewrite(frozenset({0})), "random state")
 
 
 def test_visible_writes_are_never_dropped():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     builder.inplace("aten::mul_.Scalar", builder.view("aten::t", x, shape=SQUARE), slots=(2.0,))
-    refuse(builder, Rewrite(frozenset({1})), "write to value")
+    assert_refused(builder, Rewrite(frozenset({1})), "write to value")
 
 
 def test_writes_read_by_later_op_are_never_dropped():
@@ -128,13 +140,13 @@ def test_writes_read_by_later_op_are_never_dropped():
     builder.inplace("aten::mul_.Scalar", x, slots=(2.0,))
     builder.op("aten::neg", x, shape=SQUARE)
     builder.drop(x)
-    refuse(builder, Rewrite(frozenset({1})), "write to value")
+    assert_refused(builder, Rewrite(frozenset({1})), "write to value")
 
 
 def test_held_values_are_never_dropped():
     builder = ProgramBuilder()
     builder.op("aten::tanh", builder.input(*SQUARE), shape=SQUARE)
-    refuse(builder, Rewrite(frozenset({0})), "the client still holds")
+    assert_refused(builder, Rewrite(frozenset({0})), "the client still holds")
 
 
 @pytest.mark.parametrize("written", ["first", "second"])
@@ -146,33 +158,34 @@ def test_written_values_are_never_merged(written: str):
     builder.op("aten::add.Tensor", *values.values(), shape=SQUARE)
     builder.drop(*values.values())
     rewrite = Rewrite(frozenset({1}), {values["second"]: values["first"]})
-    refuse(builder, rewrite, "one of them is written")
+    assert_refused(builder, rewrite, "one of them is written")
 
 
-def test_replacement_must_match_metadata_and_precede():
+def test_replacement_with_other_metadata_or_later_node_is_refused():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     early, wide = builder.op("aten::tanh", x, shape=SQUARE), builder.op("aten::tanh", x, shape=(3, 4))
     late = builder.op("aten::tanh", x, shape=SQUARE)
     builder.op("aten::add.Tensor", early, wide, shape=SQUARE)
     builder.drop(early, wide, late)
-    refuse(builder, Rewrite(frozenset({1}), {wide: early}), "other metadata")
-    refuse(builder, Rewrite(frozenset({0}), {early: late}), "computed after")
+    assert_refused(builder, Rewrite(frozenset({1}), {wide: early}), "other metadata")
+    assert_refused(builder, Rewrite(frozenset({0}), {early: late}), "computed after")
 
 
-def test_slot_conditions_must_hold():
+def test_rewrite_with_unmet_slot_conditions_is_refused():
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     a, b = (builder.op("aten::mul.Scalar", x, shape=SQUARE, slots=(s,)) for s in (1, 1.0))
     builder.op("aten::add.Tensor", a, b, shape=SQUARE)
     builder.drop(a, b)
-    refuse(builder, Rewrite(frozenset({1}), {b: a}, equal_slots=((0, 1),)), "slots 0 and 1 are equal")
+    assert_refused(builder, Rewrite(frozenset({1}), {b: a}, equal_slots=((0, 1),)), "slots 0 and 1 are equal")
 
 
 def test_cyclic_replacements_are_refused():
-    graph, first, second, _ = doubled()
+    graph, first, second, _ = duplicate_tanh()
     plan = optimize(
-        optimization_context(graph), [Fixed("circle", Rewrite(frozenset({0, 1}), {second: first, first: second}))]
+        optimization_context(graph),
+        [FixedOptimization("circle", Rewrite(frozenset({0, 1}), {second: first, first: second}))],
     )
     assert plan.nodes == (0, 1, 2)
     assert "circle" in plan.results[0].reason

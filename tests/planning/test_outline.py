@@ -15,7 +15,7 @@ from djinn_core.ir.module_names import ModuleNames
 from djinn_profiler.explain.outline import Part, by_call, by_name, fold, outline
 
 
-def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.planning.Graph:
+def capture_graph(model: nn.Module, *inputs: torch.Tensor) -> djinn.planning.Graph:
     with djinn.capture() as program, torch.no_grad():
         model(*inputs)
     return program.graph
@@ -23,7 +23,7 @@ def captured(model: nn.Module, *inputs: torch.Tensor) -> djinn.planning.Graph:
 
 def tower(layers: list[nn.Module]) -> djinn.planning.Graph:
     with torch.device("meta"):
-        return captured(Tower(layers), torch.zeros(3, 4))
+        return capture_graph(Tower(layers), torch.zeros(3, 4))
 
 
 def names(parts: tuple[Part, ...]) -> list[tuple[str, int]]:
@@ -54,8 +54,8 @@ def test_alternating_layers_are_folded() -> None:
     assert [part.name for part in folded.parts] == ["layers.0,2-6", "layers.1,3-7"]
 
 
-def test_repeated_calls_of_module() -> None:
-    class Twice(nn.Module):
+def test_outline_shows_repeated_calls_of_module() -> None:
+    class CalledTwice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Linear(4, 4)
@@ -64,13 +64,13 @@ def test_repeated_calls_of_module() -> None:
             return self.inner(self.inner(x).relu())
 
     with torch.device("meta"):
-        graph = captured(Twice(), torch.zeros(2, 4))
+        graph = capture_graph(CalledTwice(), torch.zeros(2, 4))
     (inner, own) = outline(graph, grouping=by_name).parts
     assert (inner.name, inner.calls, own.name) == ("inner", 2, "")
     assert names(outline(graph, grouping=by_call).parts) == [("inner", 1), ("", 1), ("inner", 1)]
 
 
-def test_successive_models_are_separate() -> None:
+def test_outline_separates_successive_models() -> None:
     with torch.device("meta"):
         first, second, x = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4)), torch.zeros(2, 4)
     with djinn.capture() as program, torch.no_grad():
@@ -78,14 +78,14 @@ def test_successive_models_are_separate() -> None:
     assert names(outline(program.graph).parts) == [("Linear", 1), ("", 1), ("Sequential", 1)]
 
 
-def test_exported_graph_outline() -> None:
+def test_exported_graph_has_outline() -> None:
     exported = torch.export.export(Tower([Layer(8) for _ in range(3)]), (torch.zeros(3, 4),))
     whole = outline(fx_graph(exported))
     assert ("layers.0-2", 3) in names(whole.parts)
 
 
 @given(st.lists(st.integers(0, 2), max_size=40), st.booleans())
-def test_folding_keeps_order(kinds: list[int], numbered: bool) -> None:
+def test_outline_folding_keeps_order(kinds: list[int], numbered: bool) -> None:
     parts = list(enumerate(kinds))
     folded = fold(parts, lambda p: p[1], lambda p: f"layer{p[0]}" if numbered else "layer")
     assert [part for f in folded for r in f.rounds for part in r] == parts
@@ -94,8 +94,8 @@ def test_folding_keeps_order(kinds: list[int], numbered: bool) -> None:
 
 
 @pytest.mark.parametrize("path", ["", "a.b", "layers.3.x"])
-def test_uncalled_module_path(path: str) -> None:
-    graph = captured(nn.Linear(2, 2), torch.zeros(1, 2))
+def test_outline_accepts_paths_of_uncalled_modules(path: str) -> None:
+    graph = capture_graph(nn.Linear(2, 2), torch.zeros(1, 2))
     named = type(graph)(graph.program, dict.fromkeys(range(len(graph.nodes)), path))
     assert isinstance(named.module_names, ModuleNames)
     assert set(outline(named).nodes) == set(range(len(graph.nodes)))

@@ -63,8 +63,8 @@ def test_misspelt_policy_is_suggested(registry):
 
 
 @attrs.define
-class Watches(Optimization):
-    """Notes when it is asked, and hints at something once it knows where things are."""
+class WatchingOptimization(Optimization):
+    """An optimization that records its calls and gives a hint once the placement is known."""
 
     name: str
     after_placement: bool
@@ -77,8 +77,11 @@ class Watches(Optimization):
         return OptimizationResult(self.name, bool(hints), "watched", Rewrite(hints=hints))
 
 
-def test_second_pass_after_placement(registry):
-    once, twice = Watches("once", after_placement=False), Watches("twice", after_placement=True)
+def test_optimizations_run_again_after_placement(registry):
+    once, twice = (
+        WatchingOptimization("once", after_placement=False),
+        WatchingOptimization("twice", after_placement=True),
+    )
     watched = registry.evolve(optimizations=(once, twice))
     result = plan(random_graph(0), watched, Request(topology(2)))
     assert once.passes == [False]
@@ -88,7 +91,7 @@ def test_second_pass_after_placement(registry):
     assert "moved 1" in explain(result)
 
 
-def test_explanation_gives_reasons(registry):
+def test_plan_explanation_gives_reasons(registry):
     text = explain(plan(random_graph(2, length=60), registry, Request(topology())))
     assert "common_subexpressions applied" in text
     assert "the first device" in text
@@ -97,7 +100,7 @@ def test_explanation_gives_reasons(registry):
 
 
 def test_skipped_inexact_optimization_is_named(registry):
-    rounds = Watches("rounds", after_placement=False, exact=False)
+    rounds = WatchingOptimization("rounds", after_placement=False, exact=False)
     with_it = registry.evolve(optimizations=(*registry.optimizations, rounds))
     text = explain(plan(random_graph(0), with_it, Request(topology())))
     assert "rounds not applied: its results may round otherwise; djinn.configure(exact=False) allows that" in text
@@ -107,8 +110,8 @@ def test_skipped_inexact_optimization_is_named(registry):
 
 
 @attrs.define
-class Fails(CostModel):
-    """Every kind of plugin at once, all of which raise."""
+class FailingPlugin(CostModel):
+    """A plugin object of each kind that raises."""
 
     name: str = "fails"
 
@@ -118,7 +121,7 @@ class Fails(CostModel):
 
 def test_failing_cost_model_keeps_schedule_correct(registry, caplog):
     graph = random_graph(4)
-    scheduler = Scheduler(topology(), registry.evolve(cost_models=(Fails(), *registry.cost_models)))
+    scheduler = Scheduler(topology(), registry.evolve(cost_models=(FailingPlugin(), *registry.cost_models)))
     made = scheduler.create_schedule(graph)
     assert made.scheduler == "sequential"
     assert sorted(n for g in made.groups for n in g.nodes)
@@ -126,21 +129,21 @@ def test_failing_cost_model_keeps_schedule_correct(registry, caplog):
     assert scheduler.get_stats()["cost_aware"] == 1
 
 
-class Broken:
-    """Plugins without any of the lists that planning needs."""
+class BrokenRegistry:
+    """A registry without the lists that planning needs."""
 
     def __getattr__(self, name):
         raise LookupError(f"no {name} here")
 
 
-def test_fallback_to_basic_and_minimal_schedule(caplog):
+def test_planning_falls_back_to_basic_and_minimal_schedule(caplog):
     graph = random_graph(5)
-    basic = Scheduler(topology(), Broken())
+    basic = Scheduler(topology(), BrokenRegistry())
     made = basic.create_schedule(graph)
     assert "LookupError: no rows here" in made.reasons[0]
     assert made.scheduler == "sequential"
     assert basic.get_stats()["basic"] == 1
-    nothing = Scheduler(attrs.evolve(topology(), devices=()), Broken())
+    nothing = Scheduler(attrs.evolve(topology(), devices=()), BrokenRegistry())
     made = nothing.create_schedule(graph)
     assert made.scheduler == "minimal"
     assert [n for g in made.groups for n in g.nodes] == [n.id for n in graph.nodes]
@@ -180,7 +183,7 @@ def test_failed_substitution_gives_reason(registry, compute, why):
     builder.op("aten::relu", builder.input(4, 4), shape=(4, 4))
     graph = builder.graph()
 
-    class Substituting(Optimization):
+    class SubstitutingOptimization(Optimization):
         name = "substituting"
 
         def optimize(self, context):
@@ -188,7 +191,7 @@ def test_failed_substitution_gives_reason(registry, compute, why):
             change = Rewrite(substitutions=(Substitution(frozenset({0}), node.inputs, node.outputs, compute),))
             return OptimizationResult(self.name, True, "so", change)
 
-    plugins = registry.evolve(optimizations=(Substituting(),))
+    plugins = registry.evolve(optimizations=(SubstitutingOptimization(),))
     (result,) = plan(graph, plugins, Request(topology(), until="optimize", rewrite=rewrite)).plan.results
     assert not result.applied
     assert result.reason.startswith("its substitution cannot be recorded: ")

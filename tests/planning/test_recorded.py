@@ -40,7 +40,7 @@ def language_model(name, implementation):
         ("llama", "sdpa", "static"),
     ],
 )
-def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
+def test_generation_is_annotated_as_prefill_and_decode(name, implementation, cache):
     model, prompt = language_model(name, implementation), torch.arange(3, 9)[None]
     choices = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
     expected = model.generate(prompt, **choices)
@@ -60,7 +60,7 @@ def test_generation_is_one_prefill_and_then_decode(name, implementation, cache):
     assert all(r.profile.workload is WorkloadType.GENERIC for r in results if r.profile not in steps)
 
 
-def test_training_is_recognised_and_optimized_exactly():
+def test_recorded_training_is_recognised_and_optimized_exactly():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 10))
     x, y = torch.rand(8, 1, 8, 8), torch.arange(8)
@@ -82,22 +82,22 @@ def test_training_is_recognised_and_optimized_exactly():
     ("optimizer", "states"),
     [
         (torch.optim.AdamW, 2),
-        (lambda weights: torch.optim.AdamW(weights, fused=True), 3),  # its counters are on the device
-        (lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9), 1),
+        (lambda weight_storages: torch.optim.AdamW(weight_storages, fused=True), 3),  # its counters are on the device
+        (lambda weight_storages: torch.optim.SGD(weight_storages, lr=0.1, momentum=0.9), 1),
     ],
 )
 def test_first_step_results_are_optimizer_state(optimizer, states):
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to("meta")
-    weights = list(model.parameters())
-    made = optimizer(weights)
+    weight_storages = list(model.parameters())
+    made = optimizer(weight_storages)
     with djinn.capture() as captured:
         model(torch.rand(5, 8, device="meta")).square().mean().backward()
         made.step()
     storages = {
         kind: {storage_of(v) for v, k in captured.profile.residency.items() if k is kind} for kind in DataResidency
     }
-    assert len(storages[DataResidency.OPTIMIZER_STATE]) == states * len(weights)
-    assert len(storages[DataResidency.GRADIENT]) == len(weights)
+    assert len(storages[DataResidency.OPTIMIZER_STATE]) == states * len(weight_storages)
+    assert len(storages[DataResidency.GRADIENT]) == len(weight_storages)
 
 
 def losses(model, x, y):
@@ -112,7 +112,7 @@ def losses(model, x, y):
     return found
 
 
-def test_recorded_and_exported_models_annotate_alike():
+def test_recorded_and_exported_models_have_equal_annotations():
     from djinn.planning import fx_graph
     from djinn_core.planning.stages.annotate import annotate
 
@@ -138,11 +138,11 @@ def test_recorded_and_exported_models_annotate_alike():
         assert profile.pattern_counts()["attention"] == 2
         assert [m.details["causal"] for m in profile.patterns if m.pattern == "attention"] == [True, True]
     # A sync point in the middle of the model cuts what was recorded, so its weights are in more than one program.
-    assert len(weights(*(r.profile for r in results))) == len(weights(other))
+    assert len(weight_storages(*(r.profile for r in results))) == len(weight_storages(other))
 
 
-def weights(*profiles):
-    """The storages of all weights."""
+def weight_storages(*profiles):
+    """Return the storages of all weights."""
     return {storage_of(v) for p in profiles for v, r in p.residency.items() if r is DataResidency.PERSISTENT_WEIGHT}
 
 

@@ -17,7 +17,7 @@ from djinn_core.registry.selection import Selection
 from djinn_profiler.explain.rendering import render, renderer_for, renderer_of
 
 
-class Dots(Renderer):
+class DotsRenderer(Renderer):
     """A renderer of another package."""
 
     name = "dots"
@@ -50,7 +50,7 @@ def result() -> PipelineResult:
 
 
 def test_renderer_is_found_by_format_and_suffix(result: PipelineResult, tmp_path: Path) -> None:
-    registry = registry_of(Dots())
+    registry = registry_of(DotsRenderer())
     for found in (renderer_of("dots", registry), renderer_for(tmp_path / "a.DOTS", registry)):
         assert render(result, found, registry).decode() == "\u00b7" * len(result.graph.nodes)
     with pytest.raises(djinn.errors.ConfigurationError, match="create the folder"):
@@ -66,20 +66,20 @@ def test_missing_renderer_names_package(tmp_path: Path) -> None:
         djinn.errors.ConfigurationError,
         match=r"no format 'svg' \(available: text, json, dots\)\. .*plugins/observability",
     ):
-        renderer_of("svg", registry_of(Dots()))
+        renderer_of("svg", registry_of(DotsRenderer()))
 
 
 def test_renderer_error_names_plugin(
     result: PipelineResult, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(Dots):
+    class BrokenRenderer(DotsRenderer):
         name = "broken"
         suffixes = (".broken",)
 
         def render(self, result: PipelineResult) -> str:
             raise KeyError("ink")
 
-    registry = registry_of(Broken(), Dots())
+    registry = registry_of(BrokenRenderer(), DotsRenderer())
     with pytest.raises(
         djinn.errors.PluginError, match=r"the renderer 'broken' of plugin 'Plugin' .* raised KeyError: 'ink'"
     ):
@@ -87,11 +87,11 @@ def test_renderer_error_names_plugin(
 
 
 def test_renderers_with_same_suffix_conflict() -> None:
-    class More(Dots):
+    class SecondRenderer(DotsRenderer):
         name = "more"
 
     plugins = []
-    for name, made in (("ant", Dots()), ("bee", More())):
+    for name, made in (("ant", DotsRenderer()), ("bee", SecondRenderer())):
         members = {"djinn_api_version": "2.0", "djinn_register_renderers": hookimpl(lambda _, made=made: [made])}
         plugins.append(type(name, (), members)())
     with pytest.raises(djinn.errors.PluginError, match=r"the file ending '\.dots' is taken twice: plugin 'ant'"):

@@ -30,8 +30,8 @@ from djinn_core.planning.stages.verify_schedule import check_schedule
 _PROFILE = placement_context(random_graph(0)).profile
 
 
-def repeated(context, chosen):
-    """The context with replicas of some nodes: pairs of a node and a device."""
+def replicate(context, chosen):
+    """Return the context with replicas of some nodes, given as pairs of node and device."""
     replicas = tuple(PlacementDecision(node, device, "a test wants it") for node, device in chosen)
     plan = attrs.evolve(context.plan, replicas=replicas)
     profile = attrs.evolve(_PROFILE, residency=dict.fromkeys(context.graph.inputs[1:], DataResidency.PERSISTENT_WEIGHT))
@@ -51,7 +51,7 @@ def test_replicated_nodes_keep_values(seed):
         if repeatable(node) and device.id != home[node.id] and chance.random() < 0.4
     ]
     resident = {v: placement.values[v] for v in graph.inputs if chance.random() < 0.5}
-    context = attrs.evolve(repeated(context, chosen), resident=resident, fetch=graph.outputs)
+    context = attrs.evolve(replicate(context, chosen), resident=resident, fetch=graph.outputs)
     made = build_schedule(context, Sequential())
     check_schedule(context, made, "replicas")
     inputs = random_inputs(graph)
@@ -63,7 +63,7 @@ def test_replicated_nodes_keep_values(seed):
 
 
 def diamond():
-    """A value made on one device and used on both, and the context."""
+    """Return a context whose first value is used on two devices, the second device, and that value."""
     builder = ProgramBuilder()
     small, weight = builder.input(3, 3), builder.input(3, 3)
     wide = builder.op("aten::mm", small, weight, shape=(3, 3))
@@ -81,7 +81,7 @@ def diamond():
 def test_replicated_results_are_not_sent():
     context, other, wide = diamond()
     assert any(isinstance(s, Receive) and s.value == wide for s in build_schedule(context, Sequential()).steps[other])
-    context = repeated(context, [(0, other)])
+    context = replicate(context, [(0, other)])
     made = build_schedule(context, Sequential())
     check_schedule(context, made, "x")
     steps = made.steps[other]
@@ -97,7 +97,7 @@ def test_replicated_results_are_not_sent():
 def test_invalid_replica_is_refused():
     context, other, _ = diamond()
     plain = build_schedule(context, Sequential())
-    context = repeated(context, [(0, other)])
+    context = replicate(context, [(0, other)])
     with pytest.raises(InvalidStage, match="replicas never run"):
         check_schedule(context, plain, "x")
     made = build_schedule(context, Sequential())

@@ -36,7 +36,7 @@ def device(name, free, **fields):
 
 
 def layers(count, dtype=torch.float32, width=512):
-    """Products with `count` weights of a MiB each, one after the other."""
+    """Return a graph of `count` successive products with weights of 1 MiB each."""
     builder = ProgramBuilder()
     x = builder.input(4, width, dtype=dtype)
     for number in range(count):
@@ -47,7 +47,7 @@ def layers(count, dtype=torch.float32, width=512):
     return builder.graph()
 
 
-def planned_by(name, graph, *devices, **fields):
+def plan_with_policy(name, graph, *devices, **fields):
     request = Request(NetworkTopology(devices), placement_policy=name, **fields)
     result = plan(graph, REGISTRY, request)
     assert not broken(result, request)
@@ -73,7 +73,7 @@ def test_policies_find_existing_placement():
 @pytest.mark.parametrize("name", NAMES)
 def test_full_device_gets_no_nodes(name):
     graph = layers(32)
-    placement = planned_by(
+    placement = plan_with_policy(
         name, graph, device("full", MIB, memory=80 * MIB), device("empty", 80 * MIB, memory=80 * MIB)
     )
     assert "empty" in placement.devices
@@ -82,27 +82,29 @@ def test_full_device_gets_no_nodes(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_zero_free_memory_is_not_unknown(name):
     graph = layers(4)
-    assert planned_by(name, graph, device("none", 0, memory=80 * MIB), device("some", 10 * MIB)).devices == ("some",)
-    assert planned_by(name, graph, device("unknown", None)).devices == ("unknown",)
+    assert plan_with_policy(name, graph, device("none", 0, memory=80 * MIB), device("some", 10 * MIB)).devices == (
+        "some",
+    )
+    assert plan_with_policy(name, graph, device("unknown", None)).devices == ("unknown",)
     with pytest.raises(DoesNotFit, match="has room for 0"):
-        planned_by(name, graph, device("none", 0, memory=80 * MIB))
+        plan_with_policy(name, graph, device("none", 0, memory=80 * MIB))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ops_go_to_devices_with_their_dtype(name):
     old = device("old", 80 * MIB, dtypes=frozenset({"float32"}))
-    placement = planned_by(name, layers(8, torch.bfloat16), old, device("new", 80 * MIB))
+    placement = plan_with_policy(name, layers(8, torch.bfloat16), old, device("new", 80 * MIB))
     assert placement.devices == ("new",)
     with pytest.raises(
         DoesNotFit, match=r"old: it lacks bfloat16, which aten::mm \(node \d+ of layers\.\d+\) needs|old lacks bfloat16"
     ):
-        planned_by(name, layers(8, torch.bfloat16), old)
+        plan_with_policy(name, layers(8, torch.bfloat16), old)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_large_program_is_spread_over_devices(name):
+def test_policy_spreads_large_program_over_devices(name):
     graph = layers(32)
-    placement = planned_by(name, graph, *(device(f"d{n}", free * MIB) for n, free in enumerate((3, 14, 20))))
+    placement = plan_with_policy(name, graph, *(device(f"d{n}", free * MIB) for n, free in enumerate((3, 14, 20))))
     assert len(placement.devices) >= 2
 
 
@@ -110,7 +112,7 @@ def test_large_program_is_spread_over_devices(name):
 def test_error_names_device_and_missing_bytes(name):
     graph = layers(32)
     with pytest.raises(DoesNotFit) as caught:
-        planned_by(name, graph, device("one", 20 * MIB), device("other", 4 * MIB))
+        plan_with_policy(name, graph, device("one", 20 * MIB), device("other", 4 * MIB))
     whole = 32 * MIB + 4 * 512 * 4  # all weights, and the first operand
     short = re.search(
         r"one: it would hold ([\d,]+) bytes \(([\d,]+) of inputs, fullest at aten::mm \(node \d+ of layers",
@@ -129,45 +131,45 @@ def test_temporaries_and_copies_count_as_memory():
     builder.op("aten::sum", wide, shape=())
     builder.drop(wide)
     graph = builder.graph()
-    assert planned_by("all_on_the_first", graph, device("a", 8 * MIB), device("b", 10 * MIB)).devices == ("b",)
+    assert plan_with_policy("all_on_the_first", graph, device("a", 8 * MIB), device("b", 10 * MIB)).devices == ("b",)
     (weight, *_) = graph.inputs
     # What lives there is not among what is free, and what it is copied to has to have room for the copy.
     there = {"resident": {weight: "a"}}
-    assert planned_by("single", graph, device("a", 8 * MIB + 64), device("b", 8 * MIB), **there).devices == ("a",)
-    assert planned_by("single", graph, device("a", 7 * MIB), device("b", 10 * MIB), **there).devices == ("b",)
+    assert plan_with_policy("single", graph, device("a", 8 * MIB + 64), device("b", 8 * MIB), **there).devices == ("a",)
+    assert plan_with_policy("single", graph, device("a", 7 * MIB), device("b", 10 * MIB), **there).devices == ("b",)
     with pytest.raises(DoesNotFit):
-        planned_by("single", graph, device("a", 7 * MIB), device("b", 8 * MIB), **there)
+        plan_with_policy("single", graph, device("a", 7 * MIB), device("b", 8 * MIB), **there)
 
 
-def test_small_programs_are_searched_exhaustively(monkeypatch):
+def test_policy_searches_small_programs_exhaustively(monkeypatch):
     compared = compare(1496, 1)
     assert (compared.feasible, compared.faults) == (1, [])
     monkeypatch.setattr(placement_search, "SMALL", 0)
     assert compare(1496, 1).faults  # filling devices one after the other does not find it
 
 
-def test_workspace_of_cost_model_counts():
+def test_memory_check_counts_workspace_of_cost_model():
     builder = ProgramBuilder()
     x = builder.input(512, 512)
     builder.drop(builder.op("aten::mm", x, x, shape=(512, 512)))
     graph = builder.graph()  # operand and result are a MiB each, and the model of these tests says one more
-    assert planned_by("single", graph, device("a", 3 * MIB)).devices == ("a",)
+    assert plan_with_policy("single", graph, device("a", 3 * MIB)).devices == ("a",)
     with pytest.raises(DoesNotFit, match="1,048,576 bytes are short"):
-        planned_by("single", graph, device("a", 2 * MIB))
+        plan_with_policy("single", graph, device("a", 2 * MIB))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ops_go_to_devices_that_have_them(name):
     old = device("old", 80 * MIB, unsupported=frozenset({"aten::mm"}))
-    assert planned_by(name, layers(8), old, device("new", 80 * MIB)).devices == ("new",)
+    assert plan_with_policy(name, layers(8), old, device("new", 80 * MIB)).devices == ("new",)
     other = device("old", 80 * MIB, unsupported=frozenset({"aten::mm.out", "aten::relu"}))
-    assert planned_by(name, layers(8), other).devices == ("old",)
+    assert plan_with_policy(name, layers(8), other).devices == ("old",)
     with pytest.raises(DoesNotFit, match=r"it does not run aten::mm \(node \d+ of layers\.\d+\)|old lacks aten::mm"):
-        planned_by(name, layers(8), old)
+        plan_with_policy(name, layers(8), old)
 
 
-def wait_and_use():
-    """Four results of a MiB each; one op reads three of them, the next one the fourth."""
+def late_use_graph():
+    """Return a graph with four results of 1 MiB. One op reads three of them, and the next op reads the fourth."""
     builder = ProgramBuilder()
     weights = [builder.input(512, 512) for _ in range(4)]
     made = [builder.op("aten::relu", w, shape=(512, 512)) for w in weights]
@@ -179,7 +181,7 @@ def wait_and_use():
 
 @pytest.mark.parametrize(("kind", "wanted"), [("cuda", 4), ("cpu", 5)])
 def test_transfers_occupy_memory_of_host_memory_devices(kind, wanted):
-    graph, weights, made = wait_and_use()
+    graph, weights, made = late_use_graph()
     near, far = "far/cuda:0", f"near/{kind}:0"
     values = dict.fromkeys((*weights, *made), near) | {v: far for n in graph.nodes[4:] for v in n.outputs}
     decisions = tuple(PlacementDecision(n.id, near if n.id < 4 else far, "asked") for n in graph.nodes)
@@ -193,7 +195,7 @@ def test_transfers_occupy_memory_of_host_memory_devices(kind, wanted):
     assert held[far].bytes == wanted * MIB
 
 
-def test_moved_values_free_memory():
+def test_moved_values_free_memory_of_source():
     graph = layers(2)
     first, second = (v for v in graph.inputs if graph.meta(v).nbytes == MIB)
     there = {"resident": {first: "a", second: "a"}}
@@ -211,14 +213,14 @@ def test_moved_values_free_memory():
 
 
 class TestPins:
-    """Ops stay where the user asked for; what has no pin moves."""
+    """Ops stay on their pinned devices. Only values without a pin move."""
 
     pins = (("layers.0", "a"), ("layers.1", "a"))
 
     def test_unpinned_nodes_go_elsewhere(self):
         graph = layers(6)
         devices = (device("a", 4 * MIB), device("b", 6 * MIB))
-        placement = planned_by("pinned", graph, *devices, pins=self.pins)
+        placement = plan_with_policy("pinned", graph, *devices, pins=self.pins)
         where = {graph.nodes[d.node].module: d.device for d in placement.decisions}
         assert where["layers.0"] == where["layers.1"] == "a"
         assert placement.fixed_nodes == {0, 1}
@@ -228,18 +230,18 @@ class TestPins:
     def test_pinned_node_without_memory_raises(self):
         graph = layers(6)
         with pytest.raises(DoesNotFit) as caught:
-            planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB), pins=self.pins)
+            plan_with_policy("pinned", graph, device("a", 100_000), device("b", 80 * MIB), pins=self.pins)
         said = str(caught.value)
         assert caught.value.excluded_by_pins
         assert "the requested devices do not suffice (pinned: 2 on a ops)" in said
         assert re.search(r"a: aten::mm \(node \d of layers\.\d\) alone takes [\d,]+ bytes with its operands", said)
         assert re.search(r"room for 100,000: [\d,]+ bytes are short", said)
-        assert not planned_by("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).fixed_nodes
+        assert not plan_with_policy("pinned", graph, device("a", 100_000), device("b", 80 * MIB)).fixed_nodes
 
     def test_pinned_unsupported_op_raises(self):
         lacks = device("a", 80 * MIB, unsupported=frozenset({"aten::mm"}))
         with pytest.raises(DoesNotFit, match=r"pinned to a, .* a: it does not run aten::mm"):
-            planned_by("pinned", layers(6), lacks, device("b", 80 * MIB), pins=self.pins)
+            plan_with_policy("pinned", layers(6), lacks, device("b", 80 * MIB), pins=self.pins)
 
 
 def test_explain_names_refused_policy_and_fallback():
@@ -250,11 +252,11 @@ def test_explain_names_refused_policy_and_fallback():
     assert re.search(r"not round_robin on 2 devices: full: it would hold [\d,]+ bytes .* has room for 1,048,576", text)
 
 
-def test_spill_space_is_used_last():
+def test_policy_uses_spill_space_last():
     graph = layers(32)
     spills = device("spills", 4 * MIB, spill=100 * MIB)
     assert placement_with_spill(graph, spills).devices == ("spills",)
-    assert planned_by("single", graph, spills, device("empty", 80 * MIB)).devices == ("empty",)
+    assert plan_with_policy("single", graph, spills, device("empty", 80 * MIB)).devices == ("empty",)
     placement = placement_with_spill(graph, spills, device("small", 8 * MIB))
     assert placement.devices == ("spills",)
     assert placement.spills
@@ -279,7 +281,7 @@ def test_scheduler_raises_if_nothing_fits():
         scheduler.create_schedule(layers(8))
 
 
-def test_memory_checker_finds_violations():
+def test_memory_check_finds_violations():
     graph = random_program(random.Random(3))
     request = Request(NetworkTopology((device("a", None),)))
     result = plan(graph, REGISTRY, request)

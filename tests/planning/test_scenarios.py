@@ -43,7 +43,7 @@ def test_large_tables_stay_in_place(plugins):
     assert row.two_bytes < 0.001 * row.other_bytes
 
 
-def compared(part, before, after):
+def comparison_row(part, before, after):
     return Compared("program", "one", part, Figures(after, 0, 0, 8), Figures(before, 0, 0, 10))
 
 
@@ -56,8 +56,8 @@ def compared(part, before, after):
         (((10, 9.5), (10, 9.5)), False),
     ],
 )
-def test_default_rule_of_optimizations(times, on):
-    (row,) = verdicts([compared("part", *pair) for pair in times])
+def test_default_rule_decides_by_measured_times(times, on):
+    (row,) = verdicts([comparison_row("part", *pair) for pair in times])
     assert row.acts == len(times)
     assert row.by_default is on
     assert row.launches == pytest.approx(-0.2)

@@ -48,8 +48,8 @@ class TestRoofline(CostModelConformance):
         return Roofline()
 
 
-def broken(mutate):
-    """A schedule of two tanhs and a write between them, after `mutate` changed its steps."""
+def invalid_schedule(mutate):
+    """Return a schedule of two tanh ops with a write between them, changed by `mutate`, and its context."""
     builder = ProgramBuilder()
     x = builder.input(*SQUARE)
     first = builder.op("aten::tanh", x, shape=SQUARE)
@@ -80,7 +80,7 @@ def broken(mutate):
     ],
 )
 def test_illegal_schedules_are_refused(mutate, message):
-    context, made, _ = broken(mutate)
+    context, made, _ = invalid_schedule(mutate)
     if message is None:
         check_schedule(context, made, "scheduler 'x'")
         return
@@ -90,26 +90,26 @@ def test_illegal_schedules_are_refused(mutate, message):
 
 
 def test_early_free_and_free_of_held_value_are_refused():
-    def early(made, device):
-        context_free = Free((broken_first(made),))
+    def free_early(made, device):
+        context_free = Free((first_value(made),))
         return {"steps": {device: (Run((0,)), context_free, Run((1, 2)))}}
 
-    context, made, _ = broken(early)
+    context, made, _ = invalid_schedule(free_early)
     with pytest.raises(InvalidStage, match="after it was freed"):
         check_schedule(context, made, "x")
-    context, made, _ = broken(lambda s, d: {"steps": {d: (Run((0, 1, 2)), Free((s.program.operands[0],)))}})
+    context, made, _ = invalid_schedule(lambda s, d: {"steps": {d: (Run((0, 1, 2)), Free((s.program.operands[0],)))}})
     with pytest.raises(InvalidStage, match="still in use"):
         check_schedule(context, made, "x")
 
 
-def broken_first(made):
-    """The value that the first instruction makes."""
+def first_value(made):
+    """Return the value that the first instruction computes."""
     return made.program.operands[1]
 
 
 @attrs.define
-class Stubborn:
-    """Answers with what it was given, or raises it."""
+class FixedAnswer:
+    """A policy and scheduler that returns `answer`, or raises it."""
 
     name: str
     answer: object
@@ -125,7 +125,7 @@ class Stubborn:
 
 def test_failing_scheduler_is_replaced_and_named(caplog):
     context = scheduling_context(random_graph(1))
-    made = schedule(context, Stubborn("wobbly", RuntimeError("no idea")), Sequential())
+    made = schedule(context, FixedAnswer("wobbly", RuntimeError("no idea")), Sequential())
     assert made.scheduler == "sequential"
     assert "wobbly" in made.reasons[0]
     assert "no idea" in made.reasons[0]
@@ -135,13 +135,13 @@ def test_failing_scheduler_is_replaced_and_named(caplog):
 def test_invalid_policy_is_replaced_and_named(caplog):
     context = placement_context(random_graph(1), devices=2)
     half = Placement((PlacementDecision(0, context.topology.devices[0].id, "why not"),), {})
-    placed = place(context, Stubborn("halfway", half), SingleDevice())
+    placed = place(context, FixedAnswer("halfway", half), SingleDevice())
     assert placed.policy == "single"
     assert len([r for r in caplog.records if "halfway" in r.getMessage()]) == 1
 
 
 def test_place_without_devices_asks_no_policy(caplog):
-    policy = Stubborn("halfway", ValueError("max() of nothing"))
+    policy = FixedAnswer("halfway", ValueError("max() of nothing"))
     with pytest.raises(InvalidStage, match="there are none; connect a server"):
         place(with_devices(random_graph(1)), policy, SingleDevice())
     assert not caplog.records

@@ -45,8 +45,8 @@ MAKERS = [Sequential(), Parallel(), Pipeline(), Priority(), Dynamic()]
 by_name = {"argvalues": MAKERS, "ids": lambda maker: maker.name}
 
 
-def anywhere(seed, devices, length=24):
-    """A random program whose blocks, inputs and copies are anywhere, with times from microseconds to milliseconds."""
+def random_context(seed, devices, length=24):
+    """Return a random program with random placement and copies, and op times from 1 us to 1 ms."""
     chance = random.Random(seed)
     graph = random_graph(seed, length)
     context = scheduling_context(graph, devices)
@@ -70,7 +70,7 @@ def anywhere(seed, devices, length=24):
 @given(seed=st.integers(0, 10_000), devices=st.integers(1, 4))
 @settings(max_examples=30)
 def test_schedules_keep_program_values(maker, seed, devices):
-    context = anywhere(seed, devices)
+    context = random_context(seed, devices)
     graph, inputs = context.graph, random_inputs(context.graph)
     made = build_schedule(context, maker)
     check_schedule(context, made, maker.name)
@@ -92,7 +92,7 @@ def test_schedules_keep_program_values(maker, seed, devices):
 @given(seed=st.integers(0, 10_000))
 @settings(max_examples=10)
 def test_held_copies_are_sent_again_only_after_write(maker, seed):
-    context = anywhere(seed, 2)
+    context = random_context(seed, 2)
     names = [d.id for d in context.topology.devices]
     inputs = [v for v in context.graph.inputs if context.resident.get(v) == context.placement.values[v]]
     copies = {v: tuple(n for n in names if n != context.resident[v]) for v in inputs}
@@ -105,7 +105,7 @@ def test_held_copies_are_sent_again_only_after_write(maker, seed):
 
 
 def test_cached_plan_keeps_copies():
-    graph, other = fork()[0], fork()[0]
+    graph, other = fork_graph()[0], fork_graph()[0]
     values = [tuple(dict.fromkeys(g.program.operands)) for g in (graph, other)]
     weight = graph.nodes[0].inputs[1]
     placement = Placement((), dict.fromkeys(values[0], "a"), copies={weight: ("b",)})
@@ -113,8 +113,8 @@ def test_cached_plan_keeps_copies():
     assert found.placement.copies == {other.nodes[0].inputs[1]: ("b",)}
 
 
-def fork(lengths=(4, 4)):
-    """Chains of products from one input, each on a device of its own; the nodes of each chain."""
+def fork_graph(lengths=(4, 4)):
+    """Return a graph of product chains from one input, and the nodes of each chain."""
     builder = ProgramBuilder()
     x, ends, chains = builder.input(8, 8), [], []
     for length in lengths:
@@ -129,8 +129,8 @@ def fork(lengths=(4, 4)):
     return builder.graph(), chains
 
 
-def forked(seconds=1e-3, **link):
-    graph, chains = fork()
+def fork_context(seconds=1e-3, **link):
+    graph, chains = fork_graph()
     context = scheduling_context(graph, 2)
     first, second = (d.id for d in context.topology.devices)
     where = {n: second if n in chains[1] else first for n in range(len(graph.nodes))}
@@ -152,8 +152,8 @@ def forked(seconds=1e-3, **link):
     )
 
 
-def test_early_send_and_late_receive():
-    context = forked()
+def test_schedule_sends_early_and_receives_late():
+    context = fork_context()
     first, second = (d.id for d in context.topology.devices)
     steps = write_steps(context, context.plan.nodes)
     kinds = [type(s) for s in steps[first]]
@@ -165,11 +165,11 @@ def test_early_send_and_late_receive():
 
 
 def test_simulated_clock_overlaps_devices_and_waits_for_links():
-    quick, slow = forked(), forked(latency=1e-2)
+    quick, slow = fork_context(), fork_context(latency=1e-2)
     timeline = simulate(quick, build_schedule(quick, Parallel()))
     assert timeline.seconds == pytest.approx(5e-3)  # four products beside four others, and the end
     assert simulate(slow, build_schedule(slow, Parallel())).seconds == pytest.approx(5e-3 + 2e-2)
-    narrow = forked(bandwidth=256 / 1e-2)  # a matrix of 8 by 8 takes 10 ms
+    narrow = fork_context(bandwidth=256 / 1e-2)  # a matrix of 8 by 8 takes 10 ms
     narrow_line = simulate(narrow, build_schedule(narrow, Parallel()))
     assert narrow_line.seconds == pytest.approx(5e-3 + 2e-2)
     assert narrow_line.limit.startswith("link from server/cpu")
@@ -179,8 +179,8 @@ def test_simulated_clock_overlaps_devices_and_waits_for_links():
     assert timeline.limit == "ops on server/cpu:0"
 
 
-def test_requested_copies_are_kept():
-    context = forked()
+def test_scheduler_keeps_requested_copies():
+    context = fork_context()
     first, second = (d.id for d in context.topology.devices)
     given = context.graph.inputs[0]  # lives on the first device, and both read it
     inputs = random_inputs(context.graph)
@@ -219,7 +219,7 @@ def test_transfers_from_one_device_take_turns():
 
 
 def test_longest_path_and_oldest_input_go_first():
-    graph, (short, long, _) = fork((1, 3))
+    graph, (short, long, _) = fork_graph((1, 3))
     context = scheduling_context(graph, 1)
     found = Dependences.of(context)
     left = found.remaining(context.plan.nodes)
@@ -227,8 +227,8 @@ def test_longest_path_and_oldest_input_go_first():
     assert ready_order(context.plan.nodes, found, lambda n: n) == list(range(5))
 
 
-class ByTable(Scheduler):
-    """Ranks nodes by a table."""
+class TableScheduler(Scheduler):
+    """A scheduler that ranks nodes by a table."""
 
     name = "by_table"
 
@@ -240,7 +240,7 @@ class ByTable(Scheduler):
 
 
 @pytest.mark.parametrize(("strict", "ran"), [(True, (2, 0)), (False, (0, 2))])
-def test_strict_priorities_make_device_wait(strict, ran):
+def test_strict_priorities_let_device_wait(strict, ran):
     builder = ProgramBuilder()
     x, y = builder.input(8, 8), builder.input(8, 8)
     builder.op("aten::tanh", x, shape=(8, 8))
@@ -253,13 +253,13 @@ def test_strict_priorities_make_device_wait(strict, ran):
     values = {x: first, y: second} | {v: where[n.id] for n in graph.nodes for v in n.outputs}
     decisions = tuple(PlacementDecision(n, d, "by hand") for n, d in where.items())
     context = attrs.evolve(context, placement=Placement(decisions, values, "by hand"))
-    made = build_schedule(context, ByTable({0: 2, 1: 0, 2: 1}, strict))
+    made = build_schedule(context, TableScheduler({0: 2, 1: 0, 2: 1}, strict))
     check_schedule(context, made, "by_table")
     assert tuple(n for s in made.steps[first] if isinstance(s, Run) for n in s.nodes) == ran
 
 
 def test_sequential_starts_stage_at_device_change():
-    context = forked()
+    context = fork_context()
     assert build_schedule(context, Sequential()).total_stages == 3
     assert build_schedule(context, Parallel()).total_stages == 2  # both chains, and the end
 
@@ -290,7 +290,7 @@ def test_pipeline_stages_overlap_on_successive_inputs():
 
 
 def test_fetched_values_are_computed_first():
-    graph, (_, second, _) = fork((4, 4))
+    graph, (_, second, _) = fork_graph((4, 4))
     context = scheduling_context(graph, 1)
     wanted = graph.nodes[second[-1]].outputs[0]
     made = build_schedule(attrs.evolve(context, fetch=(wanted,)), Priority())
@@ -299,8 +299,8 @@ def test_fetched_values_are_computed_first():
     assert max(g.priority for g in made.groups) == 1
 
 
-def wasteful():
-    """Eight large results, each then summed: program order holds all of them at once."""
+def many_large_results():
+    """Return the context of eight large results that are each summed. Program order holds all of them at once."""
     builder = ProgramBuilder()
     x = builder.input(1, 1)
     large = [builder.op("aten::expand_copy", x, shape=(64, 64)) for _ in range(8)]
@@ -310,8 +310,8 @@ def wasteful():
     return scheduling_context(builder.graph(), 1)
 
 
-def test_dynamic_respects_memory_limit():
-    context = wasteful()
+def test_dynamic_scheduler_respects_memory_limit():
+    context = many_large_results()
     (device,) = context.placement.devices
     free = build_schedule(context, Dynamic())
     assert memory_peaks(context, build_schedule(context, Sequential()).steps)[device] > 8 * 64 * 64 * 4
@@ -327,7 +327,7 @@ def test_dynamic_respects_memory_limit():
 
 
 def test_schedule_over_memory_limit_falls_back():
-    context = wasteful()
+    context = many_large_results()
     (device,) = context.placement.devices
     limited = attrs.evolve(context, memory_limits={device: 64 * 64})
     with pytest.raises(

@@ -39,7 +39,7 @@ Tower                    forward   11  1.44 kFLOP  3.38 kB  22.3 µs   100%  1.1
 
 @pytest.fixture(scope="module")
 def result() -> PipelineResult:
-    """A tower of three layers with a match in each, planned by the built-in plugins alone."""
+    """Return the plan of a tower of three layers by built-in plugins, with one match per layer."""
     registry = load_registry(Selection(plugins=()), builtins=builtin_plugins())
     with torch.device("meta"):
         model, x = Tower([Layer(8) for _ in range(3)]), torch.zeros(3, 4)
@@ -79,7 +79,7 @@ def test_explain_tree_unfolded_and_truncated(result) -> None:
 MEASURED = {"clever": TrialTimes(5e-3, 3e-3, 9)}
 
 
-class Followed(msgspec.Struct, forbid_unknown_fields=True):
+class PluginDecision(msgspec.Struct, forbid_unknown_fields=True):
     about: str
     by: str
     decision: str
@@ -94,7 +94,7 @@ class Match(msgspec.Struct, forbid_unknown_fields=True):
     confidence: float
     reason: str
     details: dict[str, object]
-    decisions: list[Followed]
+    decisions: list[PluginDecision]
 
 
 class Module(msgspec.Struct, forbid_unknown_fields=True):
@@ -117,7 +117,7 @@ class Module(msgspec.Struct, forbid_unknown_fields=True):
     seconds: float | None = None
 
 
-class Described(msgspec.Struct, forbid_unknown_fields=True):
+class Explanation(msgspec.Struct, forbid_unknown_fields=True):
     graph: dict[str, object]
     annotate: dict[str, object]
     modules: Module
@@ -159,7 +159,7 @@ def test_predicted_times_name_assumed_speeds(result) -> None:
 
 
 def test_explain_json_schema(result) -> None:
-    described = msgspec.json.decode(json.dumps(explain(result).described), type=Described)
+    described = msgspec.json.decode(json.dumps(explain(result).described), type=Explanation)
     whole = described.modules
     assert whole.ops == sum(part.ops for part in whole.parts) == described.graph["nodes"]
     assert whole.flops == pytest.approx(sum(part.flops or 0 for part in whole.parts))
@@ -167,7 +167,7 @@ def test_explain_json_schema(result) -> None:
     assert (layers.path, layers.kind) == ("layers.0", "Layer")
     assert [(f.pattern, f.count, f.confidence) for f in layers.patterns] == [("unit", 3, pytest.approx(0.91))]
     without_costs = attrs.evolve(result, costs=None, plan=None, placement=None, schedule=None)
-    assert msgspec.json.decode(json.dumps(describe(without_costs)), type=Described).modules.seconds is None
+    assert msgspec.json.decode(json.dumps(describe(without_costs)), type=Explanation).modules.seconds is None
 
 
 def test_plugin_facts_are_serialized_to_json(result) -> None:

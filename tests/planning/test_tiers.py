@@ -17,7 +17,7 @@ from djinn_core.registry.selection import Selection
 
 
 class Pictures(nn.Module):
-    """Small, with a class that says what it is."""
+    """A small image model whose class name says what it is."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ def test_structure_tier_ignores_names(patterns):
 
 
 @pytest.mark.parametrize("tier", list(Tier))
-def test_each_tier_works_alone(tier, patterns):
+def test_each_recognition_tier_works_alone(tier, patterns):
     model = Pictures().eval()
     graph = captured_graph(model, torch.rand(2, 3, 6, 6))
     profile = annotate(graph, patterns, tiers=frozenset({tier}))
@@ -108,7 +108,7 @@ def test_known_residency_marks_optimizer_step():
 
 
 class CLIPTextModel(nn.Module):
-    """Reads, and is called as what sees."""
+    """A text model with three embedding tables and the class name of CLIP's text tower."""
 
     def __init__(self):
         super().__init__()
@@ -122,15 +122,15 @@ class CLIPTextModel(nn.Module):
 
 
 def test_text_model_with_three_embeddings(patterns):
-    """As FNet (three tables, no attention), Nystroemformer (a convolution on the way) and the text tower of CLIP are."""
+    """Cover FNet (three tables, no attention), Nystroemformer (with convolution) and CLIP's text tower."""
     with djinn.capture(model := CLIPTextModel()) as captured:
         model(torch.zeros(2, 6, dtype=torch.long))
     assert "CLIPTextModel" in captured.graph.module_names.classes
     assert annotate(captured.graph, patterns).workload is WorkloadType.GENERIC
 
 
-class Redrawn(nn.Module):
-    """An autoencoder: seen down to the narrowest, drawn from there."""
+class Autoencoder(nn.Module):
+    """A convolutional encoder and decoder."""
 
     def __init__(self, channels):
         super().__init__()
@@ -144,10 +144,10 @@ class Redrawn(nn.Module):
 
 
 @pytest.mark.parametrize(("channels", "draws"), [(3, True), (2, False)])
-def test_image_generation_versus_segmentation(channels, draws):
+def test_image_generation_differs_from_segmentation(channels, draws):
     from djinn.planning import ExecutionPhase
 
-    graph = fx_graph(torch.export.export(Redrawn(channels).eval(), (torch.rand(1, 3, 16, 16),)))
+    graph = fx_graph(torch.export.export(Autoencoder(channels).eval(), (torch.rand(1, 3, 16, 16),)))
     profile = annotate(graph, ())
     drawn = {
         graph.nodes[i].module.split(".")[0] for i, p in enumerate(profile.phases) if p is ExecutionPhase.VISION_DECODING
@@ -155,8 +155,8 @@ def test_image_generation_versus_segmentation(channels, draws):
     assert drawn == ({"draw"} if draws else set())
 
 
-class Forecast(nn.Module):
-    """A causal layer of attention, for a series in patches of eight numbers, or for hidden states of an earlier program."""
+class CausalLayer(nn.Module):
+    """A causal attention layer over patches of eight numbers, or over hidden states of an earlier program."""
 
     def __init__(self, width):
         super().__init__()
@@ -173,14 +173,14 @@ class Forecast(nn.Module):
     ("given", "width", "workload"), [((2, 64), 8, WorkloadType.GENERIC), ((2, 8, 16), 16, WorkloadType.LLM)]
 )
 def test_patched_time_series_is_not_text(given, width, workload, patterns):
-    """As TimesFM, whose decoder is that of a language model; what begins in the middle of one is one."""
-    graph = fx_graph(torch.export.export(Forecast(width).eval(), (torch.rand(given),)))
+    """Cover TimesFM, whose decoder equals a language model's. A program that starts at hidden states is text."""
+    graph = fx_graph(torch.export.export(CausalLayer(width).eval(), (torch.rand(given),)))
     assert annotate(graph, patterns, tiers=frozenset({Tier.STRUCTURE})).workload is workload
 
 
 @pytest.mark.parametrize(("channels", "workload"), [(4, WorkloadType.GENERIC), (1, WorkloadType.AUDIO)])
 def test_few_channel_series_is_not_audio(channels, workload):
-    """As a temporal convolutional network reads them."""
+    """Cover the input of a temporal convolutional network."""
     model = nn.Sequential(nn.Conv1d(channels, 16, 3), nn.ReLU(), nn.Conv1d(16, 16, 3), nn.ReLU(), nn.Conv1d(16, 2, 1))
     graph = fx_graph(torch.export.export(model.eval(), (torch.rand(2, channels, 32),)))
     assert annotate(graph, (), tiers=frozenset({Tier.STRUCTURE})).workload is workload

@@ -16,17 +16,17 @@ from djinn_core.planning.builtins import work
 F = torch.nn.functional
 
 
-def captured(function, *inputs):
+def capture_graph(function, *inputs):
     with djinn.capture() as recorded:
         function(*[i.to("remote_accelerator:0") if isinstance(i, torch.Tensor) else i for i in inputs])
     return recorded.graph
 
 
-def of(graph, operation):
+def work_of_last(graph, operation):
     return work_of(graph, graph.nodes[graph.by_op[operation][-1]])
 
 
-class Separable(nn.Module):
+class SeparableConvolutions(nn.Module):
     """Depthwise, transposed and strided convolutions."""
 
     def __init__(self):
@@ -40,7 +40,7 @@ class Separable(nn.Module):
         return self.up(self.layers(x))
 
 
-class Recurrent(nn.Module):
+class RecurrentModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.lstm, self.gru = nn.LSTM(6, 8, 2), nn.GRU(8, 4, bidirectional=True)
@@ -49,8 +49,8 @@ class Recurrent(nn.Module):
         return self.gru(self.lstm(x)[0])[0]
 
 
-class Transforming(nn.Module):
-    """Self-attention, cross attention where query heads share key heads, and products of every rank."""
+class TransformerModel(nn.Module):
+    """Self-attention, grouped-query cross attention, and products of each rank."""
 
     def __init__(self):
         super().__init__()
@@ -65,9 +65,9 @@ class Transforming(nn.Module):
 
 
 MODELS = {
-    "convolutions": (Separable, (2, 4, 12, 12)),
-    "recurrent": (Recurrent, (5, 3, 6)),
-    "transforming": (Transforming, (2, 5, 16)),
+    "convolutions": (SeparableConvolutions, (2, 4, 12, 12)),
+    "recurrent": (RecurrentModel, (5, 3, 6)),
+    "transforming": (TransformerModel, (2, 5, 16)),
 }
 
 
@@ -91,29 +91,29 @@ def test_model_flops_equal_pytorch_counter(name, backward):
     assert sum(work_of(graph, node).flops for node in graph.nodes) == counter.get_total_flops() > 0
 
 
-def test_grouped_matmul_flops():
-    """PyTorch's counter knows nothing of them. The gradient by the weights sums over rows, which the groups divide."""
+def test_grouped_matmul_flops_follow_groups():
+    """PyTorch's counter lacks this op. The weight gradient sums over the rows of each group."""
     x, weights = torch.rand(6, 8, dtype=torch.bfloat16), torch.rand(3, 8, 16, dtype=torch.bfloat16)
     ends = torch.tensor([2, 3, 6], dtype=torch.int32)
 
     def step(x, weights, ends):
         F.grouped_mm(x.requires_grad_(), weights.requires_grad_(), offs=ends).sum().backward()
 
-    graph = captured(step, x, weights, ends)
+    graph = capture_graph(step, x, weights, ends)
     assert [work_of(graph, node).flops for node in graph.nodes if node.operation == "_grouped_mm"] == [
         2 * 6 * 8 * 16
     ] * 3
 
 
-def test_grouped_convolution_arithmetic():
+def test_grouped_convolution_flops_follow_groups():
     x, w = torch.rand(1, 8, 6, 6, requires_grad=True), torch.rand(8, 1, 3, 3, requires_grad=True)
-    graph = captured(lambda x, w: F.conv2d(x, w, groups=8).sum().backward(), x, w)
-    forward, backward = of(graph, "convolution"), of(graph, "convolution_backward")
+    graph = capture_graph(lambda x, w: F.conv2d(x, w, groups=8).sum().backward(), x, w)
+    forward, backward = work_of_last(graph, "convolution"), work_of_last(graph, "convolution_backward")
     assert forward.operations == forward.flops == 2 * 8 * 16 * 9
     # PyTorch counts the weight's gradient as if every channel met every other.
     assert backward.operations == 2 * forward.operations < backward.flops
-    vectors = captured(torch.mv, torch.rand(3, 4), torch.rand(4))
-    assert (of(vectors, "mv").flops, of(vectors, "mv").operations) == (0, 2 * 3 * 4)
+    vectors = capture_graph(torch.mv, torch.rand(3, 4), torch.rand(4))
+    assert (work_of_last(vectors, "mv").flops, work_of_last(vectors, "mv").operations) == (0, 2 * 3 * 4)
 
 
 CACHE = 4 * 64 * 16 * 4  # bytes
@@ -138,13 +138,13 @@ CACHE = 4 * 64 * 16 * 4  # bytes
         (lambda cache, new: cache.transpose(0, 1), 0, 0),
     ],
 )
-def test_bytes_read_and_written(function, read, written):
-    graph = captured(function, torch.rand(4, 64, 16), torch.rand(4, 1, 16))
+def test_work_counts_bytes_read_and_written(function, read, written):
+    graph = capture_graph(function, torch.rand(4, 64, 16), torch.rand(4, 1, 16))
     last = work_of(graph, graph.nodes[-1])
     assert (last.bytes_read, last.bytes_written) == (read, written)
 
 
-def test_work_is_cached(monkeypatch):
+def test_work_is_cached_by_call(monkeypatch):
     asked = []
     known = work._compute_work
     monkeypatch.setattr(work, "_compute_work", lambda graph, node: asked.append(node.op) or known(graph, node))
@@ -170,14 +170,14 @@ def test_work_is_cached(monkeypatch):
     assert [work_of(graph, node).kind for node in graph.nodes] == ["product", "pointwise"] * 3
 
 
-def test_scalars_that_change_work_are_in_key():
-    one = captured(lambda x, w: F.conv2d(x, w, groups=1), torch.rand(1, 4, 6, 6), torch.rand(4, 4, 3, 3))
-    two = captured(lambda x, w: F.conv2d(x, w, groups=2), torch.rand(1, 4, 6, 6), torch.rand(4, 2, 3, 3))
-    assert of(one, "convolution").dims[0] == 1
-    assert of(two, "convolution").dims[0] == 2
+def test_work_key_includes_scalars_that_change_work():
+    one = capture_graph(lambda x, w: F.conv2d(x, w, groups=1), torch.rand(1, 4, 6, 6), torch.rand(4, 4, 3, 3))
+    two = capture_graph(lambda x, w: F.conv2d(x, w, groups=2), torch.rand(1, 4, 6, 6), torch.rand(4, 2, 3, 3))
+    assert work_of_last(one, "convolution").dims[0] == 1
+    assert work_of_last(two, "convolution").dims[0] == 2
 
 
-def test_fused_layer_kernel_flops():
+def test_fused_layer_kernels_have_flops():
     layer = nn.TransformerEncoderLayer(32, 4, 96, dropout=0.0, batch_first=True)  # trains, so it goes step by step here
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         layer(torch.rand(3, 10, 32))
@@ -191,8 +191,8 @@ def test_fused_layer_kernel_flops():
         )
 
     with torch.no_grad():
-        graph = captured(whole, torch.rand(3, 10, 32), *weights, *after)
-    found = of(graph, "_transformer_encoder_layer_fwd")
+        graph = capture_graph(whole, torch.rand(3, 10, 32), *weights, *after)
+    found = work_of_last(graph, "_transformer_encoder_layer_fwd")
     assert found.flops == counter.get_total_flops()
     assert found.operations > found.flops
     assert [part.kind for part in found.parts].count("product") == 6

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def cases():
-    """Calls by name, each with its operands made beforehand."""
+    """Return calls by name, with prepared operands."""
     data, square, heads = torch.randn(2, 16, 28, 28), torch.randn(32, 16, 3, 3), torch.randn(2, 4, 256, 32)
     grad, single = torch.randn(2, 32, 28, 28), torch.randn(50_000)
     moved, one, many = heads.transpose(1, 2), heads[:, :1], torch.randn(2, 4, 32, 256)
@@ -54,8 +54,8 @@ def cases():
     }
 
 
-def measured(calls):
-    """By case the bytes that its kernel took beside its results, the most at one moment."""
+def measure_workspaces(calls):
+    """Return by case the peak bytes that the kernel allocates besides its results."""
     threads, kept = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
@@ -86,7 +86,7 @@ def test_workspace_equals_kernel_allocations():
             with djinn.capture() as captured:
                 kept.append(call(lambda tensor: tensor.to("remote_accelerator")))
             said[name] = max(work_of(captured.graph, node).workspace for node in captured.graph.nodes)
-        found = measured(calls)
+        found = measure_workspaces(calls)
     wrong = {
         name: (said[name], found[name])
         for name in calls

@@ -67,14 +67,14 @@ def install(site: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def offered(site: Path) -> Callable[[], list[importlib.metadata.EntryPoint]]:
+def installed_points(site: Path) -> Callable[[], list[importlib.metadata.EntryPoint]]:
     """The entry points of what the test installed, and nothing else."""
 
-    def offered() -> list[importlib.metadata.EntryPoint]:
+    def installed_points() -> list[importlib.metadata.EntryPoint]:
         found = importlib.metadata.distributions(path=[str(site)])
         return [point for distribution in found for point in distribution.entry_points]
 
-    return offered
+    return installed_points
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ def module() -> Callable[[str, str], ModuleType]:
 
 
 @pytest.fixture
-def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+def plugin_events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
     """Structured events that the part `plugins` logged since the last call."""
 
-    def logged() -> list[dict[str, Any]]:
+    def plugin_events() -> list[dict[str, Any]]:
         records = [record for record in caplog.records if record.name == "djinn.plugins"]
         caplog.clear()
         return [{"level": record.levelname, **record.djinn} for record in records]
 
-    return logged
+    return plugin_events

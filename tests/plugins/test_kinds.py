@@ -52,18 +52,20 @@ def djinn_register_patterns():
 TEMPLATE = Path(__file__).parents[2] / "templates" / "plugin"
 
 
-def opened(offered, kinds=CLIENT_KINDS, **selection):
-    return open_registry(Selection(**selection), builtins=builtin_plugins(), kinds=kinds, entry_points=offered())
+def opened(installed_points, kinds=CLIENT_KINDS, **selection):
+    return open_registry(
+        Selection(**selection), builtins=builtin_plugins(), kinds=kinds, entry_points=installed_points()
+    )
 
 
 def names(objects):
     return {one.name for one in objects}
 
 
-def test_kinds_are_loaded_lazily(install, offered, pattern):
+def test_kinds_are_loaded_lazily(install, installed_points, pattern):
     install("late", pattern("late"))
     install("watching", BOTH.replace("both", "watching"))
-    registry = opened(offered)
+    registry = opened(installed_points)
     assert "plugin_djinn_late" not in sys.modules
     assert names(registry.observers) == {"watching_watcher"}
     assert "plugin_djinn_watching" in sys.modules
@@ -75,15 +77,15 @@ def test_kinds_are_loaded_lazily(install, offered, pattern):
     assert registry.patterns is registry.patterns
 
 
-def test_late_failure_warns_once(install, offered, pattern, logged):
+def test_late_failure_warns_once(install, installed_points, pattern, plugin_events):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     install("sound", pattern("sound"))
-    registry = opened(offered)
+    registry = opened(installed_points)
     assert names(registry.observers) == {"both_watcher"}
-    assert logged() == []
+    assert plugin_events() == []
     assert names(registry.patterns) == {"sound"}
     assert names(registry.patterns) == {"sound"}
-    assert [entry["plugin"] for entry in logged()] == ["both"]
+    assert [entry["plugin"] for entry in plugin_events()] == ["both"]
     assert names(registry.observers) == {"both_watcher"}, "what it registered before is in use"
     assert {row.name: row.status for row in registry.rows if row.name in {"both", "sound"}} == {
         "both": "failed",
@@ -92,32 +94,32 @@ def test_late_failure_warns_once(install, offered, pattern, logged):
 
 
 @pytest.mark.parametrize("selection", [{"plugins": ("both",)}, {"strict": True}], ids=str)
-def test_requested_plugin_fails_at_once(install, offered, selection):
+def test_requested_plugin_fails_at_once(install, installed_points, selection):
     install("both", BOTH.replace("return [Nothing()]", "raise ValueError('no patterns today')"))
     with pytest.raises(PluginError, match="no patterns today"):
-        opened(offered, **selection)
+        opened(installed_points, **selection)
 
 
-def test_plugin_name_selects_all_its_kinds(install, offered, pattern):
+def test_plugin_name_selects_all_its_kinds(install, installed_points, pattern):
     install("both", BOTH)
     install("other", pattern("other"))
-    chosen = opened(offered, plugins=("both",))
+    chosen = opened(installed_points, plugins=("both",))
     assert (names(chosen.observers), names(chosen.patterns)) == ({"both_watcher"}, {"both_pattern"})
-    left = opened(offered, disable=frozenset({"both"}))
+    left = opened(installed_points, disable=frozenset({"both"}))
     assert (names(left.observers), names(left.patterns)) == (set(), {"other"})
     assert {row.name: row.status for row in left.rows if row.name == "both"} == {"both": "disabled"}
 
 
-def test_name_of_two_distributions_is_refused(install, offered, pattern):
+def test_name_of_two_distributions_is_refused(install, installed_points, pattern):
     install("twice", pattern("twice"), distribution="ant")
     install("twice", BOTH.replace("djinn_register_patterns", "nothing"), distribution="bee")
-    registry = opened(offered)
+    registry = opened(installed_points)
     assert names(registry.patterns) == {"twice"}
     assert registry.observers == ()
     (error,) = [row.error for row in registry.rows if row.status == "failed"]
     assert "'twice' is taken twice: plugin 'twice' (ant 1.0) has it, plugin 'twice' (bee 1.0) is refused" in error
     with pytest.raises(PluginError, match=r"ant 1\.0 and bee 1\.0 both offer it"):
-        opened(offered, plugins=("twice",))
+        opened(installed_points, plugins=("twice",))
 
 
 @pytest.mark.parametrize(
@@ -130,20 +132,20 @@ def test_name_of_two_distributions_is_refused(install, offered, pattern):
         ),
     ],
 )
-def test_entry_point_groups_must_match_hooks(install, offered, site, groups, said):
+def test_entry_point_groups_must_match_hooks(install, installed_points, site, groups, said):
     install("both", BOTH)
     (site / "djinn_both-1.0.dist-info" / "entry_points.txt").write_text(groups)
-    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     (error,) = [row.error for row in registry.rows if row.status == "failed"]
     assert said in error
 
 
-def test_other_entry_point_groups_are_ignored(install, offered, site):
+def test_other_entry_point_groups_are_ignored(install, installed_points, site):
     install("both", BOTH)
     (site / "djinn_both-1.0.dist-info" / "entry_points.txt").write_text(
         "[djinn]\nboth = x\n[djinn.unknown]\nboth = x\n[djinning.patterns]\nboth = x\n"
     )
-    assert discovery.installed(offered()) == ()
+    assert discovery.installed(installed_points()) == ()
 
 
 @pytest.fixture(params=sorted(EVERY_KIND))

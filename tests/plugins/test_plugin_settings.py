@@ -52,14 +52,17 @@ def djinn_register_patterns(settings):
 
 
 @pytest.fixture
-def registry_of(install, offered):
+def registry_of(install, installed_points):
     """The registry with the plugin `kv_rows` and what the settings say."""
     install("kv_rows", SETTINGS_PLUGIN)
 
     def registry_of(environ=None, file=None, **overrides):
         settings = resolve(overrides, environ or {}, file).settings
         return load_registry(
-            Selection.from_settings(settings), builtins=builtin_plugins(), entry_points=offered(), kinds={"patterns"}
+            Selection.from_settings(settings),
+            builtins=builtin_plugins(),
+            entry_points=installed_points(),
+            kinds={"patterns"},
         )
 
     return registry_of
@@ -128,18 +131,18 @@ def test_secret_settings_are_hidden(registry_of):
     assert "secret" not in repr(resolve({"plugin_settings": {"kv_rows": {"key": "secret"}}}, {}).settings)
 
 
-def test_unknown_plugin_settings_warn(registry_of, logged):
+def test_unknown_plugin_settings_warn(registry_of, plugin_events):
     registry_of({"DJINN_PLUGIN_KV_ROWS_RWOS": "5"}, plugin_settings={"kv_row": {"rows": 1}})
-    said = {event["setting"]: event["meant"] for event in logged()}
+    said = {event["setting"]: event["meant"] for event in plugin_events()}
     assert said == {
         "DJINN_PLUGIN_KV_ROWS_RWOS": "DJINN_PLUGIN_KV_ROWS_ROWS",
         "[plugins.kv_row] (argument)": "[plugins.kv_rows]",
     }
 
 
-def test_settings_of_disabled_plugin_are_accepted(registry_of, logged):
+def test_settings_of_disabled_plugin_are_accepted(registry_of, plugin_events):
     registry_of({"DJINN_PLUGIN_KV_ROWS_ANYTHING": "5"}, disable="kv_rows", plugin_settings={"kv_rows": {"x": 1}})
-    assert not logged()
+    assert not plugin_events()
 
 
 def test_plugin_without_settings_refuses_values():

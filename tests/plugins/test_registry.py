@@ -98,11 +98,13 @@ def error(registry: Registry, name: str) -> str:
 
 
 def test_installed_plugins_are_used_in_name_order(
-    install: Install, offered: Offered, module: Make, pattern: Source
+    install: Install, installed_points: Offered, module: Make, pattern: Source
 ) -> None:
     for name in ("zebra", "ant", "mole"):
         install(name, pattern(name))
-    registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    registry = load_registry(
+        Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=installed_points()
+    )
     assert names(registry) == ["ant", "mole", "own", "zebra"]
     assert [row.name for row in registry.rows] == ["own", "ant", "mole", "zebra"]
     assert registry.owner("patterns", "mole") == "plugin 'mole' (djinn-mole 1.0)"
@@ -129,23 +131,25 @@ def test_changed_installation_is_noticed(
     assert found() == {"bee": "2.0"}
 
 
-def test_plugins_are_imported_lazily(install: Install, offered: Offered, pattern: Source) -> None:
+def test_plugins_are_imported_lazily(install: Install, installed_points: Offered, pattern: Source) -> None:
     install("ant", pattern("ant"))
-    load_registry(Selection(plugins=()), builtins={}, entry_points=offered())
-    load_registry(Selection(disable=frozenset({"ant"})), builtins={}, entry_points=offered())
+    load_registry(Selection(plugins=()), builtins={}, entry_points=installed_points())
+    load_registry(Selection(disable=frozenset({"ant"})), builtins={}, entry_points=installed_points())
     assert "plugin_djinn_ant" not in sys.modules
-    load_registry(Selection(), builtins={}, entry_points=offered())
+    load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert "plugin_djinn_ant" in sys.modules
 
 
 def test_selection_adds_named_plugins_to_built_in(
-    install: Install, offered: Offered, module: Make, pattern: Source
+    install: Install, installed_points: Offered, module: Make, pattern: Source
 ) -> None:
     for name in ("ant", "mole", "zebra"):
         install(name, pattern(name))
     given = module("given", pattern("given"))
     selection = Selection(plugins=("zebra", "plugin_djinn_ant", given, given, "own"))
-    registry = load_registry(selection, builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    registry = load_registry(
+        selection, builtins={"own": module("own", pattern("own"))}, entry_points=installed_points()
+    )
     assert names(registry) == ["ant", "given", "own", "zebra"]
     assert status(registry) == {
         "own": "active",
@@ -197,11 +201,15 @@ def test_unhashable_plugin_object() -> None:
     assert status(registry) == {"equal": "active"}
 
 
-def test_unknown_plugin_name_lists_available(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
+def test_unknown_plugin_name_lists_available(
+    install: Install, installed_points: Offered, module: Make, pattern: Source
+) -> None:
     install("attention", pattern("attention"))
     with pytest.raises(PluginError) as caught:
         load_registry(
-            Selection(plugins=("atention",)), builtins={"own": module("own", pattern("own"))}, entry_points=offered()
+            Selection(plugins=("atention",)),
+            builtins={"own": module("own", pattern("own"))},
+            entry_points=installed_points(),
         )
     assert "no plugin 'atention'; did you mean 'attention'? Installed: attention. Built in: own." in str(caught.value)
 
@@ -213,30 +221,32 @@ def test_module_named_like_missing_plugin_is_not_used() -> None:
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_broken_plugin_warns_once(
-    case: str, install: Install, offered: Offered, pattern: Source, logged: Logged
+    case: str, install: Install, installed_points: Offered, pattern: Source, plugin_events: Logged
 ) -> None:
     source, message = BROKEN[case]
     install("broken", source, version="2.5")
     install("sound", pattern("sound"))
-    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert names(registry) == ["sound"]
     assert status(registry) == {"broken": "failed", "sound": "active"}
     assert message in error(registry, "broken")
     assert error(registry, "broken").startswith("plugin 'broken' (djinn-broken 2.5) cannot be used: ")
-    assert [(entry["level"], entry["plugin"]) for entry in logged()] == [("WARNING", "broken")]
+    assert [(entry["level"], entry["plugin"]) for entry in plugin_events()] == [("WARNING", "broken")]
 
 
-def test_broken_plugin_of_other_release_names_it(install: Install, offered: Offered) -> None:
+def test_broken_plugin_of_other_release_names_it(install: Install, installed_points: Offered) -> None:
     install("broken", "from djinn import what_comes_later", version="26.99.0")
-    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert "djinn-broken 26.99.0 belongs to another release than djinn 26." in error(registry, "broken")
     assert error(registry, "broken").endswith(": install both of one release")
 
 
 @pytest.mark.parametrize("found_by", ["offered", "installed"])
-def test_plugin_pinning_other_release_is_not_imported(found_by: str, install: Install, offered: Offered) -> None:
+def test_plugin_pinning_other_release_is_not_imported(
+    found_by: str, install: Install, installed_points: Offered
+) -> None:
     install("stale", "raise AssertionError('imported')", version="26.10.0", requires="djinn==26.10.0")
-    points = offered() if found_by == "offered" else None
+    points = installed_points() if found_by == "offered" else None
     registry = load_registry(Selection(), builtins={}, entry_points=points)
     assert error(registry, "stale") == (
         f"plugin 'stale' (djinn-stale 26.10.0) cannot be used: it requires djinn 26.10.0, and djinn {core_version()} is installed. "
@@ -248,61 +258,67 @@ def test_plugin_pinning_other_release_is_not_imported(found_by: str, install: In
 
 @pytest.mark.parametrize("requires", ["djinn>=26", f"djinn=={core_version()}", "djinn-tcp==26.10.0", "djinn (>=26)"])
 def test_plugin_that_accepts_this_release_is_loaded(
-    requires: str, install: Install, offered: Offered, pattern: Source
+    requires: str, install: Install, installed_points: Offered, pattern: Source
 ) -> None:
     install("own", pattern("own"), version="26.10.0", requires=requires)
-    assert names(load_registry(Selection(), builtins={}, entry_points=offered())) == ["own"]
+    assert names(load_registry(Selection(), builtins={}, entry_points=installed_points())) == ["own"]
 
 
-def test_requested_broken_plugin_raises(install: Install, offered: Offered, module: Make) -> None:
+def test_requested_broken_plugin_raises(install: Install, installed_points: Offered, module: Make) -> None:
     install("broken", "raise ImportError('no wings')")
     for selection in (Selection(plugins=("broken",)), Selection(strict=True)):
         with pytest.raises(PluginError, match="no wings"):
-            load_registry(selection, builtins={}, entry_points=offered())
+            load_registry(selection, builtins={}, entry_points=installed_points())
     with pytest.raises(PluginError, match="djinn_api_version"):
         load_registry(Selection(), builtins={"own": module("own", "")}, entry_points=[])
 
 
-def test_duplicate_plugin_name(install: Install, offered: Offered, pattern: Source, logged: Logged) -> None:
+def test_duplicate_plugin_name(
+    install: Install, installed_points: Offered, pattern: Source, plugin_events: Logged
+) -> None:
     install("attention", pattern("attention"), distribution="djinn-attention", version="26.11.0")
     install("attention", pattern("other"), distribution="strange-attention", version="0.1")
-    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert names(registry) == ["attention"]
     assert [row.status for row in registry.rows] == ["active", "failed"]
     assert "(djinn-attention 26.11.0) has it, plugin 'attention' (strange-attention 0.1) is refused" in error(
         registry, "attention"
     )
-    assert len(logged()) == 1
+    assert len(plugin_events()) == 1
     with pytest.raises(PluginError, match=r"djinn-attention 26\.11\.0 and strange-attention 0\.1 both offer it"):
-        load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=offered())
+        load_registry(Selection(plugins=("attention",)), builtins={}, entry_points=installed_points())
 
 
-def test_duplicate_pattern_name(install: Install, offered: Offered, pattern: Source) -> None:
+def test_duplicate_pattern_name(install: Install, installed_points: Offered, pattern: Source) -> None:
     install("ant", pattern("attention"))
     install("bee", pattern("attention"))
-    registry = load_registry(Selection(), builtins={}, entry_points=offered())
+    registry = load_registry(Selection(), builtins={}, entry_points=installed_points())
     assert names(registry) == ["attention"]
     assert "the name 'attention' among patterns is taken twice: plugin 'ant' (djinn-ant 1.0) has it" in error(
         registry, "bee"
     )
 
 
-def test_built_in_name_cannot_be_taken(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
+def test_built_in_name_cannot_be_taken(
+    install: Install, installed_points: Offered, module: Make, pattern: Source
+) -> None:
     install("own", pattern("other"))
-    registry = load_registry(Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=offered())
+    registry = load_registry(
+        Selection(), builtins={"own": module("own", pattern("own"))}, entry_points=installed_points()
+    )
     assert names(registry) == ["own"]
     assert "(djinn-own 1.0) is refused" in error(registry, "own")
 
 
 def test_disabled_plugins_and_unknown_names(
-    install: Install, offered: Offered, module: Make, pattern: Source, logged: Logged
+    install: Install, installed_points: Offered, module: Make, pattern: Source, plugin_events: Logged
 ) -> None:
     install("ant", pattern("ant"))
     own = {"own": module("own", pattern("own"))}
     selection = Selection(disable=frozenset({"ant", "own", "bee"}))
-    registry = load_registry(selection, builtins=own, entry_points=offered())
+    registry = load_registry(selection, builtins=own, entry_points=installed_points())
     assert status(registry) == {"own": "disabled", "ant": "disabled"}
-    assert [entry["plugin"] for entry in logged()] == ["bee"]
+    assert [entry["plugin"] for entry in plugin_events()] == ["bee"]
 
 
 def test_hooks_of_other_processes_are_not_called(module: Make, pattern: Source) -> None:
@@ -315,12 +331,12 @@ def test_hooks_of_other_processes_are_not_called(module: Make, pattern: Source) 
         load_registry(Selection(), builtins=own, entry_points=[])
 
 
-def test_hook_calls_are_logged_on_request(module: Make, pattern: Source, logged: Logged) -> None:
+def test_hook_calls_are_logged_on_request(module: Make, pattern: Source, plugin_events: Logged) -> None:
     own = {"own": module("own", pattern("own"))}
     load_registry(Selection(trace=True), builtins=own, entry_points=[])
-    assert [(entry["plugin"], entry["hook"]) for entry in logged()] == [("own", "djinn_register_patterns")]
+    assert [(entry["plugin"], entry["hook"]) for entry in plugin_events()] == [("own", "djinn_register_patterns")]
     load_registry(Selection(), builtins=own, entry_points=[])
-    assert logged() == []
+    assert plugin_events() == []
 
 
 def test_settings_become_a_selection() -> None:
@@ -344,7 +360,7 @@ def test_specific_cost_models_come_first(module: Make) -> None:
     assert [model.name for model in registry.cost_models] == ["z-mm", "a-mm", "z-general", "a-general"]
 
 
-def test_concurrent_loading(install: Install, offered: Offered, module: Make, pattern: Source) -> None:
+def test_concurrent_loading(install: Install, installed_points: Offered, module: Make, pattern: Source) -> None:
     install("ant", pattern("ant"))
     nested = module(
         "nested",
@@ -356,7 +372,7 @@ def test_concurrent_loading(install: Install, offered: Offered, module: Make, pa
             "    return [Example()]",
         ),
     )
-    points = offered()
+    points = installed_points()
     with ThreadPoolExecutor(16) as pool:
         loads = [
             pool.submit(load_registry, Selection(), builtins={"nested": nested}, entry_points=points) for _ in range(64)
@@ -364,20 +380,20 @@ def test_concurrent_loading(install: Install, offered: Offered, module: Make, pa
     assert {tuple(names(load.result())) for load in loads} == {("ant", "nested")}
 
 
-def test_survey_collects_failures(install: Install, offered: Offered) -> None:
+def test_survey_collects_failures(install: Install, installed_points: Offered) -> None:
     install("broken", "raise ImportError('no wings')")
     registry, failures = survey(
-        Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=offered()
+        Selection(plugins=("broken", "missing"), strict=True), builtins={}, entry_points=installed_points()
     )
     assert sorted(failure.row.name for failure in failures) == ["broken", "missing"]
     assert {row.status for row in registry.rows} == {"failed"}
 
 
-def test_child_process_repeats_no_warning(install: Install, offered: Offered, logged: Logged) -> None:
+def test_child_process_repeats_no_warning(install: Install, installed_points: Offered, plugin_events: Logged) -> None:
     install("broken", "raise ImportError('no wings')")
     install("bursts", BROKEN["bursts"][0])
     registry = load_registry(
-        Selection(disable=frozenset({"nothing"})), builtins={}, entry_points=offered(), started=True
+        Selection(disable=frozenset({"nothing"})), builtins={}, entry_points=installed_points(), started=True
     )
     assert {row.name: row.status for row in registry.rows} == {"broken": "failed", "bursts": "failed"}
-    assert [event["plugin"] for event in logged()] == ["bursts"]  # only here has this hook been called
+    assert [event["plugin"] for event in plugin_events()] == ["bursts"]  # only here has this hook been called

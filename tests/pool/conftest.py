@@ -12,8 +12,8 @@ from djinn.testing import open_session
 
 
 @pytest.fixture(scope="session")
-def pooled():
-    """A context in which two executors work as one, placed by a policy."""
+def make_pool():
+    """Return a context manager that makes a pool of two executors with a placement policy."""
 
     @contextlib.contextmanager
     def configure(policy, **settings):
@@ -25,7 +25,7 @@ def pooled():
 
 
 @pytest.fixture(scope="module")
-def blind(pooled):
-    """Two executors, and ops placed on them in turn: nearly every value travels."""
-    with pooled("round_robin", disable=["recomputation"]) as router:
+def round_robin_pool(make_pool):
+    """Yield the router of two executors that run ops alternately, so that nearly every value is transferred."""
+    with make_pool("round_robin", disable=["recomputation"]) as router:
         yield router

@@ -128,26 +128,26 @@ def test_remeasured_link_keeps_identity(pair):
     assert links.topology.link("a", "b") == Link("a", "b", 1e9, 1e-3)
 
 
-def test_executors_report_transfer_times(blind, monkeypatch):
+def test_executors_report_transfer_times(round_robin_pool, monkeypatch):
     seen = []
     monkeypatch.setattr(present.ObservedLink, "record", lambda self, one, now: seen.append(one))
     large = torch.zeros(1 << 20).to(REMOTE)
-    before = figures(blind)["peer_bytes"]
+    before = figures(round_robin_pool)["peer_bytes"]
     (large * 2 + large.exp() @ large).sum().item()
     small = torch.zeros(3).to(REMOTE)
     (small + 1).sum().item()
     assert any(one.incoming and one.nbytes >= 4 * MEGABYTE and one.seconds > 0 for one in seen)
-    sent = figures(blind)["peer_bytes"]
+    sent = figures(round_robin_pool)["peer_bytes"]
     assert sent > before
-    for member, peer in zip(blind.executors.members, (2, 1), strict=True):
+    for member, peer in zip(round_robin_pool.executors.members, (2, 1), strict=True):
         member.replies.send(MeasureLink(peer))
     while sum(one.latency is not None for one in seen) < 2:
         (small + 1).sum().item()
     assert all(one.seconds > 0 and one.latency > 0 for one in seen if one.latency is not None)
-    assert figures(blind)["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
+    assert figures(round_robin_pool)["peer_bytes"] - sent < MEGABYTE  # what measures is not counted
 
 
-def test_link_change_replans_programs(blind, monkeypatch):
+def test_link_change_replans_programs(round_robin_pool, monkeypatch):
     def step():
         return ((given * 3).exp() + given).sum().item()
 
@@ -157,7 +157,7 @@ def test_link_change_replans_programs(blind, monkeypatch):
     made = plans_made()
     step()
     assert plans_made() == made
-    monkeypatch.setattr(blind._links, "changes", blind._links.changes + 1)
+    monkeypatch.setattr(round_robin_pool._links, "changes", round_robin_pool._links.changes + 1)
     step()
     assert plans_made() > made
     made = plans_made()
@@ -165,19 +165,19 @@ def test_link_change_replans_programs(blind, monkeypatch):
     assert plans_made() == made
 
 
-def test_topology_measures_client_and_peer_links(blind):
+def test_topology_measures_client_and_peer_links(round_robin_pool):
     found = djinn.topology()
     one, other = (device.id for device in found.devices)
     for source, target in ((one, other), (other, one), ("client", one), (other, "client")):
         link = found.link(source, target)
         assert 0 < link.latency < 1
         assert 1e6 < link.bandwidth < 1e12
-    assert found.link(one, other) == blind.topology().link(one, other)
+    assert found.link(one, other) == round_robin_pool.topology().link(one, other)
 
 
 @pytest.mark.parametrize("limit", ["1 MiB", "64 KiB"])
-def test_links_of_small_devices_are_measured(pooled, limit):
-    with pooled("round_robin", memory_limits={"0": limit}):
+def test_links_of_small_devices_are_measured(make_pool, limit):
+    with make_pool("round_robin", memory_limits={"0": limit}):
         found = djinn.topology()
         links = [
             found.link(*ends) for device in found.devices for ends in (("client", device.id), (device.id, "client"))

@@ -24,9 +24,9 @@ OPTIMIZERS = {
 
 
 @pytest.fixture(scope="module")
-def spread(pooled):
+def spread(make_pool):
     """Two executors, each with a share of the weights."""
-    with pooled("balanced") as router:
+    with make_pool("balanced") as router:
         yield router
 
 

@@ -23,16 +23,16 @@ def plan(model):
     return result
 
 
-def test_capture_is_planned_for_all_executors(pooled):
-    with pooled("balanced"):
+def test_capture_is_planned_for_all_executors(make_pool):
+    with make_pool("balanced"):
         result = plan(linears())
     assert result.placement.policy == "balanced"
     assert {decision.device[0] for decision in result.placement.decisions} == {"0", "1"}
     assert result.schedule is None
 
 
-def test_capture_plan_follows_weights(pooled):
-    with pooled("round_robin"), torch.no_grad():
+def test_capture_plan_follows_weights(make_pool):
+    with make_pool("round_robin"), torch.no_grad():
         model = linears()
         model(torch.zeros(2, 32, device=REMOTE)).sum().item()
         router = open_session().router

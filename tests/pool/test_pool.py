@@ -28,17 +28,18 @@ def values_held(router):
     return [figures(member)["values"] for member in router.executors.members]
 
 
-def test_work_runs_on_both_executors(blind):
+def test_work_runs_on_both_executors(round_robin_pool):
     given = torch.arange(12.0).reshape(3, 4)
-    before = [member.submissions.last_number for member in blind.executors.members]
+    before = [member.submissions.last_number for member in round_robin_pool.executors.members]
     ours = given.to(REMOTE)
     assert torch.equal((ours @ ours.T + 1).relu().cpu(), (given @ given.T + 1).relu())
     assert all(
-        member.submissions.last_number > number for member, number in zip(blind.executors.members, before, strict=True)
+        member.submissions.last_number > number
+        for member, number in zip(round_robin_pool.executors.members, before, strict=True)
     )
 
 
-def test_writes_through_views_and_copies(blind):
+def test_writes_through_views_and_copies(round_robin_pool):
     def run(device):
         base = torch.arange(24.0, device=device).reshape(4, 6)
         view, column = base[1:], base[:, ::5]
@@ -53,7 +54,7 @@ def test_writes_through_views_and_copies(blind):
         assert torch.equal(ours, theirs)
 
 
-def test_writes_are_seen_by_next_program(blind):
+def test_writes_are_seen_by_next_program(round_robin_pool):
     ours, theirs = torch.ones(5, device=REMOTE), torch.ones(5)
     for step in range(6):
         for state in (ours, theirs):
@@ -61,7 +62,7 @@ def test_writes_are_seen_by_next_program(blind):
         assert torch.equal((ours * 2 + ours.sum()).cpu(), theirs * 2 + theirs.sum())
 
 
-def test_training_equals_cpu(blind):
+def test_training_equals_cpu(round_robin_pool):
     torch.manual_seed(0)
     theirs = torch.nn.Sequential(
         torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
@@ -82,7 +83,7 @@ def test_training_equals_cpu(blind):
         assert torch.equal(mine.cpu(), other)
 
 
-def test_random_numbers_equal_one_executor(blind):
+def test_random_numbers_equal_one_executor(round_robin_pool):
     def draw():
         torch.manual_seed(7)
         first = torch.randn(5, device=REMOTE).cpu()
@@ -93,14 +94,14 @@ def test_random_numbers_equal_one_executor(blind):
         assert torch.equal(one, other)
 
 
-def test_data_dependent_shapes(blind):
+def test_data_dependent_shapes(round_robin_pool):
     given = torch.tensor([3.0, -1.0, 2.0, -5.0])
     ours = given.to(REMOTE)
     assert torch.equal(torch.nonzero(ours > 0).cpu(), torch.nonzero(given > 0))
     assert torch.equal((ours[ours > 0] * 2).cpu(), given[given > 0] * 2)
 
 
-def test_dtypes_and_layouts_are_transferred(blind):
+def test_dtypes_and_layouts_are_transferred(round_robin_pool):
     for given in (
         torch.randn(3, 4, dtype=torch.complex64).conj(),
         torch.arange(6, dtype=torch.int16).reshape(2, 3).t(),
@@ -116,7 +117,7 @@ def test_dtypes_and_layouts_are_transferred(blind):
 
 
 @pytest.mark.filterwarnings("ignore:(Sparse|.*functions that produce)")
-def test_sparse_and_nested_parts_are_transferred(blind):
+def test_sparse_and_nested_parts_are_transferred(round_robin_pool):
     """The ops that put them together run on one of the executors, and take parts that any of them computed."""
     held, expected = one_of_each(REMOTE), one_of_each("cpu")
     assert equal(plain(held), plain(expected))
@@ -128,19 +129,19 @@ def test_sparse_and_nested_parts_are_transferred(blind):
     assert equal(plain(held[0].coalesce()), plain(expected[0].mul_(2).coalesce()))
 
 
-def test_values_are_freed_on_both_executors(blind):
-    before = values_held(blind)
+def test_values_are_freed_on_both_executors(round_robin_pool):
+    before = values_held(round_robin_pool)
     kept = torch.arange(100.0).to(REMOTE)
     for _ in range(5):
         other = (kept * 2 + 1) @ (kept - 3)
         other.item()
     del other
-    assert sum(values_held(blind)) == sum(before) + 1
+    assert sum(values_held(round_robin_pool)) == sum(before) + 1
     del kept
-    assert values_held(blind) == before
+    assert values_held(round_robin_pool) == before
 
 
-def test_failure_follows_dependent_values(blind):
+def test_failure_follows_dependent_values(round_robin_pool):
     table = torch.ones(3, 2, device=REMOTE)
     found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), table)
     fine = table * 2
@@ -152,7 +153,7 @@ def test_failure_follows_dependent_values(blind):
     djinn.synchronize()  # the failure was seen
 
 
-def test_unseen_failure_is_raised_once(blind):
+def test_unseen_failure_is_raised_once(round_robin_pool):
     found = torch.nn.functional.embedding(torch.tensor([99], device=REMOTE), torch.ones(3, 2, device=REMOTE))
     with pytest.raises(IndexError):
         djinn.synchronize()
@@ -160,21 +161,21 @@ def test_unseen_failure_is_raised_once(blind):
     del found
 
 
-def test_uploads_wait_for_first_use(blind):
+def test_uploads_wait_for_first_use(round_robin_pool):
     unused = torch.ones(1000).to(REMOTE)
     djinn.synchronize()
-    assert sum(figures(member)["memory"] for member in blind.executors.members) < 4000
+    assert sum(figures(member)["memory"] for member in round_robin_pool.executors.members) < 4000
     assert unused.sum().item() == 1000
 
 
-def test_waiting_uploads_are_snapshots(blind):
+def test_waiting_uploads_are_snapshots(round_robin_pool):
     source = torch.zeros(4)
     ours = source.to(REMOTE)
     source.fill_(5)
     assert ours.tolist() == [0, 0, 0, 0]
 
 
-def test_plans_are_reused(blind):
+def test_plans_are_reused(round_robin_pool):
     state = torch.zeros(3, device=REMOTE)
     for _ in range(3):
         state = (state + 1) * 2
@@ -192,7 +193,7 @@ def kill(number):
     kill_executor(number)
 
 
-def test_upload_and_fetch_without_program(blind):
+def test_upload_and_fetch_without_program(round_robin_pool):
     given = torch.arange(4.0)
     ours = given.to(REMOTE)
     later = ours + 1
@@ -201,35 +202,35 @@ def test_upload_and_fetch_without_program(blind):
     del ours, later
 
 
-def test_dead_uploads_are_not_held(blind):
+def test_dead_uploads_are_not_held(round_robin_pool):
     kept = torch.ones(3).to(REMOTE)
     for _ in range(3):
         dropped = torch.ones(1000).to(REMOTE) * 2  # never read
         del dropped
         (kept + 1).tolist()
     djinn.synchronize()
-    assert not blind._uploads._held
+    assert not round_robin_pool._uploads._held
 
 
 def interrupted(*_, **__):
     raise KeyboardInterrupt
 
 
-def test_interrupted_fetch_can_be_repeated(blind, monkeypatch):
+def test_interrupted_fetch_can_be_repeated(round_robin_pool, monkeypatch):
     given = torch.arange(3.0).to(REMOTE)
     pending = fetch_later([given + 1, given * 2, given - 1])
     assert len(pending._ticket.waiting) == 2
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr("djinn_client.runtime.sending.cancellation.GRACE_SECONDS", 1000.0)  # nothing is stopped
-        patch.setattr(blind.executors.members[1].replies, "receive_until", interrupted)
+        patch.setattr(round_robin_pool.executors.members[1].replies, "receive_until", interrupted)
         pending.result()
     assert [value.tolist() for value in pending.result()] == [[1, 2, 3], [0, 2, 4], [-1, 0, 1]]
 
 
-def test_interrupt_waits_until_program_is_sent(blind, monkeypatch):
+def test_interrupt_waits_until_program_is_sent(round_robin_pool, monkeypatch):
     state = torch.ones(4).to(REMOTE)
     djinn.synchronize()
-    expect = blind._routes.expect
+    expect = round_robin_pool._routes.expect
 
     def interrupted_once(*arguments):
         monkeypatch.undo()
@@ -237,7 +238,7 @@ def test_interrupt_waits_until_program_is_sent(blind, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         expect(*arguments)
 
-    monkeypatch.setattr(blind._routes, "expect", interrupted_once)
+    monkeypatch.setattr(round_robin_pool._routes, "expect", interrupted_once)
     doubled = state * 2
     state.add_(doubled.sin() @ doubled + doubled.exp())
     expected = torch.ones(4).add_((torch.ones(4) * 2).sin() @ (torch.ones(4) * 2) + (torch.ones(4) * 2).exp())
@@ -245,7 +246,7 @@ def test_interrupt_waits_until_program_is_sent(blind, monkeypatch):
         state.sum().item()
     assert torch.equal(state.cpu(), expected)
     assert torch.equal((doubled + 1).cpu(), torch.full((4,), 3.0))
-    assert not any(member.replies.pending or member.replies._arrived for member in blind.executors.members)
+    assert not any(member.replies.pending or member.replies._arrived for member in round_robin_pool.executors.members)
 
 
 def counted(killed):
@@ -261,16 +262,16 @@ def counted(killed):
     return found
 
 
-def test_dead_executors_are_replaced(blind):
+def test_dead_executors_are_replaced(round_robin_pool):
     expected = counted({})
     assert counted({3: [1], 11: [0, 1]}) == expected
-    assert figures(blind)["peer_bytes"] > 0  # of the new ones
+    assert figures(round_robin_pool)["peer_bytes"] > 0  # of the new ones
 
 
 # --- pools of their own, which end the one above
 
 
-def test_value_moved_to_its_copy_is_not_freed(pooled):
+def test_value_moved_to_its_copy_is_not_freed(make_pool):
     def run(device, homes):
         torch.manual_seed(0)
         layer, given = torch.nn.Linear(4, 3).to(device), torch.randn(6, 4).to(device)
@@ -282,13 +283,13 @@ def test_value_moved_to_its_copy_is_not_freed(pooled):
             torch._foreach_add_([layer.bias, layer.weight], [layer.weight[:, 0], layer.bias[:, None]])
         return layer.bias.detach().cpu(), layer.weight.detach().cpu(), layer(given).detach().cpu()
 
-    with pooled("round_robin") as session:
+    with make_pool("round_robin") as session:
         assert all(map(torch.allclose, run(REMOTE, homes := []), run("cpu", [])))
         assert set(homes) == {0, 1}
 
 
-def test_lost_executor_ends_session(pooled):
-    with pooled("round_robin", recover=False):
+def test_lost_executor_ends_session(make_pool):
+    with make_pool("round_robin", recover=False):
         value = torch.ones(3, device=REMOTE) + 1
         djinn.synchronize()
         kill(1)
@@ -312,8 +313,8 @@ def separated(monkeypatch):
     monkeypatch.setattr(Replies, "ask", nowhere)
 
 
-def test_transfer_without_peer_link_passes_client(pooled, separated, caplog):
-    with pooled("round_robin"):
+def test_transfer_without_peer_link_passes_client(make_pool, separated, caplog):
+    with make_pool("round_robin"):
         assert "values between them pass through this process" in caplog.text
         given = torch.arange(12.0).reshape(3, 4)
         ours = given.to(REMOTE)

@@ -28,10 +28,10 @@ class Divided:
 
 
 @pytest.fixture(scope="module")
-def divided(pooled):
+def divided(make_pool):
     plugin = Divided()
     others = ("round_robin", "cleanup", "attention", "kv_cache", "transformer")
-    with pooled("round_robin", plugins=["pool", *others, plugin], exact=False):
+    with make_pool("round_robin", plugins=["pool", *others, plugin], exact=False):
         yield plugin
 
 

@@ -42,11 +42,11 @@ class Heads(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def heads(pooled):
+def heads(make_pool):
     """Links are as they are said to be here: on a busy machine they look so slow to answer that one large value is cheaper than some small ones."""
     pins = {"table*": "0", "wide*": "0", "left*": "0", "right*": "1"}
     with (
-        pooled("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", Always()]) as router,
+        make_pool("pinned", pins=pins, plugins=["pool", "pinned", "cleanup", Always()]) as router,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setattr(ObservedLink, "update_speed", lambda *_: False)

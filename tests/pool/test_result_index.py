@@ -34,9 +34,9 @@ def double_here(x: torch.Tensor) -> None:
 
 
 @pytest.fixture(scope="module")
-def lenient(pooled):
+def lenient(make_pool):
     """Two executors with `client_fallback`."""
-    with pooled("round_robin", client_fallback=True) as router:
+    with make_pool("round_robin", client_fallback=True) as router:
         yield router
     djinn.reset_stats()
 

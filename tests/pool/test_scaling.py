@@ -56,8 +56,8 @@ def raising(error):
     return fail
 
 
-def test_session_scales_up_and_down(pooled):
-    with pooled("round_robin", executors=1):
+def test_session_scales_up_and_down(make_pool):
+    with make_pool("round_robin", executors=1):
         expected = trained()
         kept = torch.arange(6.0).to(REMOTE)
         view = kept[2:4]
@@ -81,9 +81,9 @@ def test_session_scales_up_and_down(pooled):
         assert djinn.compat.is_initialized()
 
 
-def test_executor_dies_while_joining_or_leaving(pooled, monkeypatch):
+def test_executor_dies_while_joining_or_leaving(make_pool, monkeypatch):
     """Its place is taken by another one, which knows what it did; one that cannot be replaced joins no pool."""
-    with pooled("round_robin") as router:
+    with make_pool("round_robin") as router:
         expected = trained()
 
         def kill_in_the_middle(*given):
@@ -107,9 +107,9 @@ def test_executor_dies_while_joining_or_leaving(pooled, monkeypatch):
         assert trained({5: scale(2)}) == expected
 
 
-def test_pool_starts_after_interrupted_join(pooled, monkeypatch):
+def test_pool_starts_after_interrupted_join(make_pool, monkeypatch):
     """The executor that did not join keeps its number, which no other one gets."""
-    with pooled("round_robin", executors=1):
+    with make_pool("round_robin", executors=1):
         expected = trained()
         with monkeypatch.context() as failing:
             failing.setattr(Routes, "connect_peers", raising(KeyboardInterrupt))
@@ -120,8 +120,8 @@ def test_pool_starts_after_interrupted_join(pooled, monkeypatch):
         assert len(executor_processes()) == 1
 
 
-def test_joined_executors_stay_after_interrupt(pooled, monkeypatch):
-    with pooled("round_robin", executors=1):
+def test_joined_executors_stay_after_interrupt(make_pool, monkeypatch):
+    with make_pool("round_robin", executors=1):
         expected = trained()
         kept = torch.arange(4.0).to(REMOTE)
         with monkeypatch.context() as interrupted:
@@ -135,8 +135,8 @@ def test_joined_executors_stay_after_interrupt(pooled, monkeypatch):
 
 
 @pytest.mark.parametrize("failing", ["_planner.discard_plans", "_calibrate"])
-def test_failed_join_is_forgotten(pooled, monkeypatch, failing):
-    with pooled("round_robin") as router:
+def test_failed_join_is_forgotten(make_pool, monkeypatch, failing):
+    with make_pool("round_robin") as router:
         expected, before = trained(), router.topology()
         failed = []
 
@@ -157,8 +157,8 @@ def test_failed_join_is_forgotten(pooled, monkeypatch, failing):
         assert trained({2: scale(3), 6: scale(1)}) == expected
 
 
-def test_session_has_own_router(pooled):
-    with pooled("round_robin") as router:
+def test_session_has_own_router(make_pool):
+    with make_pool("round_robin") as router:
         djinn.shut_down()
         djinn.init()
         assert djinn.testing.open_session().router is not router
@@ -166,8 +166,8 @@ def test_session_has_own_router(pooled):
 
 
 @pytest.mark.parametrize("executors", [1, 2])
-def test_partial_join_is_undone(pooled, monkeypatch, executors):
-    with pooled("round_robin", executors=executors):
+def test_partial_join_is_undone(make_pool, monkeypatch, executors):
+    with make_pool("round_robin", executors=executors):
         expected = trained()
         session = djinn.testing.open_session()
         connect, made = session._connect, []
@@ -232,8 +232,8 @@ def test_servers_join_and_leave(serving, start_python, plain_environment, tmp_pa
         other.stop()
 
 
-def test_invalid_scaling_is_refused(pooled):
-    with pooled("round_robin") as router:
+def test_invalid_scaling_is_refused(make_pool):
+    with make_pool("round_robin") as router:
         with pytest.raises(djinn.errors.ConfigurationError, match="takes one argument: `executors`"):
             djinn.scale()
         with pytest.raises(djinn.errors.ConfigurationError, match="own"):
@@ -261,8 +261,8 @@ def refusing_to_pin(ask):
     return refuse
 
 
-def test_moved_caches_stay_pinned(pooled, monkeypatch):
-    with pooled("round_robin", memory_gib=1 / 16) as router:
+def test_moved_caches_stay_pinned(make_pool, monkeypatch):
+    with make_pool("round_robin", memory_gib=1 / 16) as router:
         with scaling.numbers_for(2) as numbers, scaling.numbers_for(1) as others:
             assert (numbers, others) == ((2, 2), (4, 1))
         kept = torch.arange(1 << 16, device="remote_accelerator:2")
@@ -283,9 +283,9 @@ def test_moved_caches_stay_pinned(pooled, monkeypatch):
         assert (kept + second).sum().item() == (1 << 16) * ((1 << 16) - 1)
 
 
-def test_standby_log_restores_pool_executor(pooled):
+def test_standby_log_restores_pool_executor(make_pool):
     """Without journals, from what this program has sent; values between executors pass through it."""
-    with pooled("round_robin", recover=False, standby=["engine"]) as router:
+    with make_pool("round_robin", recover=False, standby=["engine"]) as router:
         expected = trained()
         assert trained({5: lambda: os.kill(executor_processes()[1], signal.SIGKILL)}) == expected
         assert figures(router)["peer_bytes"] == 0

@@ -18,9 +18,9 @@ TOKENS = 6
 
 
 @pytest.fixture(scope="module")
-def spread(pooled):
+def spread(make_pool):
     """Two executors; what is spread over them is what is worth it."""
-    with pooled("cost_based") as router:
+    with make_pool("cost_based") as router:
         yield router
 
 

@@ -28,8 +28,8 @@ class Gated(torch.nn.Module):
 
 
 @pytest.fixture(scope="module")
-def inexact(pooled):
-    with pooled("round_robin", exact=False, disable=("adaptive",)) as router:
+def inexact(make_pool):
+    with make_pool("round_robin", exact=False, disable=("adaptive",)) as router:
         yield router
 
 
